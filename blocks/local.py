@@ -1,0 +1,540 @@
+"""Sandboxes on this machine: the local provider's settings, and how it starts one on each rung of isolation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ..sandbox import confinement, driver
+from ..sandbox.contract import DriverSettings, Sandbox
+from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
+from ..sandbox.interpreter import Interpreter
+from .provider import SandboxInfo, SandboxProvider
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Rung = Literal["bubblewrap", "landlock", "none"]
+
+PREFIX = "rlm-batch-"  # of a sandbox's folder, which is named after its id
+READ_SIZE = 256 * 1024
+WIRE_SIZE = 256 * 1024  # bytes of pipe; more per sandbox would use up a user's share of pipe pages with many of them
+END_GRACE = 5.0  # seconds for the driver to end what runs, before it is ended itself
+FIRST_UID = 0x5A000000  # of the users that code runs as where the host is root: far from those that systems hand out
+FIX = (
+    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), or use Linux 5.13 or newer with Landlock; "
+    "isolation='none' (provider local:none) runs the code with no isolation at all"
+)
+
+
+class LocalSandbox(SandboxProvider):
+    """Sandboxes on this machine, which need no account.
+
+    Code runs in processes of its own with no network, none of the host's environment, the system's files read only,
+    one folder that it may write, and limits on memory, processes, file sizes and time. It shares the kernel: a kernel
+    bug breaks this. It is for code that is wrong, not for an attacker who is determined.
+
+    Example:
+        Load a saved block, and run a batch in its sandboxes:
+        ```python
+        from rlm_batch import LocalSandbox
+
+        sandbox = LocalSandbox.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name: ClassVar[str] = "Local Sandbox"  # type: ignore[misc]
+    _block_type_slug: ClassVar[str] = "local-sandbox"  # type: ignore[misc]
+    _description: ClassVar[str] = "Runs code in isolated processes on this machine, with no account."  # type: ignore[misc]
+    provider_name: ClassVar[str] = "local"
+
+    isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
+        default="auto",
+        title="Isolation",
+        description="auto takes the strongest that works here: bubblewrap, then landlock, and refuses where neither does. "
+        "none runs code with no isolation.",
+    )
+    memory_mib: int = Field(
+        default=4096,
+        ge=64,
+        title="Memory",
+        description="MiB of address space for each process of the code; numerical libraries want a few thousand.",
+    )
+    processes: int = Field(
+        default=128, ge=1, title="Processes", description="Processes and threads that the code may have at one time."
+    )
+    file_size_mib: int = Field(
+        default=1024, ge=1, title="File size", description="MiB that one file written by the code may have."
+    )
+    cpu_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        title="CPU seconds",
+        description="CPU seconds for each process of the code; unlimited by default, for the timeout ends it anyway.",
+    )
+
+    async def open(self, labels: dict[str, str]) -> LocalBox:
+        """Opens a sandbox. Raises ConfigurationError where this machine cannot isolate, SandboxStartError otherwise."""
+        rung = await self.rung()
+        return _make(self, rung, labels)
+
+    async def rung(self) -> Rung:
+        """The level of isolation that is in force. Raises ConfigurationError with the fix where there is none."""
+        if self.isolation != "auto":
+            if self.isolation != "none":
+                await _require(self.isolation)
+            return self.isolation
+        reasons: list[str] = []
+        for rung in ("bubblewrap", "landlock"):
+            reason = await _probe(rung)
+            if not reason:
+                return rung
+            reasons.append(f"{rung}: {reason}")
+        raise ConfigurationError(f"this machine cannot isolate local sandboxes ({'; '.join(reasons)}). {FIX}")
+
+    async def check(self) -> str:
+        """The level in force and what it is made of."""
+        rung = await self.rung()
+        return f"{rung} ({', '.join(_layers(rung)) or 'no isolation'})"
+
+    async def list(self) -> list[SandboxInfo]:
+        """The local sandboxes of this user and this temporary directory."""
+        found: list[SandboxInfo] = []
+        for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+            with suppress(OSError, ValueError):
+                found.append(SandboxInfo(folder.name, json.loads((folder / "sandbox.json").read_text())["labels"]))
+        return found
+
+    async def delete(self, sandbox_id: str) -> None:
+        """Ends the sandbox's processes and removes its folder."""
+        folder = Path(tempfile.gettempdir()) / sandbox_id
+        if not sandbox_id.startswith(PREFIX) or "/" in sandbox_id:
+            raise ConfigurationError(f"{sandbox_id!r} is no id of a local sandbox: they begin with {PREFIX}")
+        with suppress(OSError, ValueError):
+            record = json.loads((folder / "sandbox.json").read_text())
+            if _started(record["pid"]) == record["started"]:
+                os.kill(record["pid"], signal.SIGTERM)
+                for _ in range(int(END_GRACE / 0.05)):
+                    if _started(record["pid"]) != record["started"]:
+                        break
+                    await asyncio.sleep(0.05)
+                else:
+                    os.kill(record["pid"], signal.SIGKILL)
+        await asyncio.to_thread(_remove_folder, folder)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The provider alone: where code runs and what it may use up decide whether there is a result, not which."""
+        return {"provider": self.provider_name, "python": sys.version.split()[0]}
+
+
+# ------------------------------------------------------------------------------------------------------------- sandboxes
+
+
+class LocalChannel:
+    """The driver's standard input, written without blocking the loop."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = asyncio.Lock()
+
+    async def send(self, data: bytes) -> None:
+        """Hands the bytes over, after those of earlier sends. Raises SandboxLost."""
+        async with self._lock:
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[os.write(self._fd, rest) :]
+                except BlockingIOError:
+                    await self._writable()
+                except OSError:
+                    raise SandboxLost("the sandbox's process has ended: run it in a new one") from None
+
+    async def _writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+        loop.add_writer(self._fd, lambda: ready.done() or ready.set_result(None))
+        try:
+            await ready
+        finally:
+            loop.remove_writer(self._fd)
+
+
+class LocalBox(Sandbox):
+    """One local sandbox: a folder, and the processes of its driver."""
+
+    provider = "local"
+
+    def __init__(self, folder: Path, rung: Rung, settings: DriverSettings, command: list[str], cwd: str) -> None:
+        self.id = folder.name
+        self.isolation = rung
+        self.layers = _layers(rung)
+        self.settings = settings
+        self._folder = folder
+        self._command = command
+        self._cwd = cwd
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = bytearray()  # the last that came on the driver's stderr: why it did not start
+        self._loop = asyncio.get_running_loop()
+
+    async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> LocalChannel:
+        """Starts the driver; see `Sandbox.connect`."""
+        # On this thread and no other: a parent-death signal comes when the thread that started a process ends.
+        try:
+            process = self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=self._cwd,
+                env={},
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
+            )
+        except OSError as error:
+            raise SandboxStartError(f"{self._command[0]} could not be started: {error.strerror}. {FIX}") from error
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        reads, errors, writes = process.stdout.fileno(), process.stderr.fileno(), process.stdin.fileno()
+        for fd in (reads, errors, writes):
+            os.set_blocking(fd, False)
+        driver.widen(writes, WIRE_SIZE)
+
+        def on_output() -> None:
+            try:
+                data = os.read(reads, READ_SIZE)
+            except BlockingIOError:
+                return
+            if data:
+                receive(data)
+                return
+            self._loop.remove_reader(reads)
+            on_errors()
+            said = self._said.decode("utf-8", "replace").strip()
+            closed("its process has ended" + (f": {said}" if said else ""))
+
+        def on_errors() -> None:
+            try:
+                data = os.read(errors, READ_SIZE)
+            except (BlockingIOError, ValueError):
+                return
+            self._said += data
+            del self._said[:-2000]
+            if not data:
+                self._loop.remove_reader(errors)
+
+        self._loop.add_reader(reads, on_output)
+        self._loop.add_reader(errors, on_errors)
+        record = json.loads((self._folder / "sandbox.json").read_text())
+        record.update(pid=process.pid, started=_started(process.pid))
+        (self._folder / "sandbox.json").write_text(json.dumps(record))
+        return LocalChannel(writes)
+
+    async def remove(self) -> None:
+        """Closes the wire, upon which the driver ends everything; ends the driver itself if it does not."""
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    self._loop.remove_reader(pipe.fileno())
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            if not await _ended(process, END_GRACE):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await _ended(process, END_GRACE)
+        if not _remove_empty(self._folder):
+            await asyncio.to_thread(_remove_folder, self._folder)
+
+
+async def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether the process ends within that time; reaps it."""
+    if process.poll() is not None:
+        return True
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        for _ in range(int(seconds / 0.01)):
+            await asyncio.sleep(0.01)
+            if process.poll() is not None:
+                return True
+        return False
+    loop.add_reader(handle, lambda: gone.done() or gone.set_result(None))
+    try:
+        async with asyncio.timeout(seconds):
+            await gone
+    except TimeoutError:
+        pass
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+    return process.poll() is not None
+
+
+def _started(pid: int) -> str:
+    """When the process began, in the kernel's ticks: with its id, it names a process for good. Empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _remove_empty(folder: Path) -> bool:
+    """Removes the folder of a sandbox whose code has left no files, the common case, without a thread."""
+    try:
+        for name in ("work", "tmp"):
+            (folder / name).rmdir()
+        (folder / "sandbox.json").unlink()
+        folder.rmdir()
+    except OSError:
+        return not folder.exists()
+    return True
+
+
+def _remove_folder(folder: Path) -> None:
+    def open_up(function: Callable[..., Any], path: str, _error: object) -> None:
+        with suppress(OSError):  # code may have closed a directory to its own user
+            os.chmod(os.path.dirname(path), 0o700)
+            os.chmod(path, 0o700)
+            function(path) if os.path.isdir(path) is False else shutil.rmtree(path, ignore_errors=True)
+
+    shutil.rmtree(folder, onerror=open_up)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ isolation
+
+
+def _python() -> str:
+    """This Python's own executable, not a virtual environment's: the code sees the standard library."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@cache
+def _driver_file() -> str:
+    """The driver, compiled where that is possible: it starts some 15 ms sooner."""
+    compiled = getattr(driver, "__cached__", None)
+    return compiled if compiled and os.path.exists(compiled) else driver.__file__
+
+
+@cache
+def _abi() -> int:
+    return confinement.landlock_abi()
+
+
+def _layers(rung: Rung) -> tuple[str, ...]:
+    if rung == "none":
+        return ()
+    layers = [f"landlock-{_abi()}"] if _abi() else []
+    layers += ["seccomp"] if confinement.machine() else []
+    layers += ["user"] if os.geteuid() == 0 else []
+    return (*(["namespaces"] if rung == "bubblewrap" else []), *layers, "limits")
+
+
+def _closed_to_others(path: str) -> bool:
+    """Whether another user is kept out of a directory by the mode of one of its parents."""
+    return any(not os.stat(parent).st_mode & 0o001 for parent in (path, *map(str, Path(path).parents)))
+
+
+def _tasks_of_user() -> int:
+    """Processes and threads that this user has now: the kernel counts them all against RLIMIT_NPROC."""
+    total, me = 0, os.getuid()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError, ValueError, IndexError):
+                if os.stat(f"/proc/{name}").st_uid == me:
+                    total += int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[17])
+    return total
+
+
+def _prefixes() -> list[str]:
+    """Directories of this Python's installation that lie outside of the system's."""
+    found = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix))
+    return [path for path in found if not path.startswith(("/usr/", "/bin/", "/lib/")) and path not in ("/usr", "/")]
+
+
+def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
+    """The folder of a new sandbox, and the command that starts its driver."""
+    folder = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex[:12]}"
+    root = os.geteuid() == 0 and rung != "none"
+    uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if root else None
+    try:
+        folder.mkdir(mode=0o700)
+        (folder / "work").mkdir(mode=0o755)
+        (folder / "tmp").mkdir(mode=0o755)
+        (folder / "sandbox.json").write_text(json.dumps({"labels": labels, "pid": 0, "started": ""}))
+        if uid is not None:
+            for path in (folder, folder / "work", folder / "tmp"):
+                os.chown(path, uid, uid)
+    except OSError as error:
+        _remove_folder(folder)
+        raise SandboxStartError(f"no folder for a sandbox could be made in {folder.parent}: {error.strerror}") from error
+    work, tmp = ("/sandbox", "/tmp") if rung == "bubblewrap" else (str(folder / "work"), str(folder / "tmp"))
+    environment = {
+        "PATH": f"{os.path.dirname(_python())}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": work,
+        "TMPDIR": tmp,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **{name: value.get_secret_value() for name, value in block.environment.items()},
+    }
+    settings = DriverSettings(
+        cwd=work,
+        environment=environment,
+        heartbeat=None,  # the wire's end is enough on one machine
+        lifetime=block.lifetime,
+        confinement=_confinement(block, rung, uid, work, tmp),
+    )
+    python = [_python(), "-I", "-S"]
+    if rung == "bubblewrap":
+        return LocalBox(folder, rung, settings, [*_bubblewrap(folder), *python, "/run/rlm-batch-driver"], "/")
+    return LocalBox(folder, rung, settings, [*python, _driver_file()], work)
+
+
+def _confinement(block: LocalSandbox, rung: Rung, uid: int | None, work: str, tmp: str) -> dict[str, Any]:
+    mib = 1024 * 1024
+    limits = {"AS": block.memory_mib * mib, "FSIZE": block.file_size_mib * mib, "CORE": 0}
+    if block.cpu_seconds is not None:
+        limits["CPU"] = block.cpu_seconds
+    if rung == "none":
+        return {"limits": limits}
+    # In a user namespace the kernel counts for the sandbox alone, and so it does for a user of the sandbox's own.
+    alone = rung == "bubblewrap" or uid is not None
+    limits["NPROC"] = block.processes + (0 if alone else _tasks_of_user())
+    bubblewrap = rung == "bubblewrap"
+    readable = ("/",) if bubblewrap else _readable()
+    policy = confinement.Policy(
+        readable=readable,
+        writable=(work, tmp, "/dev/shm") if bubblewrap else (work, tmp),
+        network=bubblewrap,
+        own_mounts=bubblewrap,
+        own_uid=uid is not None,
+        abi=_abi(),
+    )
+    found: dict[str, Any] = {"limits": limits, "uid": uid}
+    if _abi():
+        found["landlock"] = policy.landlock()
+    machine = confinement.machine()
+    if machine is not None:
+        found["seccomp"] = policy.seccomp(machine)
+    if uid is not None and not bubblewrap:
+        # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
+        found["search"] = any(_closed_to_others(path) for path in (*_prefixes(), tempfile.gettempdir()))
+    return found
+
+
+@cache
+def _readable() -> tuple[str, ...]:
+    paths = [*confinement.SYSTEM, *confinement.ETC, *confinement.KERNEL, *_prefixes()]
+    return tuple(path for path in paths if os.path.exists(path))
+
+
+@cache
+def _system_binds() -> tuple[str, ...]:
+    links = [path for path in confinement.SYSTEM if os.path.islink(path)]
+    binds = [path for path in (*confinement.SYSTEM, *_prefixes()) if path not in links and os.path.isdir(path)]
+    binds += [path for path in confinement.ETC if os.path.exists(path)]
+    arguments: list[str] = []
+    # bubblewrap makes missing parents for its own user alone, and the code may run as another.
+    parents = dict.fromkeys(str(parent) for path in binds for parent in reversed(Path(path).parents))
+    for parent in parents:
+        if parent != "/" and not any(Path(parent).is_relative_to(bind) for bind in binds):
+            arguments += ["--perms", "0755", "--dir", parent]
+    for path in links:
+        arguments += ["--symlink", os.readlink(path), path]
+    for path in binds:
+        arguments += ["--ro-bind", path, path]
+    return tuple(arguments)
+
+
+def _bubblewrap(folder: Path) -> list[str]:
+    """The command line that everything of a sandbox runs under."""
+    root = os.geteuid() == 0
+    # Root needs no user namespace, and without one its children can become a user of their own.
+    user = ["--cap-drop", "ALL", *(word for cap in ("SETUID", "SETGID", "KILL") for word in ("--cap-add", f"CAP_{cap}"))]
+    return [
+        shutil.which("bwrap") or "bwrap",
+        *(user if root else ["--unshare-user"]),
+        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *("--hostname", "sandbox", "--die-with-parent", "--new-session"),
+        *_system_binds(),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--ro-bind", _driver_file(), "/run/rlm-batch-driver"),
+        *("--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"),
+        *("--chdir", "/sandbox", "--remount-ro", "/"),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------- probes
+
+PROBE = """
+try:
+    open({secret!r}).read()
+    seen = True
+except OSError:
+    seen = False
+SUBMIT(seen=seen)
+"""
+_probed: dict[str, str] = {}
+
+
+async def _require(rung: Rung) -> None:
+    reason = await _probe(rung)
+    if reason:
+        raise ConfigurationError(f"isolation {rung!r} does not work on this machine: {reason}. {FIX}")
+
+
+async def _probe(rung: Rung) -> str:
+    """Why the rung does not work here, empty if it does. Found out once, by running code under it."""
+    if rung not in _probed:
+        _probed[rung] = _missing(rung) or await _try(rung)
+    return _probed[rung]
+
+
+def _missing(rung: Rung) -> str:
+    if sys.platform != "linux":
+        return f"local isolation needs Linux (WSL2 included), and this is {sys.platform}"
+    if confinement.machine() is None:
+        return f"there is no system call filter for {os.uname().machine}: x86_64 and aarch64 have one"
+    if rung == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not on the PATH"
+    if rung == "landlock" and not _abi():
+        return "this kernel offers no Landlock"
+    return ""
+
+
+async def _try(rung: Rung) -> str:
+    """Opens a sandbox and asks code in it to read a file that it must not see."""
+    handle, secret = tempfile.mkstemp(prefix="rlm-batch.probe.")
+    os.close(handle)
+    os.chmod(secret, 0o644)
+    interpreter = Interpreter(_opener(rung), timeout=20.0)
+    try:
+        result = await interpreter.execute(PROBE.format(secret=secret))
+        return "code in it could read a file that it must not see" if result["seen"] else ""
+    except RlmBatchError as error:
+        return error.summary
+    finally:
+        await interpreter.shutdown()
+        os.unlink(secret)
+
+
+def _opener(rung: Rung) -> Callable[[], Any]:
+    async def open_probe() -> LocalBox:
+        return _make(LocalSandbox(isolation=rung), rung, {"managed-by": "rlm-batch"})
+
+    return open_probe

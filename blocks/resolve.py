@@ -1,0 +1,44 @@
+"""From a provider's name in a flow's parameters to the provider."""
+
+from __future__ import annotations
+
+from ..sandbox.errors import ConfigurationError
+from .local import LocalSandbox
+from .provider import SandboxProvider
+
+PROVIDERS: dict[str, type[SandboxProvider]] = {"local": LocalSandbox}
+ISOLATIONS = ("bubblewrap", "landlock", "none")
+
+
+async def resolve(text: str) -> SandboxProvider:
+    """The provider that `text` names.
+
+    `local` is the provider with its defaults, `local:none` (or `:landlock`, `:bubblewrap`) the local one with that
+    isolation, and `local-sandbox/NAME` a block that was saved under that name. Raises ConfigurationError.
+    """
+    slug, _, name = text.partition("/")
+    if name:
+        return await _saved(slug, name)
+    provider, colon, isolation = text.partition(":")
+    block = PROVIDERS.get(provider)
+    if block is None:
+        known = ", ".join([*PROVIDERS, *(f"local:{level}" for level in ISOLATIONS)])
+        raise ConfigurationError(f"unknown provider {text!r}: it is one of {known}, or a saved block such as local-sandbox/NAME")
+    if not colon:
+        return block()
+    if block is not LocalSandbox or isolation not in ISOLATIONS:
+        raise ConfigurationError(f"unknown isolation in {text!r}: it is one of {', '.join(f'local:{i}' for i in ISOLATIONS)}")
+    return LocalSandbox(isolation=isolation)
+
+
+async def _saved(slug: str, name: str) -> SandboxProvider:
+    for block in PROVIDERS.values():
+        if block.get_block_type_slug() == slug:
+            try:
+                return await block.aload(name)  # type: ignore[return-value]
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"there is no block {slug}/{name} on this Prefect server: save it in the UI or with .save({name!r})"
+                ) from error
+    known = ", ".join(block.get_block_type_slug() for block in PROVIDERS.values())
+    raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: it is one of {known}")

@@ -1,0 +1,116 @@
+"""The batch flow: many pieces of code, or one piece over many inputs, each in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sized
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..sandbox.errors import ConfigurationError
+from .flow import batch_flow
+from .inputs import read_inputs
+from .run import (
+    CacheResults,
+    Deadline,
+    ExecutionsPerTask,
+    Idempotent,
+    MaxWorkers,
+    OnFailure,
+    Options,
+    Outcome,
+    Provider,
+    ResultsPath,
+    Retries,
+    RetryCodeErrors,
+    ReuseSandboxes,
+    Timeout,
+    raise_failures,
+    run_all,
+)
+
+
+@batch_flow("batch")
+async def batch(
+    code: Annotated[list[str] | str, Field(description="Pieces of Python code; or one piece, with inputs")],
+    inputs: Annotated[
+        list[dict[str, Any]] | str | None,
+        Field(description="Variables for each execution of one piece of code, or a path to JSON lines or CSV"),
+    ] = None,
+    provider: Provider = "local",
+    max_workers: MaxWorkers = 4,
+    timeout: Timeout = 120,
+    retries: Retries = 2,
+    retry_code_errors: RetryCodeErrors = False,
+    idempotent: Idempotent = False,
+    on_failure: OnFailure = "raise",
+    deadline: Deadline = None,
+    reuse_sandboxes: ReuseSandboxes = False,
+    executions_per_task: ExecutionsPerTask = None,
+    cache_results: CacheResults = False,
+    results_path: ResultsPath = None,
+) -> list[Outcome]:
+    """Runs each piece of code in a sandbox, and returns their results in order.
+
+    `code` is a list of texts; or one text with `inputs`, a list of variables or a path to JSON lines or CSV, and the
+    text runs once for each. What the parameters mean is in the README, under "Parameters".
+
+    Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
+    place), and ConfigurationError before anything runs.
+    """
+    items = _items(code, inputs)
+    options = Options(
+        provider=provider,
+        max_workers=max_workers,
+        timeout=timeout,
+        retries=retries,
+        retry_code_errors=retry_code_errors,
+        idempotent=idempotent,
+        on_failure=on_failure,
+        deadline=deadline,
+        reuse_sandboxes=reuse_sandboxes,
+        executions_per_task=executions_per_task,
+        cache_results=cache_results,
+        results_path=results_path,
+    )
+    outcomes = await run_all(items, len(items), options, lambda execution: f"execution {execution.index}")
+    if on_failure == "raise":
+        raise_failures(outcomes, "executions")
+    return outcomes.results
+
+
+class _Items(Sized, Iterable[tuple[str, dict[str, Any]]]):
+    """Pairs of code and variables, made as they are asked for."""
+
+    def __init__(self, codes: list[str], inputs: Any) -> None:
+        self._codes, self._inputs = codes, inputs
+
+    def __len__(self) -> int:
+        return len(self._codes) if self._inputs is None else len(self._inputs)
+
+    def __iter__(self) -> Any:
+        if self._inputs is None:
+            return ((code, {}) for code in self._codes)
+        return ((self._codes[0], variables) for variables in self._inputs)
+
+
+def _items(code: list[str] | str, inputs: list[dict[str, Any]] | str | None) -> _Items:
+    if isinstance(code, list):
+        if inputs is not None:
+            raise ConfigurationError("inputs go with one piece of code: pass code as one text, not as a list")
+        if not code:
+            raise ConfigurationError("the list of code is empty: there is nothing to run")
+        return _Items(code, None)
+    if code.startswith("@"):
+        return _Items(_from_file(code[1:]), None)
+    return _Items([code], None if inputs is None else read_inputs(inputs, "inputs"))
+
+
+def _from_file(path: str) -> list[str]:
+    """The texts of a list that was too long for a flow run's parameters."""
+    try:
+        return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"the list of code in {path} cannot be read: {error}") from None

@@ -1,0 +1,64 @@
+"""What makes our flows flows: Prefect's, with two things more for whoever calls one from Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import Flow
+
+from ..sandbox.errors import ConfigurationError
+from ..tasks.ledger import results_root
+from .inputs import spilled
+from .server import for_embedded_server
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
+SPILLABLE = {"code": "@{path}", "inputs": "{path}", "points": "{path}"}  # and how each refers to a file
+
+
+class BatchFlow(Flow[P, T]):
+    """A flow whose long lists are written to a file before Prefect sees them, on a server that suits us.
+
+    Where no server is configured Prefect starts one of its own inside the program; it gets our settings.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Runs the flow; a coroutine, as the function's own call would be."""
+        return self._call(args, kwargs)
+
+    async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
+        parameters = _by_name(self.fn, args, kwargs)
+        for name, form in SPILLABLE.items():
+            value = parameters.get(name)
+            if isinstance(value, list):
+                parameters[name] = _short(value, name, form)  # type: ignore[arg-type]
+        with for_embedded_server():
+            return await super().__call__(**options, **parameters)  # type: ignore[misc]
+
+
+def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    import inspect
+
+    return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+
+
+def _short(value: list[Any], name: str, form: str) -> list[Any] | str:
+    try:
+        size = len(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name} must be JSON, and is not: {error}") from None
+    return value if size <= PARAMETER_LIMIT else form.format(path=spilled(value, results_root()))
+
+
+def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], BatchFlow[P, Coroutine[Any, Any, T]]]:
+    """Makes an async function a `BatchFlow` of that name."""
+
+    def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
+        return BatchFlow(function, name=name, persist_result=False)
+
+    return decorate

@@ -1,0 +1,171 @@
+"""The sweep flow: one piece of code over the points of a search space, and the best trial by an objective."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ..sandbox.errors import ConfigurationError
+from ..sandbox.result import Result
+from .flow import batch_flow
+from .inputs import Grid, Inputs, read_inputs, same_names
+from .run import (
+    CacheResults,
+    Deadline,
+    ExecutionsPerTask,
+    Idempotent,
+    MaxWorkers,
+    OnFailure,
+    Options,
+    Outcome,
+    Provider,
+    ResultsPath,
+    Retries,
+    RetryCodeErrors,
+    ReuseSandboxes,
+    Timeout,
+    raise_failures,
+    run_all,
+)
+
+Direction = Literal["minimize", "maximize"]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """A sweep's trials in the order of the space, and the best of them.
+
+    `best` is the result with the least (or greatest) objective, the first of equals; None where no objective was
+    asked for or no trial succeeded. Printed, it is a table of variables and fields.
+    """
+
+    trials: list[Outcome]
+    best: Result | None
+    objective: str | None
+    direction: Direction
+    results_path: str
+
+    def columns(self) -> tuple[list[str], list[str]]:
+        """The names of the variables, and of the fields that are no variables, in the order in which they appear."""
+        variables = list(dict.fromkeys(name for trial in self.trials for name in trial.meta.variables))
+        fields = [name for trial in self.trials if isinstance(trial, Result) for name in trial.outputs]
+        return variables, [name for name in dict.fromkeys(fields) if name not in variables]
+
+    def rows(self) -> list[list[str]]:
+        """The table's rows of text, the header first: number, variables, fields, and what became of the trial."""
+        variables, fields = self.columns()
+        rows = [["trial", *variables, *fields, ""]]
+        for number, trial in enumerate(self.trials):
+            values = [_text(trial.meta.variables.get(name, "")) for name in variables]
+            if isinstance(trial, Result):
+                values += [_text(trial.outputs.get(name, "")) for name in fields]
+                note = "best" if trial is self.best else ""
+            else:
+                values += [""] * len(fields)
+                note = f"{type(trial.error).__name__}: {trial.error.summary}"
+            rows.append([str(number), *values, note])
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+@batch_flow("sweep")
+async def sweep(
+    code: Annotated[str, Field(description="Python code that reads the trial's variables and submits the objective")],
+    grid: Annotated[
+        dict[str, list[Any]] | None, Field(description="Values of each variable; every combination is a trial")
+    ] = None,
+    points: Annotated[
+        list[dict[str, Any]] | str | None, Field(description="The trials' variables, or a path to JSON lines or CSV")
+    ] = None,
+    objective: Annotated[str | None, Field(description="The submitted field that decides which trial is the best")] = None,
+    direction: Annotated[Direction, Field(description="Whether the best has the least or the greatest")] = "minimize",
+    provider: Provider = "local",
+    max_workers: MaxWorkers = 4,
+    timeout: Timeout = 120,
+    retries: Retries = 2,
+    retry_code_errors: RetryCodeErrors = False,
+    idempotent: Idempotent = False,
+    on_failure: OnFailure = "raise",
+    deadline: Deadline = None,
+    reuse_sandboxes: ReuseSandboxes = False,
+    executions_per_task: ExecutionsPerTask = None,
+    cache_results: CacheResults = False,
+    results_path: ResultsPath = None,
+) -> SweepReport:
+    """Runs the code once for each point of the space, with the point's variables, and reports the best trial.
+
+    The space is a `grid` (every combination) or a list of `points`. What the other parameters mean is in the README,
+    under "Parameters".
+
+    Raises ExecutionsFailed when all are done and some trials failed (with `on_failure="return"` a `Failure` stands in
+    their place), and ConfigurationError before anything runs, or at the end if no trial submitted the objective.
+    """
+    space = _space(grid, points)
+    options = Options(
+        provider=provider,
+        max_workers=max_workers,
+        timeout=timeout,
+        retries=retries,
+        retry_code_errors=retry_code_errors,
+        idempotent=idempotent,
+        on_failure=on_failure,
+        deadline=deadline,
+        reuse_sandboxes=reuse_sandboxes,
+        executions_per_task=executions_per_task,
+        cache_results=cache_results,
+        results_path=results_path,
+    )
+    items = ((code, point) for point in space)
+    outcomes = await run_all(items, len(space), options, lambda trial: _label(trial.index, trial.variables))
+    if on_failure == "raise":
+        raise_failures(outcomes, "trials")
+    best = _best(outcomes.results, objective, direction, outcomes.results_path)
+    return SweepReport(outcomes.results, best, objective, direction, outcomes.results_path)
+
+
+def _space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str | None) -> Inputs:
+    if grid is not None and points is not None:
+        raise ConfigurationError("the space was given twice: pass a grid or points, not both")
+    if points is not None:
+        return same_names(read_inputs(points, "points"))
+    if grid is None:
+        raise ConfigurationError("the space is missing: pass a grid (values of each variable) or a list of points")
+    return Grid(grid)
+
+
+def _label(index: int, variables: dict[str, Any]) -> str:
+    values = ", ".join(f"{name}={_text(value)}" for name, value in variables.items())
+    return f"trial {index}: {values}" if len(values) <= 120 else f"trial {index}: {values[:117]}..."
+
+
+def _text(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _best(trials: list[Outcome], objective: str | None, direction: Direction, path: str) -> Result | None:
+    succeeded = [trial for trial in trials if isinstance(trial, Result)]
+    if objective is None or not succeeded:
+        return None
+    scored = [trial for trial in succeeded if _is_number(trial.outputs.get(objective))]
+    if not scored:
+        fields = list(dict.fromkeys(name for trial in succeeded for name in trial.outputs))
+        said = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
+        what = "submitted it as a number" if objective in fields else "submitted it"
+        raise ConfigurationError(
+            f"the objective is {objective!r}, and of {len(succeeded)} trials none {what}: {said}. Name another objective; "
+            f"the results are in {path}"
+        )
+    sign = 1 if direction == "minimize" else -1
+    return min(scored, key=lambda trial: sign * trial.outputs[objective])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

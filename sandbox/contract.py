@@ -1,0 +1,62 @@
+"""What a provider gives: an open sandbox, and a channel to the driver in it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OUTPUT_CAP = 100_000  # characters of each stream that are kept: some 2,000 lines, and harmless in a log or a ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """What the driver in a sandbox is told when it starts.
+
+    `cwd` is the directory that code runs in; `environment` reaches the code and nothing else; `path` is appended to
+    `sys.path`. `heartbeat` is the number of seconds after which a side that has said nothing sends a beat, and after
+    `silence` seconds without any frame each side takes the other for dead; None where the wire's end is enough.
+    `lifetime` is the number of seconds after which the driver ends whatever the host says. `confinement` is what each
+    child does to itself (driver.Confinement).
+    """
+
+    cwd: str
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    path: list[str] = field(default_factory=list[str])
+    heartbeat: float | None = 15.0
+    silence: float = 90.0
+    lifetime: float | None = None
+    confinement: dict[str, Any] = field(default_factory=dict[str, Any])
+    output_cap: int = OUTPUT_CAP
+
+
+class Channel(Protocol):
+    """A duplex stream of bytes to the driver."""
+
+    async def send(self, data: bytes) -> None:
+        """Hands over the bytes, all of them, after those of earlier sends. Raises SandboxLost."""
+        ...
+
+
+class Sandbox(ABC):
+    """One open sandbox. `id` is the provider's; `isolation` and `layers` are what keeps the code in."""
+
+    id: str
+    provider: str
+    isolation: str
+    layers: tuple[str, ...]
+    settings: DriverSettings
+
+    @abstractmethod
+    async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> Channel:
+        """Starts the driver. `receive` gets its bytes as they come, `closed` the reason when there are no more.
+
+        Both are called on the event loop that called this. Raises SandboxStartError.
+        """
+
+    @abstractmethod
+    async def remove(self) -> None:
+        """Ends the sandbox and everything in it. A second time, or after it has gone, is no error."""

@@ -1,0 +1,1433 @@
+"""The driver: the one program that runs inside a sandbox and executes code there.
+
+It is a supervisor, a single-threaded loop that keeps the wire to the host and runs each execution in a child process.
+Standard library only, Python 3.9 or newer, the same file for every provider. The host imports it too, for the framing
+and for the rules of strict JSON, so that both ends of the wire share one text.
+
+Frames. A frame is one line of JSON, its header. A header with ``body: n`` is followed by a line of exactly n bytes,
+itself JSON, which the supervisor hands on unread. Every frame has ``op``, an ``id`` (the execution's; 0 for the
+sandbox) and, on the host's wire, ``n``, a number that grows by one: a frame that comes again is dropped.
+
+    host to driver   start (first, body: the settings), execute (timeout, context, body: code, variables, names),
+                     reply (call, body), cancel, forget (context), beat, stop
+    driver to host   ready, output (stream, text, dropped), call (call, name, body), end (status, body), beat
+
+Modules that ``signal``, ``json`` and ``collections`` are made of are taken directly where that saves start-up time:
+importing ``enum`` and ``re`` would cost more than everything else that happens before the first answer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import sys
+import time
+from codecs import getincrementaldecoder
+
+import resource
+
+try:
+    import _signal as signal
+except ImportError:  # another Python than CPython
+    import signal  # type: ignore[no-redef]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+HEADER_LIMIT = 64 * 1024  # bytes; headers hold ids and short names only
+SUBMIT_LIMIT = 1024 * 1024  # bytes of UTF-8 that one SUBMIT may hand back
+CALL_LIMIT = 16 * 1024 * 1024  # bytes of one call's arguments
+OUTCOME_LIMIT = SUBMIT_LIMIT + 256 * 1024  # an error's traceback, or the fields and what stands around them
+TRACEBACK_LIMIT = 20_000  # characters
+BACKLOG_LIMIT = 8 * 1024 * 1024  # bytes waiting for the host, above which no more is read from children
+INTERRUPT_GRACE = 1.0  # seconds that an interrupted execution has to unwind before it is killed
+SUBMIT_GRACE = 5.0  # seconds for `finally` blocks after SUBMIT; the result stands already
+PIPE_SIZE = 1024 * 1024  # bytes that are read at a time
+CONTEXT_PIPE = 256 * 1024  # bytes of pipe to a context
+CHANNEL_IN, CHANNEL_OUT = 3, 4  # where a child finds its own channel
+CODE_NAME = "<code>"
+INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
+
+
+# ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+class NotJson(Exception):
+    """A value that strict JSON cannot hold; the message names its place and the remedy."""
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(name + " is not JSON")
+
+
+try:
+    from _json import encode_basestring, make_encoder, make_scanner  # type: ignore[attr-defined]
+
+    class _Reading:
+        strict = True
+        object_hook = object_pairs_hook = array_hook = None
+        parse_float = float
+        parse_int = int
+        parse_constant = staticmethod(_constant)
+        memo: dict[str, str] = {}  # noqa: RUF012 - the scanner's own protocol
+
+    _scan: Any = make_scanner(_Reading())
+    _encode: Any = make_encoder(None, None, encode_basestring, None, ":", ",", False, False, False)
+
+    def loads(text: str) -> Any:
+        """The value of a compact JSON text. Raises ValueError or RecursionError."""
+        try:
+            value, end = _scan(text, 0)
+        except StopIteration:
+            raise ValueError("not JSON") from None
+        if end != len(text):
+            raise ValueError("more than one JSON value")
+        return value
+
+    def dumps(value: Any) -> str:
+        """Compact JSON, not escaped to ASCII. Raises ValueError, TypeError or RecursionError."""
+        return "".join(_encode(value, 0))
+
+except ImportError:  # another Python than CPython
+    import json as _slow
+
+    def loads(text: str) -> Any:
+        return _slow.loads(text, parse_constant=_constant)
+
+    def dumps(value: Any) -> str:
+        return _slow.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _check(value: Any, place: str) -> None:
+    module = type(value).__module__.partition(".")[0]
+    if module == "numpy":
+        raise NotJson(f"{place} is numpy's {type(value).__name__}: hand over {place}.item() or {place}.tolist()")
+    if value is None or isinstance(value, (str, int)):
+        return
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise NotJson(f"{place} is {value!r}, which JSON cannot hold: hand over None or a string in its place")
+    elif isinstance(value, (list, tuple)):
+        items: Any = value
+        for index, item in enumerate(items):
+            _check(item, f"{place}[{index}]")
+    elif isinstance(value, dict):
+        pairs: Any = value
+        for key, item in pairs.items():
+            if not isinstance(key, str):
+                raise NotJson(f"{place} has the key {key!r}, which is no string: use str({key!r})")
+            _check(item, f"{place}[{key!r}]")
+    elif isinstance(value, (bytes, bytearray)):
+        raise NotJson(f"{place} is bytes: decode it to text, or save it to the volume and hand over its path")
+    elif isinstance(value, (set, frozenset)):
+        raise NotJson(f"{place} is a {type(value).__name__}: hand over sorted({place}) or list({place})")
+    else:
+        raise NotJson(
+            f"{place} is a {type(value).__qualname__}, which is not JSON: hand over numbers, text, lists and dicts"
+        )
+
+
+def strict_json(fields: dict[str, Any]) -> bytes:
+    """The fields as compact UTF-8 JSON; tuples become lists. Raises NotJson, which names the field and the remedy."""
+    try:
+        for name, value in fields.items():
+            _check(value, name)
+        return dumps(fields).encode("utf-8")
+    except RecursionError:
+        raise NotJson("the value contains itself, or is nested too deeply") from None
+    except UnicodeEncodeError as error:
+        raise NotJson(f"text with a lone surrogate ({error.object[error.start : error.end]!r}) is not UTF-8") from None
+    except ValueError as error:
+        raise NotJson(str(error)) from None
+
+
+# -------------------------------------------------------------------------------------------------------------- frames
+
+
+class BadFrame(Exception):
+    """Bytes on a channel that are no frame."""
+
+
+def encode(header: dict[str, Any], body: bytes | None = None) -> bytes:
+    """A frame's bytes."""
+    if body is None:
+        return dumps(header).encode("utf-8", "replace") + b"\n"
+    header["body"] = len(body)
+    return b"".join((dumps(header).encode("utf-8", "replace"), b"\n", body, b"\n"))
+
+
+class Frames:
+    """Cuts a stream of bytes into frames: pairs of a header and a body, which is None where there is none."""
+
+    def __init__(self, body_limit: int | None = None) -> None:
+        self._body_limit = body_limit
+        self._buffer = bytearray()
+        self._scanned = 0
+        self._header: dict[str, Any] | None = None
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes | None]]:
+        """The frames that these bytes complete. Raises BadFrame; the stream is lost after that."""
+        buffer = self._buffer
+        buffer += data
+        found: list[tuple[dict[str, Any], bytes | None]] = []
+        while True:
+            if self._header is None:
+                end = buffer.find(b"\n", self._scanned)
+                if end < 0:
+                    self._scanned = len(buffer)
+                    if end < 0 and len(buffer) > HEADER_LIMIT:
+                        raise BadFrame("a header longer than any of ours")
+                    return found
+                line = bytes(buffer[:end])
+                del buffer[: end + 1]
+                self._scanned = 0
+                header = self._parse(line)
+                if "body" not in header:
+                    found.append((header, None))
+                    continue
+                self._header, self._size = header, header["body"]
+            if len(buffer) <= self._size:
+                return found
+            if buffer[self._size] != 10:
+                raise BadFrame("a body that is longer than its header says")
+            body = bytes(buffer[: self._size])
+            del buffer[: self._size + 1]
+            found.append((self._header, body))
+            self._header = None
+
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        try:
+            header: Any = loads(line.decode("utf-8"))
+        except (ValueError, RecursionError):
+            raise BadFrame(f"a line that is no frame: {line[:80]!r}") from None
+        if not isinstance(header, dict):
+            raise BadFrame(f"a line that is no frame: {line[:80]!r}")
+        frame: dict[str, Any] = header
+        size = frame.get("body", 0)
+        if type(size) is not int or size < 0 or (self._body_limit is not None and size > self._body_limit):
+            raise BadFrame(f"a body of {size!r} bytes")
+        return frame
+
+
+# --------------------------------------------------------------------------------------------------------- confinement
+
+
+class Confinement:
+    """What a child does to itself before it runs code. The policy is the host's; here are only the system calls.
+
+    Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root),
+    ``search`` (keep the capability to reach the interpreter under a closed home), ``landlock`` and ``seccomp``.
+    """
+
+    PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
+    PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
+    CAP_DAC_READ_SEARCH = 2
+    OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # stands in a filter for the id of the process that it confines
+    LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same number on every architecture
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        import ctypes
+
+        self._ctypes = ctypes
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._limits: list[tuple[int, int]] = [
+            (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
+        ]
+        self._uid: int | None = settings.get("uid")
+        self._search = bool(settings.get("search"))
+        self._ruleset = -1
+        self._filter = b""
+        if settings.get("landlock"):
+            self._ruleset = self._landlock(settings["landlock"])
+        if settings.get("seccomp"):
+            self._filter = bytes.fromhex(settings["seccomp"])
+
+    def _call(self, what: str, result: int) -> int:
+        if result < 0:
+            number = self._ctypes.get_errno()
+            raise OSError(number, f"{what}: {os.strerror(number)}")
+        return result
+
+    def _prctl(self, what: str, *values: Any) -> None:
+        padded: list[Any] = [self._ctypes.c_ulong(value) if isinstance(value, int) else value for value in values]
+        padded += [self._ctypes.c_ulong(0)] * (5 - len(padded))
+        self._call("prctl " + what, self._libc.prctl(*padded))
+
+    def _landlock(self, settings: dict[str, Any]) -> int:
+        """A ruleset, made once: each child that enters it gets a domain of its own, as the kernel counts them."""
+        struct = b"".join(int(settings[name]).to_bytes(8, sys.byteorder) for name in settings["attributes"])
+        ruleset = self._call(
+            "landlock_create_ruleset",
+            self._libc.syscall(self.LANDLOCK_CREATE, struct, self._ctypes.c_size_t(len(struct)), 0),
+        )
+        for path, access in settings["rules"]:
+            try:
+                beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue  # not every system has every one of the paths
+            rule = int(access).to_bytes(8, sys.byteorder) + beneath.to_bytes(4, sys.byteorder)
+            self._call("landlock_add_rule " + path, self._libc.syscall(self.LANDLOCK_ADD, ruleset, 1, rule, 0))
+            os.close(beneath)
+        return ruleset
+
+    def adopt_orphans(self) -> None:
+        """Descendants whose parent has died become children of this process, whatever session they moved to."""
+        self._prctl("PR_SET_CHILD_SUBREAPER", self.PR_SET_CHILD_SUBREAPER, 1)
+
+    def supervise(self) -> None:
+        """Makes the calling process a supervisor: told when the host ends, parent of orphans, closed to its children.
+
+        SIGTERM and not SIGKILL, for a supervisor has to take along what its children started.
+        """
+        self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGTERM)
+        self.adopt_orphans()
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 0)  # /proc/PID/fd and /proc/PID/mem are closed to others
+
+    def enter(self, parent: int) -> None:
+        """Confines the calling process, a child of `parent`, for good. Raises OSError; the code must not run then."""
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
+        try:
+            with open("/proc/self/oom_score_adj", "w") as adjust:
+                adjust.write("1000")  # where memory runs out, the kernel takes this process and not the supervisor
+        except OSError:
+            pass  # no /proc, or not ours to change: the order in which the kernel kills is not a promise
+        self.adopt_orphans()
+        for limit, value in self._limits:
+            hard = resource.getrlimit(limit)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(limit, (value, value))
+        if self._uid is not None:
+            self._become(self._uid)
+        self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)  # it ended just before that call
+        if self._ruleset >= 0 or self._filter:
+            self._prctl("PR_SET_NO_NEW_PRIVS", self.PR_SET_NO_NEW_PRIVS, 1)
+        if self._ruleset >= 0:
+            self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, self._ruleset, 0))
+        if self._filter:
+            own = os.getpid().to_bytes(4, sys.byteorder)
+            program = self._ctypes.create_string_buffer(self._filter.replace(self.OWN_PID, own), len(self._filter))
+            address = self._ctypes.addressof(program)
+            pair = len(self._filter) // 8 << (0 if sys.byteorder == "little" else 48), address  # struct sock_fprog
+            table = self._ctypes.create_string_buffer(b"".join(n.to_bytes(8, sys.byteorder) for n in pair), 16)
+            self._prctl("PR_SET_SECCOMP", self.PR_SET_SECCOMP, 2, table)
+
+    def _become(self, uid: int) -> None:
+        if self._search:
+            self._prctl("PR_SET_KEEPCAPS", self.PR_SET_KEEPCAPS, 1)
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        if self._search:
+            keep = 1 << self.CAP_DAC_READ_SEARCH
+            header = (0x20080522).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
+            sets = b"".join(keep.to_bytes(4, sys.byteorder) for _ in range(3)) + bytes(12)
+            self._call("capset", self._libc.capset(header, sets))
+            self._prctl("PR_CAP_AMBIENT", self.PR_CAP_AMBIENT, 2, self.CAP_DAC_READ_SEARCH)
+        # A change of uid makes a process undumpable, and its own /proc/self unreadable to it.
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
+
+
+# --------------------------------------------------------------------------------------------- inside a child: the code
+
+
+class Submitted(BaseException):
+    """Ends an execution whose value has been recorded."""
+
+
+class Interrupted(BaseException):
+    """Ends an execution that has outlived its timeout or was cancelled."""
+
+
+class SubmitError(ValueError):
+    """SUBMIT was given something that cannot be handed back."""
+
+
+class ToolError(RuntimeError):
+    """A function of the host failed; the message begins with the type of its error."""
+
+
+class Waiter:
+    """A thread that waits for one frame: a reply, or the next execution."""
+
+    __slots__ = ("duty", "event", "frame", "waiting")
+
+    def __init__(self) -> None:
+        import _thread
+
+        self.event = _thread.allocate_lock()
+        self.event.acquire()
+        self.frame: tuple[dict[str, Any], bytes | None] | None = None
+        self.waiting = False
+        self.duty = False  # this thread reads the channel for all that wait
+
+    def wake(self) -> None:
+        if self.event.locked():
+            self.event.release()
+
+
+class Child:
+    """The inside of a forked child: runs code, and speaks with the supervisor over a channel of its own.
+
+    No thread of ours runs beside the code. Of the threads that wait for a reply one reads the channel for all of them,
+    and hands that duty on when it has its own.
+    """
+
+    NEXT = -1  # the waiter that stands for the next execution of a context
+
+    def __init__(self, cwd: str) -> None:
+        import _thread
+        from types import ModuleType
+
+        self._pid = os.getpid()
+        self._main = _thread.get_ident()
+        self._get_ident = _thread.get_ident
+        self._lock = _thread.allocate_lock()  # over waiters, calls and the reader's duty; held for a few instructions
+        self._sending = _thread.allocate_lock()
+        self._frames = Frames()
+        self._poll = select.poll()
+        self._poll.register(CHANNEL_IN, select.POLLIN)
+        self._waiters: dict[int, Waiter] = {}
+        self._reading = False
+        self._calls = 0
+        self._token = ""
+        self._submitted = False
+        self._running = False
+        self._shielded = 0
+        self._pending = False
+        self._module = ModuleType("__main__")
+        self._module.__dict__["__builtins__"] = __builtins__
+        self._stateless = self._compiled = False
+        self._sources = 0
+        self._name = CODE_NAME
+        self._source = ""
+        sys.modules["__main__"] = self._module
+        sys.argv = [CODE_NAME]
+        sys.path.insert(0, cwd)
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        stream: Any
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        import builtins
+
+        for name in ("exit", "quit"):  # the names that `site` would have made; model-written code uses them
+            if not hasattr(builtins, name):
+                setattr(builtins, name, sys.exit)
+
+    # -- interrupts: raised between two instructions of the code, never inside the channel's own
+
+    def _on_interrupt(self, _number: int, _frame: object) -> None:
+        if not self._running:
+            return
+        if self._shielded:
+            self._pending = True
+        else:
+            self._raise_interrupt()
+
+    def _raise_interrupt(self) -> None:
+        self._pending = False
+        if self._submitted:
+            raise Submitted
+        raise Interrupted
+
+    def _shield(self) -> None:
+        if self._get_ident() == self._main:
+            self._shielded += 1
+
+    def _unshield(self) -> None:
+        if self._get_ident() == self._main:
+            self._shielded -= 1
+            if self._pending and not self._shielded:
+                self._raise_interrupt()
+
+    # -- the channel
+
+    def _send(self, header: dict[str, Any], body: bytes | None = None) -> None:
+        data = memoryview(encode(header, body))
+        with self._sending:
+            while data:
+                data = data[os.write(CHANNEL_OUT, data) :]
+
+    def _wait(self, number: int, waiter: Waiter) -> tuple[dict[str, Any], bytes | None]:
+        """Blocks until the waiter's frame is there, reading for every other waiter meanwhile if nobody does."""
+        try:
+            self._shield()
+            try:
+                with self._lock:
+                    waiter.waiting = True
+                    if not self._reading:
+                        self._reading = waiter.duty = True
+            finally:
+                self._unshield()
+            while waiter.frame is None:
+                if not waiter.duty:
+                    waiter.event.acquire()
+                    continue
+                self._poll.poll()
+                self._shield()
+                try:
+                    self._read()
+                finally:
+                    self._unshield()
+            return waiter.frame
+        finally:
+            self._shield()
+            try:
+                with self._lock:
+                    self._waiters.pop(number, None)
+                    if waiter.duty:
+                        heir = next((w for w in self._waiters.values() if w.waiting and w.frame is None), None)
+                        self._reading = heir is not None
+                        if heir is not None:
+                            heir.duty = True
+                            heir.wake()
+            finally:
+                self._unshield()
+
+    def _read(self) -> None:
+        data = os.read(CHANNEL_IN, PIPE_SIZE)
+        if not data:
+            os._exit(0)  # the supervisor is gone
+        for header, body in self._frames.feed(data):
+            number = self.NEXT if header["op"] == "execute" else header["call"]
+            with self._lock:
+                waiter = self._waiters.get(number)
+                if waiter is not None and (number == self.NEXT or header["token"] == self._token):
+                    waiter.frame = (header, body)
+                    waiter.wake()
+
+    def _own_process(self, name: str) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"{name} works in the code's own process only: hand the value back to it first")
+
+    # -- what the code finds
+
+    def _call_host(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._own_process(name)
+        try:
+            body = strict_json({"args": list(args), "kwargs": kwargs})
+        except NotJson as error:
+            raise TypeError(f"{name}: {error}") from None
+        if len(body) > CALL_LIMIT:
+            raise ValueError(f"{name} was given {len(body):,} bytes, more than {CALL_LIMIT:,}: pass a path instead")
+        waiter = Waiter()
+        self._shield()
+        try:
+            with self._lock:
+                self._calls += 1
+                number = self._calls
+                self._waiters[number] = waiter
+            self._send({"op": "call", "token": self._token, "call": number, "name": name}, body)
+        finally:
+            self._unshield()
+        _, answer = self._wait(number, waiter)
+        reply = loads((answer or b"{}").decode("utf-8"))
+        if "error" in reply:
+            raise self._host_error(reply["error"])
+        return reply["value"]
+
+    @staticmethod
+    def _host_error(error: dict[str, str]) -> BaseException:
+        import builtins
+
+        kind: Any = getattr(builtins, error["type"], None)
+        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+            try:
+                return kind(error["message"])
+            except TypeError:
+                pass  # a type that wants more than a message
+        return ToolError(f"{error['type']}: {error['message']}")
+
+    def _tool(self, name: str) -> Callable[..., Any]:
+        def tool(*args: Any, **kwargs: Any) -> Any:
+            return self._call_host(name, args, kwargs)
+
+        tool.__name__ = tool.__qualname__ = name
+        return tool
+
+    def _submit(self, values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None) -> None:
+        self._own_process("SUBMIT")
+        if expected is None:
+            if len(values) > 1:
+                raise SubmitError(f"SUBMIT takes one positional value, or fields by name; it was given {len(values)}")
+            if values:
+                if "output" in fields:
+                    raise SubmitError("SUBMIT was given 'output' twice, by position and by name")
+                fields = {"output": values[0], **fields}
+        else:
+            fields = self._match(values, fields, expected)
+        try:
+            body = strict_json(fields)
+        except NotJson as error:
+            raise SubmitError(str(error)) from None
+        if len(body) > SUBMIT_LIMIT:
+            raise SubmitError(
+                f"SUBMIT was given {len(body):,} bytes of JSON, more than the {SUBMIT_LIMIT:,} that it takes: "
+                "save the data to the volume with save_to_volume and submit its path"
+            )
+        self._shield()
+        try:
+            with self._lock:
+                first, self._submitted = not self._submitted, True
+            if first:
+                self._send({"op": "submit", "token": self._token}, body)
+        finally:
+            self._unshield()
+        if self._get_ident() != self._main:
+            signal.pthread_kill(self._main, signal.SIGINT)
+        raise Submitted
+
+    @staticmethod
+    def _match(values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]]) -> dict[str, Any]:
+        names = [field["name"] for field in expected]
+        wanted = "SUBMIT takes " + ", ".join(names)
+        if len(values) > len(names):
+            raise SubmitError(f"{wanted}; it was given {len(values)} positional values")
+        matched = dict(zip(names, values))
+        for name, value in fields.items():
+            if name not in names:
+                raise SubmitError(f"{wanted}; there is no field {name!r}")
+            if name in matched:
+                raise SubmitError(f"SUBMIT was given {name!r} twice, by position and by name")
+            matched[name] = value
+        missing = [name for name in names if name not in matched]
+        if missing:
+            raise SubmitError(f"{wanted}; missing: {', '.join(missing)}")
+        kinds: dict[str, Any] = {
+            "str": str, "int": int, "float": (int, float), "bool": bool, "list": (list, tuple), "dict": dict,
+        }  # fmt: skip
+        for field in expected:
+            value, kind = matched[field["name"]], field.get("type", "")
+            wrong_bool = isinstance(value, bool) and kind in ("int", "float")
+            if kind in kinds and (wrong_bool or not isinstance(value, kinds[kind])):
+                raise SubmitError(f"the field {field['name']!r} must be {kind}, not {type(value).__name__}")
+        return {name: matched[name] for name in names}
+
+    # -- running
+
+    def run(self, token: str, body: bytes) -> None:
+        """One execution, from its body to its end frame. Never raises."""
+        self._token, self._submitted, self._pending = token, False, False
+        self._source, self._compiled = "", False
+        self._sources += 1
+        self._name = CODE_NAME if self._sources == 1 else f"<code {self._sources}>"
+        outcome: dict[str, Any] | None = None
+        try:
+            try:
+                self._running = True
+                self._execute(body)
+            finally:
+                self._running = False
+        except Submitted:
+            pass
+        except SystemExit as error:
+            if error.code is not None and error.code != 0:
+                outcome = self._describe(error)
+        except BaseException as error:
+            outcome = self._describe(error)
+        if os.getpid() != self._pid:
+            # A process that the code forked has come to the end of the code: not the end of the execution.
+            self._flush()
+            os._exit(0 if outcome is None else outcome["exit_code"] or 1)
+        self._flush()
+        status = "finished" if outcome is None or self._submitted else "error"
+        self._send({"op": "end", "token": token, "status": status}, dumps(outcome).encode("utf-8", "replace"))
+
+    def _execute(self, body: bytes) -> None:
+        request = loads(body.decode("utf-8"))
+        namespace = self._module.__dict__
+        expected = request["output_fields"]
+
+        def submit(*values: Any, **fields: Any) -> None:
+            """Ends the execution and hands the fields back."""
+            self._submit(values, fields, expected)
+
+        submit.__name__ = submit.__qualname__ = "SUBMIT"
+        for name in request["names"]:
+            namespace[name] = self._tool(name)
+        namespace["SUBMIT"] = submit
+        namespace.update(request["variables"])
+        self._source = request["code"]
+        code = compile(self._source, self._name, "exec", dont_inherit=True)
+        self._compiled = True
+        exec(code, namespace)
+        if self._stateless and os.getpid() == self._pid:
+            self._end_as_a_script()
+
+    @staticmethod
+    def _end_as_a_script() -> None:
+        """Waits for the threads that the code started, and runs what it registered for its exit."""
+        threading: Any = sys.modules.get("threading")
+        if threading is not None:
+            threading._shutdown()
+        import atexit
+
+        atexit._run_exitfuncs()
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            try:
+                if stream is not None:
+                    stream.flush()
+            except BaseException:  # the code may have put anything there, or closed it
+                pass
+
+    def _describe(self, error: BaseException) -> dict[str, Any]:
+        kind = "code"
+        if isinstance(error, MemoryError):
+            kind = "memory"
+            if self._stateless:
+                self._module.__dict__.clear()  # what filled the memory, so that there is some to report with
+        elif isinstance(error, SubmitError):
+            kind = "submit"
+        elif isinstance(error, Interrupted):
+            kind = "interrupted"
+        elif isinstance(error, SystemExit):
+            kind = "exit"
+        elif not self._compiled and isinstance(error, (SyntaxError, ValueError, RecursionError, OverflowError)):
+            kind = "syntax"
+        try:
+            message = str(error)
+        except BaseException:
+            message = "(its message could not be read)"
+        line = self._line(error)  # before the traceback is trimmed
+        try:
+            text = self._traceback(error)
+        except BaseException as failure:
+            text = f"(the traceback could not be made: {type(failure).__name__})"
+        code: Any = error.code if isinstance(error, SystemExit) else None
+        return {
+            "kind": kind,
+            "type": type(error).__qualname__,
+            "message": message[:TRACEBACK_LIMIT],
+            "traceback": text,
+            "exit_code": code if type(code) is int else None,
+            "line": line,
+        }
+
+    def _line(self, error: BaseException) -> int | None:
+        """The line of the code that failed: the innermost that is the code's own."""
+        if isinstance(error, SyntaxError) and not self._compiled:
+            return error.lineno
+        line, trace = None, error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self._name:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        return line
+
+    def _traceback(self, error: BaseException) -> str:
+        import linecache
+        import traceback
+
+        linecache.cache[self._name] = (len(self._source), None, self._source.splitlines(True), self._name)
+        trace = error.__traceback__
+        mine = Child.run.__code__.co_filename
+        while trace is not None and trace.tb_frame.f_code.co_filename == mine:
+            trace = trace.tb_next
+        kept = trace
+        last: Any = None
+        while trace is not None:  # and the driver's frames at the other end: SUBMIT's, a tool's, the interrupt's
+            if trace.tb_frame.f_code.co_filename == mine:
+                break
+            last, trace = trace, trace.tb_next
+        if last is not None:
+            last.tb_next = None
+        text = "".join(traceback.format_exception(type(error), error, kept))
+        if len(text) > TRACEBACK_LIMIT:
+            half = TRACEBACK_LIMIT // 2
+            text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+        return text
+
+    def run_once(self, token: str, body: bytes) -> NoReturn:
+        """A stateless execution: the process ends with it, as a script's would."""
+        self._stateless = True
+        self.run(token, body)
+        try:
+            self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
+        finally:
+            os._exit(0)
+
+    def stay(self) -> NoReturn:
+        """A context: executions one after the other, on the same globals."""
+        frame = None
+        while True:
+            waiter = self._waiters[self.NEXT] = Waiter()  # before the end of the last is known to anyone
+            if frame is not None:
+                self.run(frame[0]["token"], frame[1] or b"{}")
+            frame = self._wait(self.NEXT, waiter)
+
+# ------------------------------------------------------------------------------------------------------- the supervisor
+
+
+class Stream:
+    """One of an execution's output streams: its first half goes out as it comes, its last half is kept."""
+
+    def __init__(self, cap: int) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._head = cap // 2
+        self._cap = cap - cap // 2
+        self._tail = ""
+        self.dropped = 0  # characters
+
+    def feed(self, data: bytes, final: bool = False) -> str:
+        """What may be sent now."""
+        text = self._decoder.decode(data, final)
+        now = text[: self._head]
+        self._head -= len(now)
+        self._tail += text[len(now) :]
+        if len(self._tail) > 2 * self._cap:
+            self._trim()
+        return now
+
+    def finish(self) -> tuple[str, str]:
+        """What the decoder still held that belongs to the first half, and the last half."""
+        now = self.feed(b"", final=True)
+        self._trim()
+        return now, self._tail
+
+    def _trim(self) -> None:
+        over = len(self._tail) - self._cap
+        if over > 0:
+            self.dropped += over
+            self._tail = self._tail[over:]
+
+
+class Execution:
+    """One execution under way."""
+
+    def __init__(self, number: int, timeout: float | None, cap: int) -> None:
+        self.id = number
+        self.token = os.urandom(12).hex()
+        self.started = time.monotonic()
+        self.deadline = None if timeout is None else self.started + timeout
+        self.kill_at: float | None = None
+        self.cause = ""  # why we ended it: timeout, cancelled, channel
+        self.submitted: bytes | None = None
+        self.status = ""  # what the child said last
+        self.outcome: bytes | None = None
+        self.streams = {"stdout": Stream(cap), "stderr": Stream(cap)}
+
+
+class Process:
+    """A child, seen from the supervisor."""
+
+    def __init__(self, pid: int, context: str | None) -> None:
+        self.pid = pid
+        self.context = context
+        self.execution: Execution | None = None
+        self.reads = self.writes = -1  # our ends of its channel
+        self.outputs: dict[str, int] = {}
+        self.frames = Frames(CALL_LIMIT)
+        self.backlog = bytearray()
+        self.broken = ""  # what was wrong with what it wrote to its channel
+
+
+def widen(fd: int, size: int) -> None:
+    """Asks for a pipe of that many bytes, so that what is large takes few turns of the loop."""
+    try:
+        fcntl.fcntl(fd, 1031, size)  # F_SETPIPE_SZ, which has a name from Python 3.10 on
+    except OSError:
+        pass  # a smaller pipe is slower, not wrong
+
+
+class Supervisor:
+    """The loop that keeps the wire and the children."""
+
+    def __init__(self, reads: int, writes: int) -> None:
+        self._reads, self._writes = reads, writes
+        self._poll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._frames = Frames()
+        self._backlog = bytearray()
+        self._sent = 0
+        self._heard = -1
+        self._processes: dict[int, Process] = {}
+        self._contexts: dict[str, Process] = {}
+        self._lost: dict[str, str] = {}
+        self._confinement: Confinement | None = None
+        self._settings: dict[str, Any] = {}
+        self._cap = 0
+        self._beat: float | None = None
+        self._silence = 0.0
+        self._expires: float | None = None
+        self._last_sent = self._last_heard = time.monotonic()
+        self._paused = False
+        self._warm = False
+        self._executions = 0
+        self._memory_kills = 0
+        self._done = False
+
+    def run(self) -> None:
+        """Serves until the host says stop, closes the wire or falls silent."""
+        wake_reads, wake_writes = os.pipe()
+        for fd in (wake_reads, wake_writes, self._reads, self._writes):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_writes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.signal(signal.SIGTERM, self._on_term)
+        self._wake = (wake_reads, wake_writes)
+        self._watch(wake_reads, self._on_signal)
+        self._watch(self._reads, self._on_wire)
+        try:
+            while not self._done:
+                wait = self._until_next()
+                events = self._poll.poll(wait)
+                for fd, _event in events:
+                    handler = self._handlers.get(fd)
+                    if handler is not None:
+                        handler()
+                self._tick()
+                if not events and not self._warm and not self._processes:
+                    self._warm_up()
+        finally:
+            self._end_everything()
+
+    def _watch(self, fd: int, handler: Callable[[], None]) -> None:
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def _warm_up(self) -> None:
+        """Imports, while nothing else is to be done, what most code and every traceback needs; children inherit it."""
+        self._warm = True
+        import gc
+        import json  # noqa: F401
+        import signal as _  # noqa: F401
+        import traceback  # noqa: F401
+
+        gc.collect()
+        gc.freeze()
+
+    # -- time
+
+    def _until_next(self) -> float | None:
+        """Seconds until something is due."""
+        moments: list[float] = []
+        if not self._warm and not self._processes and self._settings:
+            moments.append(time.monotonic() + 0.02)
+        if self._beat is not None:
+            moments += [self._last_sent + self._beat, self._last_heard + self._silence]
+        if self._expires is not None:
+            moments.append(self._expires)
+        for process in self._processes.values():
+            execution = process.execution
+            if execution is not None:
+                due = execution.kill_at if execution.kill_at is not None else execution.deadline
+                if due is not None:
+                    moments.append(due)
+        if not moments:
+            return None
+        return max(0.0, min(moments) - time.monotonic())
+
+    def _tick(self) -> None:
+        if self._beat is None and self._expires is None and not self._processes:
+            return
+        now = time.monotonic()
+        if self._beat is not None:
+            if now >= self._last_heard + self._silence:
+                self._done = True  # the host is gone, and the sandbox must become idle for its provider to end it
+            elif now >= self._last_sent + self._beat:
+                self._send({"op": "beat", "id": 0})
+        if self._expires is not None and now >= self._expires:
+            self._done = True
+        for process in list(self._processes.values()):
+            execution = process.execution
+            if execution is None:
+                continue
+            if execution.kill_at is not None:
+                if now >= execution.kill_at:
+                    self._kill(process)
+                    execution.kill_at = now + INTERRUPT_GRACE
+            elif execution.deadline is not None and now >= execution.deadline:
+                self._stop(process, execution, "timeout")
+
+    def _stop(self, process: Process, execution: Execution, cause: str) -> None:
+        """Interrupts an execution, so that it can say where it was and a context keeps its state; then kills it."""
+        if execution.submitted is None:
+            execution.cause = execution.cause or cause
+        execution.deadline = None
+        if cause == "cancelled" and process.context is None:
+            self._kill(process)
+            execution.kill_at = time.monotonic() + INTERRUPT_GRACE
+            return
+        self._signal(process.pid, signal.SIGINT)
+        execution.kill_at = time.monotonic() + INTERRUPT_GRACE
+
+    @staticmethod
+    def _signal(pid: int, number: int) -> None:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+    def _kill(self, process: Process) -> None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # a child is the leader of a session of its own
+        except (ProcessLookupError, PermissionError):
+            pass
+        self._signal(process.pid, signal.SIGKILL)
+
+    # -- the wire
+
+    def _send(self, header: dict[str, Any], body: bytes | None = None) -> None:
+        self._sent += 1
+        header["n"] = self._sent
+        self._last_sent = time.monotonic()
+        self._backlog += encode(header, body)
+        self._flush_wire()
+
+    def _flush_wire(self) -> None:
+        if self._backlog and self._write(self._writes, self._backlog) is None:
+            self._done = True
+            return
+        watched = self._writes in self._handlers
+        if self._backlog and not watched:
+            self._handlers[self._writes] = self._flush_wire
+            self._poll.register(self._writes, select.EPOLLOUT)
+        elif not self._backlog and watched:
+            self._unwatch(self._writes)
+        if not self._paused and len(self._backlog) > BACKLOG_LIMIT:
+            self._paused = True
+            for process in self._processes.values():
+                self._unwatch(process.reads)
+        elif self._paused and not self._backlog:
+            self._paused = False
+            for process in self._processes.values():
+                self._watch(process.reads, lambda process=process: self._on_channel(process))
+
+    @staticmethod
+    def _write(fd: int, backlog: bytearray) -> int | None:
+        """Writes what the other side takes; None if it is gone."""
+        done = 0
+        view = memoryview(backlog)
+        try:
+            while done < len(view):
+                done += os.write(fd, view[done:])
+        except BlockingIOError:
+            pass
+        except OSError:
+            return None
+        finally:
+            view.release()
+            del backlog[:done]
+        return done
+
+    def _on_wire(self) -> None:
+        try:
+            data = os.read(self._reads, PIPE_SIZE)
+        except BlockingIOError:
+            return
+        if not data:
+            self._done = True
+            return
+        self._last_heard = time.monotonic()
+        for header, body in self._frames.feed(data):
+            if header["n"] <= self._heard:
+                continue
+            self._heard = header["n"]
+            getattr(self, "_op_" + header["op"])(header, body)
+
+    def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
+        settings = self._settings = loads(body.decode("utf-8"))
+        self._cap = settings["output_cap"]
+        self._beat = settings["heartbeat"]
+        self._silence = settings["silence"]
+        if settings["lifetime"] is not None:
+            self._expires = time.monotonic() + settings["lifetime"]
+        os.chdir(settings["cwd"])
+        self._confinement = Confinement(settings["confinement"])
+        self._confinement.supervise()
+        self._memory_kills = self._count_memory_kills()
+        self._send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
+
+    def _op_beat(self, _header: dict[str, Any], _body: bytes | None) -> None:
+        pass  # any frame counts as a sign of life
+
+    def _op_stop(self, _header: dict[str, Any], _body: bytes | None) -> None:
+        self._done = True
+
+    def _op_execute(self, header: dict[str, Any], body: bytes) -> None:
+        self._executions += 1
+        if self._executions == 2 and not self._warm:
+            self._warm_up()  # a sandbox that is used twice is likely to be used a hundred times
+        execution = Execution(header["id"], header["timeout"], self._cap)
+        context: str | None = header["context"]
+        if context in self._lost:
+            self._refuse(execution, "lost", self._lost[context])
+            return
+        process = self._contexts.get(context) if context is not None else None
+        if process is not None and process.execution is not None:
+            self._refuse(execution, "busy", f"context {context!r} is busy with execution {process.execution.id}")
+            return
+        try:
+            if process is None:
+                process = self._fork(context, execution, body)
+            else:
+                process.execution = execution
+            if context is not None:
+                self._tell(process, encode({"op": "execute", "token": execution.token}, body))
+        except OSError as error:
+            self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
+
+    def _refuse(self, execution: Execution, status: str, message: str) -> None:
+        body = dumps({"message": message}).encode("utf-8")
+        self._send({"op": "end", "id": execution.id, "status": status, "seconds": 0.0}, body)
+
+    def _op_reply(self, header: dict[str, Any], body: bytes) -> None:
+        process = self._process_of(header["id"])
+        if process is not None and process.execution is not None:
+            self._tell(process, encode({"op": "reply", "token": process.execution.token, "call": header["call"]}, body))
+
+    def _op_cancel(self, header: dict[str, Any], _body: bytes | None) -> None:
+        process = self._process_of(header["id"])
+        if process is not None and process.execution is not None:
+            self._stop(process, process.execution, "cancelled")
+
+    def _op_forget(self, header: dict[str, Any], _body: bytes | None) -> None:
+        process = self._contexts.get(header["context"])
+        self._lost.pop(header["context"], None)
+        if process is not None:
+            if process.execution is not None:
+                process.execution.cause = process.execution.cause or "cancelled"
+            self._kill(process)
+
+    def _process_of(self, number: int) -> Process | None:
+        for process in self._processes.values():
+            if process.execution is not None and process.execution.id == number:
+                return process
+        return None
+
+    # -- children
+
+    def _fork(self, context: str | None, execution: Execution, body: bytes) -> Process:
+        pipes: list[int] = []
+        try:
+            for _ in range(4):
+                pipes += os.pipe()
+            supervisor = os.getpid()
+            pid = os.fork()
+        except OSError:
+            for fd in pipes:
+                os.close(fd)
+            raise
+        in_reads, in_writes, out_reads, out_writes, stdout_reads, stdout_writes, stderr_reads, stderr_writes = pipes
+        if pid == 0:
+            try:
+                self._become_child(supervisor, (in_reads, out_writes, stdout_writes, stderr_writes), execution)
+                child = Child(self._settings["cwd"])
+                if context is None:
+                    child.run_once(execution.token, body)
+                child.stay()
+            finally:
+                os._exit(INHERIT_EXIT)
+        for fd in (in_reads, out_writes, stdout_writes, stderr_writes):
+            os.close(fd)
+        for fd in (in_writes, out_reads, stdout_reads, stderr_reads):
+            os.set_blocking(fd, False)
+        process = Process(pid, context)
+        process.execution = execution
+        process.reads, process.writes = out_reads, in_writes
+        process.outputs = {"stdout": stdout_reads, "stderr": stderr_reads}
+        self._processes[pid] = process
+        if context is not None:
+            self._contexts[context] = process
+            widen(in_writes, CONTEXT_PIPE)
+        self._watch(stdout_reads, lambda: self._drain(process, "stdout"))
+        self._watch(stderr_reads, lambda: self._drain(process, "stderr"))
+        if not self._paused:
+            self._watch(out_reads, lambda: self._on_channel(process))
+        return process
+
+    def _become_child(self, supervisor: int, ends: tuple[int, int, int, int], execution: Execution) -> None:
+        """Leaves everything of the supervisor's behind. Ends the process if the confinement cannot be had."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 512) for fd in ends]  # clear of the numbers that they go to
+        os.dup2(high[0], CHANNEL_IN, inheritable=False)
+        os.dup2(high[1], CHANNEL_OUT, inheritable=False)
+        os.dup2(high[2], 1)
+        os.dup2(high[3], 2)
+        assert self._confinement is not None
+        try:
+            self._confinement.enter(supervisor)
+        except OSError as error:
+            message = dumps({"message": f"the confinement could not be had: {error.strerror or error}"}).encode()
+            os.write(CHANNEL_OUT, encode({"op": "end", "token": execution.token, "status": "setup"}, message))
+            os._exit(0)
+        os.closerange(CHANNEL_OUT + 1, max(*high, *self._descriptors()) + 1)
+        os.environ.update(self._settings["environment"])
+        sys.path += self._settings["path"]
+
+    def _descriptors(self) -> list[int]:
+        mine = [self._reads, self._writes, self._poll.fileno(), *self._wake]
+        for process in self._processes.values():
+            mine += [process.reads, process.writes, *process.outputs.values()]
+        return mine
+
+    def _tell(self, process: Process, data: bytes) -> None:
+        process.backlog += data
+        self._flush_channel(process)
+
+    def _flush_channel(self, process: Process) -> None:
+        if self._write(process.writes, process.backlog) is None:
+            process.backlog.clear()  # it is dead or dying: the kernel will say so
+        watched = process.writes in self._handlers
+        if process.backlog and not watched:
+            self._handlers[process.writes] = lambda: self._flush_channel(process)
+            self._poll.register(process.writes, select.EPOLLOUT)
+        elif not process.backlog and watched:
+            self._unwatch(process.writes)
+
+    def _drain(self, process: Process, stream: str) -> None:
+        """Reads all that is in an output pipe. What comes between two executions of a context belongs to neither."""
+        while True:
+            try:
+                data = os.read(process.outputs[stream], PIPE_SIZE)
+            except BlockingIOError:
+                return
+            if not data:
+                self._unwatch(process.outputs[stream])
+                return
+            if process.execution is not None:
+                text = process.execution.streams[stream].feed(data)
+                if text:
+                    self._send({"op": "output", "id": process.execution.id, "stream": stream, "text": text})
+            if len(data) < PIPE_SIZE // 16:
+                return
+
+    def _on_channel(self, process: Process) -> None:
+        try:
+            data = os.read(process.reads, PIPE_SIZE)
+        except BlockingIOError:
+            return
+        if not data:
+            self._unwatch(process.reads)  # not an end: the kernel tells when the child has ended
+            return
+        self._take(process, data)
+
+    def _take(self, process: Process, data: bytes) -> None:
+        if process.broken:
+            return
+        try:
+            for header, body in process.frames.feed(data):
+                self._from_child(process, header, body)
+        except BadFrame as error:
+            process.broken = str(error)
+            if process.execution is not None and process.execution.submitted is None:
+                process.execution.cause = process.execution.cause or "channel"
+            self._kill(process)
+
+    def _from_child(self, process: Process, header: dict[str, Any], body: bytes | None) -> None:
+        op, execution = header.get("op"), process.execution
+        if body is None or b"\n" in body or op not in ("submit", "call", "end"):
+            raise BadFrame(f"a frame of kind {op!r} that is none of a child's")
+        if op != "call" and len(body) > OUTCOME_LIMIT:
+            raise BadFrame(f"an outcome of {len(body):,} bytes")
+        if execution is None or header.get("token") != execution.token:
+            return  # from a thread that an earlier execution left behind
+        if op == "call":
+            number, name = header.get("call"), header.get("name")
+            if type(number) is not int or type(name) is not str:
+                raise BadFrame("a call without a number or a name")
+            self._send({"op": "call", "id": execution.id, "call": number, "name": name}, body)
+        elif op == "submit":
+            if execution.submitted is None and not execution.cause:
+                execution.submitted = body
+                execution.deadline = None
+                execution.kill_at = time.monotonic() + SUBMIT_GRACE
+        else:
+            status = header.get("status")
+            if status not in ("finished", "error", "setup"):
+                raise BadFrame(f"an end with the status {status!r}")
+            if not execution.status:
+                execution.status, execution.outcome = str(status), body
+            if process.context is not None:
+                self._finish(process, execution)
+
+    # -- ends
+
+    def _on_term(self, _number: int, _frame: object) -> None:
+        self._done = True
+
+    @staticmethod
+    def _count_memory_kills() -> int:
+        """How often this kernel has killed for want of memory; 0 where it does not say."""
+        try:
+            with open("/proc/vmstat") as file:
+                return int(file.read().partition("oom_kill ")[2].partition("\n")[0])
+        except (OSError, ValueError):
+            return 0
+
+    def _on_signal(self) -> None:
+        try:
+            while os.read(self._wake[0], 4096):
+                pass
+        except BlockingIOError:
+            pass
+        reaped = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            reaped = True
+            process = self._processes.pop(pid, None)
+            if process is not None:
+                self._on_death(process, status)
+        if reaped:
+            self._sweep()
+
+    def _on_death(self, process: Process, status: int) -> None:
+        """The kernel says that a child has ended: with it, its execution."""
+        if process.context is not None and self._contexts.get(process.context) is process:
+            del self._contexts[process.context]
+        try:
+            while data := os.read(process.reads, PIPE_SIZE):
+                self._take(process, data)
+        except BlockingIOError:
+            pass
+        execution = process.execution
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        if process.context is not None:
+            how = f"was killed by signal {number}" if number else f"exited with status {code}"
+            self._lost[process.context] = f"the process that held the state {how}"
+        if execution is not None:
+            self._finish(process, execution, code, number)
+        for fd in (process.reads, process.writes, *process.outputs.values()):
+            self._unwatch(fd)
+            os.close(fd)
+
+    def _finish(
+        self, process: Process, execution: Execution, code: int | None = None, number: int | None = None
+    ) -> None:
+        """Sends an execution's end. `code` and `number` are the child's exit status and signal where it has ended."""
+        for name in execution.streams:
+            self._drain(process, name)
+        process.execution = None
+        dropped: dict[str, int] = {}
+        for name, stream in execution.streams.items():
+            now, tail = stream.finish()
+            if now:
+                self._send({"op": "output", "id": execution.id, "stream": name, "text": now})
+            if stream.dropped:
+                dropped[name] = stream.dropped
+            if tail:
+                self._send(
+                    {"op": "output", "id": execution.id, "stream": name, "text": tail, "dropped": stream.dropped}
+                )
+        header: dict[str, Any] = {
+            "op": "end", "id": execution.id, "seconds": time.monotonic() - execution.started, "dropped": dropped,
+        }  # fmt: skip
+        body = execution.outcome or b"null"
+        if execution.submitted is not None:
+            header["status"], body = "submitted", execution.submitted
+        elif execution.cause:
+            header["status"] = execution.cause
+            if execution.cause == "channel":
+                body = dumps({"message": process.broken}).encode("utf-8", "replace")
+        elif execution.status:
+            header["status"] = execution.status
+        else:
+            header["status"], header["exit_code"], header["signal"] = "crashed", code, number
+            if number == signal.SIGKILL:
+                kills, self._memory_kills = self._memory_kills, self._count_memory_kills()
+                header["out_of_memory"] = self._memory_kills > kills
+        if process.context is not None and (code is not None or number is not None):
+            header["state_lost"] = True
+        self._send(header, body)
+
+    def _sweep(self) -> None:
+        """Kills what an ended execution left running.
+
+        A child adopts its own orphans while it lives, so a child of ours that we did not fork is one whose execution
+        has ended. Bounded, because code may fork as fast as we kill: each death brings us back here.
+        """
+        for _ in range(50):
+            strangers = [pid for pid in self._children() if pid not in self._processes]
+            if not strangers:
+                return
+            for pid in strangers:
+                self._signal(pid, signal.SIGKILL)
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    pass
+
+    @staticmethod
+    def _children() -> list[int]:
+        me = os.getpid()
+        try:
+            with open(f"/proc/{me}/task/{me}/children") as file:
+                return [int(pid) for pid in file.read().split()]
+        except OSError:
+            pass
+        found: list[int] = []
+        try:
+            names = os.listdir("/proc")
+        except OSError:
+            return found
+        for name in names:
+            if name.isdigit():
+                try:
+                    with open(f"/proc/{name}/stat") as file:
+                        if int(file.read().rpartition(")")[2].split()[1]) == me:
+                            found.append(int(name))
+                except OSError:
+                    continue  # it ended meanwhile
+        return found
+
+    def _end_everything(self) -> None:
+        self._expires = self._beat = None
+        for process in self._processes.values():
+            self._kill(process)
+        until = time.monotonic() + 5.0
+        while time.monotonic() < until:
+            self._processes = {}
+            self._sweep()
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                time.sleep(0.005)
+
+
+def take_wire() -> tuple[int, int]:
+    """The wire, moved from descriptors 0 and 1 to private ones; what reads or writes there later finds /dev/null."""
+    reads = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 10)
+    writes = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 10)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    if null > 2:
+        os.close(null)
+    return reads, writes
+
+
+def main() -> None:
+    """Runs the driver on descriptors 0 and 1."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        Supervisor(*take_wire()).run()
+    except BrokenPipeError:
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Everything that can go wrong, each with a type of its own.
+
+An error's text says what happened, where, and what to do next. `again` says when an execution that met it is tried
+again; it is read by the type, never by searching a message. Errors are JSON both ways, for they stand in the ledger.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from .result import Failure, Meta, Result
+
+Again = Literal["never", "if asked", "if idempotent", "always"]
+
+
+class RlmBatchError(Exception):
+    """What all our errors have in common.
+
+    `meta` is what is known of the execution that failed (its output, its sandbox, its seconds), or None where there
+    was none.
+    """
+
+    again: ClassVar[Again] = "never"
+    details: ClassVar[tuple[str, ...]] = ()  # the attributes that stand in the JSON beside the text
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.meta: Meta | None = None
+
+    @property
+    def summary(self) -> str:
+        """The first line of the text, for tables and logs."""
+        return str(self).partition("\n")[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return error_from_json, (error_to_json(self),)
+
+
+class CodeError(RlmBatchError):
+    """The code raised an exception.
+
+    `type` and `message` are the exception's, `traceback` begins at the code's own first frame, `line` is the line of
+    the code where it happened, `stdout` what the code had printed.
+    """
+
+    again = "if asked"
+    details = ("type", "message", "traceback", "stdout", "line")
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        type: str = "",
+        message: str = "",
+        traceback: str = "",
+        stdout: str = "",
+        line: int | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.type = type
+        self.message = message
+        self.traceback = traceback
+        self.stdout = stdout
+        self.line = line
+
+
+class CodeSyntaxError(CodeError):
+    """The code could not be compiled; none of it ran."""
+
+
+class CodeCrashed(CodeError):
+    """The process that ran the code ended before the code did, or ran out of memory.
+
+    `exit_code` or `signal` is how it ended; `out_of_memory` is true where the memory limit or the kernel's
+    out-of-memory killer ended it.
+    """
+
+    details = (*CodeError.details, "exit_code", "signal", "out_of_memory")
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        out_of_memory: bool = False,
+        **details: Any,
+    ) -> None:
+        super().__init__(text, **details)
+        self.exit_code = exit_code
+        self.signal = signal
+        self.out_of_memory = out_of_memory
+
+
+class ExecutionTimeout(RlmBatchError):
+    """The code outlived its timeout of `timeout` seconds; `traceback` is where it was, if it could be asked."""
+
+    again = "if asked"
+    details = ("timeout", "traceback", "stdout")
+
+    def __init__(self, text: str, *, timeout: float = 0.0, traceback: str = "", stdout: str = "") -> None:
+        super().__init__(text)
+        self.timeout = timeout
+        self.traceback = traceback
+        self.stdout = stdout
+
+
+class SubmitError(RlmBatchError):
+    """SUBMIT was given what cannot be handed back: not JSON, too large, or not the fields that were asked for."""
+
+
+class VolumeError(RlmBatchError):
+    """A path that leaves the volume, a file that is not there, or no volume at all."""
+
+
+class StateLost(RlmBatchError):
+    """The process that held the state of earlier executions has ended."""
+
+
+class SandboxStartError(RlmBatchError):
+    """No sandbox could be opened; whatever was created has been removed."""
+
+    again = "always"
+
+
+class SandboxLost(RlmBatchError):
+    """The sandbox went away before the code was sent."""
+
+    again = "always"
+
+
+class OutcomeUnknown(RlmBatchError):
+    """The sandbox went away after the code was sent and before it answered: it may have run, wholly or in part."""
+
+    again = "if idempotent"
+
+
+class QuotaExceeded(RlmBatchError):
+    """The provider refused for now; `retry_after` is the number of seconds that it asked for, or None."""
+
+    again = "always"
+    details = ("retry_after",)
+
+    def __init__(self, text: str, *, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+class ConfigurationError(RlmBatchError):
+    """Credentials, image, block or parameter are wrong; trying again would not help."""
+
+
+class BudgetExceeded(RlmBatchError):
+    """A query would take more calls, tokens or money than it was given."""
+
+
+class DepthExceeded(RlmBatchError):
+    """A recursive query was asked below the greatest depth."""
+
+
+class DeadlineExceeded(RlmBatchError):
+    """The time that was given to the whole flow, or to a tree of queries, is over."""
+
+
+class QueryError(RlmBatchError):
+    """No model answered."""
+
+
+class ExecutionsFailed(RlmBatchError):
+    """A flow's end when some executions failed: `results` in order, the `failures` among them, and the ledger's path."""
+
+    details = ("results_path",)
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        results: list[Result | Failure] | None = None,
+        failures: list[Failure] | None = None,
+        results_path: str = "",
+    ) -> None:
+        super().__init__(text)
+        self.results = results or []
+        self.failures = failures or []
+        self.results_path = results_path
+
+
+def _family(kind: type[RlmBatchError]) -> dict[str, type[RlmBatchError]]:
+    found = {kind.__name__: kind}
+    for child in kind.__subclasses__():
+        found.update(_family(child))
+    return found
+
+
+def error_to_json(error: RlmBatchError) -> dict[str, Any]:
+    """The error as a dict of JSON values, without its meta."""
+    return {"error": type(error).__name__, "text": str(error), **{name: getattr(error, name) for name in error.details}}
+
+
+def error_from_json(data: dict[str, Any]) -> RlmBatchError:
+    """The error that `error_to_json` was given. A type or a detail of a later version reads as the nearest of ours."""
+    kind = _family(RlmBatchError).get(data["error"], RlmBatchError)
+    details = {name: data[name] for name in kind.details if name in data}
+    return kind(data["text"], **details)

@@ -1,0 +1,147 @@
+"""What comes back from an execution: a result, or the failure that stands in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from .errors import error_from_json, error_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .errors import RlmBatchError
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is known of an execution beside what it submitted.
+
+    `seconds` is how long the code ran, by the sandbox's own monotonic clock. `attempt` counts from 1, and
+    `earlier_errors` says how those before it failed. `stdout` and
+    `stderr` are the first and the last half of what the code wrote, where it wrote more than the cap; a line between
+    them says how much was dropped. `isolation` is the level that was in force, `layers` what it was made of.
+    """
+
+    index: int | None = None
+    variables: dict[str, Any] = field(default_factory=dict[str, Any])
+    provider: str = ""
+    sandbox_id: str = ""
+    isolation: str = ""
+    layers: tuple[str, ...] = ()
+    seconds: float = 0.0
+    attempt: int = 1
+    earlier_errors: tuple[str, ...] = ()
+    submitted: bool = False
+    stdout: str = ""
+    stderr: str = ""
+
+
+class Result:
+    """What `SUBMIT` handed back: its fields as items and as attributes.
+
+    All of them are in `outputs`, and what else is known of the execution is in `meta`; only those two names are taken.
+    """
+
+    __slots__ = ("meta", "outputs")
+
+    outputs: dict[str, Any]
+    meta: Meta
+
+    def __init__(self, outputs: dict[str, Any], meta: Meta) -> None:
+        self.outputs = outputs
+        self.meta = meta
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.outputs[name]
+        except KeyError:
+            raise KeyError(self._absent(name)) from None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("outputs", "meta"):  # pickling and copying ask before there is anything
+            raise AttributeError(name)
+        try:
+            return self.outputs[name]
+        except KeyError:
+            raise AttributeError(self._absent(name)) from None
+
+    def _absent(self, name: str) -> str:
+        if not self.meta.submitted:
+            return f"there is no field {name!r}: the code ended without calling SUBMIT"
+        if not self.outputs:
+            return f"there is no field {name!r}: SUBMIT was called without any"
+        return f"there is no field {name!r}: the code submitted {', '.join(self.outputs)}"
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.outputs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.outputs)
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    def __bool__(self) -> bool:
+        return True  # a result without fields is a result
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Result) and self.outputs == other.outputs and self.meta == other.meta
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Result, (self.outputs, self.meta)
+
+    def __repr__(self) -> str:
+        return "Result(" + ", ".join(f"{name}={value!r}" for name, value in self.outputs.items()) + ")"
+
+
+class Failure:
+    """Stands in the place of a result where an execution failed for good: `error` and `meta`."""
+
+    __slots__ = ("error", "meta")
+
+    error: RlmBatchError
+    meta: Meta
+
+    def __init__(self, error: RlmBatchError, meta: Meta) -> None:
+        self.error = error
+        self.meta = meta
+
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError(self._absent(name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("error", "meta"):
+            raise AttributeError(name)
+        raise AttributeError(self._absent(name))
+
+    def _absent(self, name: str) -> str:
+        return f"there is no field {name!r}: this execution failed: {self.error.summary}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Failure, (self.error, self.meta)
+
+    def __repr__(self) -> str:
+        return f"Failure({type(self.error).__name__}: {self.error.summary})"
+
+
+def outcome_to_json(outcome: Result | Failure) -> dict[str, Any]:
+    """A result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`."""
+    meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
+    if isinstance(outcome, Result):
+        return {"outputs": outcome.outputs, "meta": meta}
+    return {"error": error_to_json(outcome.error), "meta": meta}
+
+
+def outcome_from_json(data: dict[str, Any]) -> Result | Failure:
+    """What `outcome_to_json` was given. What a later version knows and this one does not is passed over."""
+    known = {item.name for item in fields(Meta)}
+    values = {name: value for name, value in data["meta"].items() if name in known}
+    for name in ("layers", "earlier_errors"):
+        values[name] = tuple(values.get(name, ()))
+    meta = Meta(**values)
+    if "error" in data:
+        return Failure(error_from_json(data["error"]), meta)
+    return Result(data["outputs"], meta)

@@ -1,0 +1,1 @@
+"""What Prefect tracks and retries, and the ledger that it writes to."""

@@ -1,0 +1,55 @@
+"""The index of the results root: which ledger holds the result of a key, over all flow runs.
+
+It is made from the ledgers and can be deleted at any time; only what was appended since the last look is read again.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from .ledger import Line, read_line, read_part
+
+SCHEMA = """
+create table if not exists parts (path text primary key, size integer not null);
+create table if not exists results (
+    key text primary key, path text not null, start integer not null, length integer not null);
+"""
+
+
+class ResultIndex:
+    """Finds succeeded executions by key in every ledger directly below a root."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.mkdir(parents=True, exist_ok=True)
+        self._file = root / "index.sqlite"
+
+    def refresh(self) -> None:
+        """Reads what the ledgers have gained since the last time."""
+        with closing(self._connect()) as database, database:
+            seen: dict[str, int] = dict(database.execute("select path, size from parts"))
+            for part in self._root.glob("*/part-*.jsonl"):
+                path, read = str(part), seen.get(str(part), 0)
+                if os.path.getsize(part) <= read:
+                    continue
+                for line in read_part(part, read):
+                    _, start, length = line.where
+                    read = start + length
+                    if line.succeeded:
+                        database.execute("insert or replace into results values (?, ?, ?, ?)", (line.key, path, start, length))
+                database.execute("insert or replace into parts values (?, ?)", (path, read))
+
+    def find(self, key: str) -> Line | None:
+        """The line of a succeeded execution with that key, if any ledger still has it."""
+        with closing(self._connect()) as database:
+            row = database.execute("select path, start, length from results where key = ?", (key,)).fetchone()
+        line = read_line(*row) if row else None
+        return line if line is not None and line.key == key and line.succeeded else None
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._file, timeout=30.0)
+        database.executescript(SCHEMA)
+        return database

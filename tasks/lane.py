@@ -1,0 +1,79 @@
+"""A lane: one of a flow run's workers, with at most one sandbox open at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..blocks.provider import SandboxProvider
+from ..sandbox.errors import ConfigurationError, RlmBatchError
+from ..sandbox.interpreter import Interpreter
+from ..sandbox.result import Meta, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .execution import Execution
+
+
+class ProviderUnusable(Exception):
+    """No sandbox can be opened, now or later: the whole flow run ends, with the error that is this one's cause."""
+
+
+class Lane:
+    """Runs executions one after the other, each in a process of its own.
+
+    With `reuse` the sandbox stays open from one execution to the next, and is replaced when it was lost or when what
+    remains of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own.
+    """
+
+    def __init__(self, provider: SandboxProvider, run: str, *, reuse: bool, timeout: float) -> None:
+        self.provider = provider
+        self._run = run
+        self._reuse = reuse
+        self._timeout = timeout
+        self._interpreter: Interpreter | None = None
+        self._expires = 0.0
+
+    async def execute(self, execution: Execution, on_output: Callable[[str, str], None] | None = None) -> Result:
+        """One attempt at an execution. Raises what `Interpreter.execute` raises, with `meta` complete.
+
+        Raises ProviderUnusable where the provider says that its configuration is wrong.
+        """
+        try:
+            try:
+                interpreter = await self._open()
+            except ConfigurationError as error:
+                raise ProviderUnusable from error
+            result = await interpreter.execute(execution.code, execution.variables, on_output=on_output)
+        except RlmBatchError as error:
+            meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
+            error.meta = self._complete(meta, execution)
+            raise
+        finally:
+            if not self._reuse:
+                await self.close()
+        result.meta = self._complete(result.meta, execution)
+        return result
+
+    @staticmethod
+    def _complete(meta: Meta, execution: Execution) -> Meta:
+        earlier = tuple(f"{type(error).__name__}: {error.summary}" for error in execution.errors)
+        return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=earlier)
+
+    async def _open(self) -> Interpreter:
+        now = asyncio.get_running_loop().time()
+        if self._interpreter is not None and (not self._interpreter.alive or now + 2 * self._timeout > self._expires):
+            await self.close()
+        if self._interpreter is None:
+            self._expires = now + max(self.provider.lifetime, 2 * self._timeout)
+            self._interpreter = self.provider.interpreter(run=self._run, timeout=self._timeout)
+        await self._interpreter.start()
+        return self._interpreter
+
+    async def close(self) -> None:
+        """Removes the sandbox, if one is open."""
+        interpreter, self._interpreter = self._interpreter, None
+        if interpreter is not None:
+            await interpreter.shutdown()

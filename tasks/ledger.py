@@ -1,0 +1,148 @@
+"""The ledger: the directory of JSON lines that a flow run writes its results to, and resumes from.
+
+A writer appends to parts of its own, `part-<writer>-<n>.jsonl`, and to nobody else's, so that any number of processes
+may write to one ledger. Lines are handed to the operating system as they come: a process that is killed loses none that
+was written, a machine that loses power may lose the last seconds. A torn last line is passed over by readers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..sandbox.errors import ConfigurationError
+from ..sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
+
+VERSION = 1
+PART_SIZE = 64 * 1024 * 1024  # bytes after which a writer begins a new part: small enough to copy and to look at
+
+
+def results_root() -> Path:
+    """Where ledgers are made by default: `RLM_BATCH_RESULTS`, or the user's data directory."""
+    named = os.environ.get("RLM_BATCH_RESULTS")
+    if named:
+        return Path(named).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME")
+    base = Path(data) if data and os.path.isabs(data) else Path.home() / ".local" / "share"
+    return base / "rlm-batch" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a ledger, as it was read: `at` is in epoch seconds, `where` the part, offset and length in bytes."""
+
+    key: str
+    at: float
+    succeeded: bool
+    data: dict[str, Any]
+    where: tuple[str, int, int]
+
+    def outcome(self) -> Result | Failure:
+        """The result or the failure that the line holds."""
+        return outcome_from_json(self.data)
+
+
+class Ledger:
+    """One ledger, open for reading and for appending. `path` is absolute."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self._writer = uuid.uuid4().hex[:12]
+        self._part = 0
+        self._file: Any = None
+
+    def create(self) -> None:
+        """Makes the directory. Raises ConfigurationError where it cannot be made or written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise PermissionError(13, "it cannot be written")
+        except OSError as error:
+            raise ConfigurationError(
+                f"the ledger {self.path} cannot be made: {error.strerror}. Name another directory with results_path, or "
+                "another root with the environment variable RLM_BATCH_RESULTS"
+            ) from error
+
+    def write(self, key: str, outcome: Result | Failure) -> None:
+        """Appends one line. Raises OSError, with the ledger's path in it, where that cannot be done."""
+        succeeded = isinstance(outcome, Result)
+        line = {
+            "version": VERSION,
+            "key": key,
+            "at": time.time(),
+            "index": outcome.meta.index,
+            "attempt": outcome.meta.attempt,
+            "status": "succeeded" if succeeded else "failed",
+            **outcome_to_json(outcome),
+        }
+        data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        try:
+            file = self._open()
+            if file.write(data) != len(data):
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise OSError(
+                error.errno, f"a result could not be written to the ledger {self.path}: {error.strerror}; what is there stays"
+            ) from error
+
+    def _open(self) -> Any:
+        if self._file is not None and self._file.tell() >= PART_SIZE:
+            self._file.close()
+            self._file = None
+        if self._file is None:
+            self._part += 1
+            # Unbuffered, so that each line is one write.
+            self._file = open(self.path / f"part-{self._writer}-{self._part}.jsonl", "ab", buffering=0)  # noqa: SIM115
+        return self._file
+
+    def close(self) -> None:
+        """Closes the part that is being written; the next write begins another."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def lines(self) -> Iterator[Line]:
+        """Every whole line of every part, as it was written; torn and foreign ones are passed over."""
+        for part in sorted(self.path.glob("part-*.jsonl")):
+            yield from read_part(part)
+
+    def best(self) -> dict[str, Line]:
+        """For each key the line that counts: success beats failure, and then the later beats the earlier."""
+        found: dict[str, Line] = {}
+        for line in self.lines():
+            held = found.get(line.key)
+            if held is None or (line.succeeded, line.at) >= (held.succeeded, held.at):
+                found[line.key] = line
+        return found
+
+
+def read_part(part: Path, offset: int = 0) -> Iterator[Line]:
+    """The whole lines of a part from that byte on."""
+    with part.open("rb") as file:
+        file.seek(offset)
+        for raw in file:
+            start, offset = offset, offset + len(raw)
+            if not raw.endswith(b"\n"):
+                return  # torn: its writer was killed, or is writing it
+            try:
+                data = json.loads(raw)
+                yield Line(data["key"], data["at"], data["status"] == "succeeded", data, (str(part), start, len(raw)))
+            except (ValueError, KeyError, TypeError):
+                continue
+
+
+def read_line(part: str, offset: int, length: int) -> Line | None:
+    """One line again, by where it was found; None if it is no longer there."""
+    try:
+        with open(part, "rb") as file:
+            file.seek(offset)
+            data = json.loads(file.read(length))
+            return Line(data["key"], data["at"], data["status"] == "succeeded", data, (part, offset, length))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
