@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def _configured(block: type[SandboxProvider], fields: dict[str, Any]) -> SandboxProvider:
     unknown = sorted(set(fields) - set(block.model_fields))
     if unknown:
-        raise ConfigurationError(f"{block.__name__} has no field {', '.join(unknown)}: it has {', '.join(block.model_fields)}")
+        raise ConfigurationError(
+            f"{block.__name__} has no field {', '.join(unknown)}: it has {', '.join(block.model_fields)}"
+        )
     try:
         return block(**fields)
     except ValidationError as error:

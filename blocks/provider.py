@@ -58,11 +58,11 @@ class SandboxProvider(Block, ABC):
         """Opens a sandbox. Raises SandboxStartError, QuotaExceeded or ConfigurationError, and leaves nothing then."""
 
     @abstractmethod
-    async def list(self) -> list[SandboxInfo]:
+    async def list_sandboxes(self) -> list[SandboxInfo]:
         """The sandboxes that carry our labels, whoever opened them."""
 
     @abstractmethod
-    async def delete(self, sandbox_id: str) -> None:
+    async def delete_sandbox(self, sandbox_id: str) -> None:
         """Removes one, with all that runs in it. One that has gone is no error."""
 
     @abstractmethod

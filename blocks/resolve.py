@@ -23,11 +23,15 @@ async def resolve(text: str) -> SandboxProvider:
     block = PROVIDERS.get(provider)
     if block is None:
         known = ", ".join([*PROVIDERS, *(f"local:{level}" for level in ISOLATIONS)])
-        raise ConfigurationError(f"unknown provider {text!r}: it is one of {known}, or a saved block such as local-sandbox/NAME")
+        raise ConfigurationError(
+            f"unknown provider {text!r}: it is one of {known}, or a saved block such as local-sandbox/NAME"
+        )
     if not colon:
         return block()
     if block is not LocalSandbox or isolation not in ISOLATIONS:
-        raise ConfigurationError(f"unknown isolation in {text!r}: it is one of {', '.join(f'local:{i}' for i in ISOLATIONS)}")
+        raise ConfigurationError(
+            f"unknown isolation in {text!r}: it is one of {', '.join(f'local:{i}' for i in ISOLATIONS)}"
+        )
     return LocalSandbox(isolation=isolation)
 
 

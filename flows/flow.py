@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
@@ -32,19 +33,17 @@ class BatchFlow(Flow[P, T]):
 
     async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
-        parameters = _by_name(self.fn, args, kwargs)
-        for name, form in SPILLABLE.items():
-            value = parameters.get(name)
-            if isinstance(value, list):
-                parameters[name] = _short(value, name, form)  # type: ignore[arg-type]
+        parameters = within_limit(dict(inspect.signature(self.fn).bind(*args, **kwargs).arguments))
         with for_embedded_server():
             return await super().__call__(**options, **parameters)  # type: ignore[misc]
 
 
-def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    import inspect
-
-    return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+def within_limit(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters, with each list that is too long for Prefect replaced by a reference to a file that holds it."""
+    return {
+        name: _short(value, name, SPILLABLE[name]) if name in SPILLABLE and isinstance(value, list) else value
+        for name, value in parameters.items()
+    }
 
 
 def _short(value: list[Any], name: str, form: str) -> list[Any] | str:

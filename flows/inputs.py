@@ -32,7 +32,9 @@ class FileInputs:
         elif self._path.suffix.lower() in (".jsonl", ".ndjson", ".json"):
             self._read = self._lines
         else:
-            raise ConfigurationError(f"{self._path} is neither JSON lines (.jsonl) nor CSV (.csv): rename or convert it")
+            raise ConfigurationError(
+                f"{self._path} is neither JSON lines (.jsonl) nor CSV (.csv): rename or convert it"
+            )
         try:
             self._length = sum(1 for _ in self._read())
         except OSError as error:
@@ -57,7 +59,7 @@ class FileInputs:
                     raise ConfigurationError(f"line {number} of {self._path} is not JSON: {error}") from None
                 if not isinstance(value, dict):
                     raise ConfigurationError(
-                        f"line {number} of {self._path} is a {type(value).__name__}: each line is an object of variables"
+                        f"line {number} of {self._path} is a {type(value).__name__}: a line is an object of variables"
                     )
                 yield value
 
@@ -86,7 +88,9 @@ class Grid:
 
     def __init__(self, grid: dict[str, list[Any]]) -> None:
         if not grid:
-            raise ConfigurationError("the grid is empty: give at least one variable with its values, such as lr=0.001,0.01")
+            raise ConfigurationError(
+                "the grid is empty: give at least one variable with its values, such as lr=0.001,0.01"
+            )
         for name, values in grid.items():
             if not values:
                 raise ConfigurationError(f"the grid has no values for {name!r}: give at least one")
@@ -118,8 +122,12 @@ def same_names(points: Inputs) -> Inputs:
         if names is None:
             names = set(point)
         for name in sorted(names ^ set(point)):
-            which, there = (f"point {number}", "the first has") if name in names else ("the first point", f"point {number} has")
-            raise ConfigurationError(f"{which} has no variable {name!r}, which {there}: every point of a sweep has the same")
+            which, there = (
+                (f"point {number}", "the first has") if name in names else ("the first point", f"point {number} has")
+            )
+            raise ConfigurationError(
+                f"{which} has no variable {name!r}, which {there}: every point of a sweep has the same"
+            )
     return points
 
 

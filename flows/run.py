@@ -42,7 +42,9 @@ OnFailure = Annotated[
 ]
 Deadline = Annotated[float | None, Field(gt=0, description="Seconds for the whole flow run")]
 ReuseSandboxes = Annotated[bool, Field(description="Keep a worker's sandbox; each execution still has its own process")]
-ExecutionsPerTask = Annotated[int | None, Field(ge=1, description="Executions in one task run; by itself about 1,000 runs")]
+ExecutionsPerTask = Annotated[
+    int | None, Field(ge=1, description="Executions in one task run; by itself about 1,000 runs")
+]
 CacheResults = Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")]
 ResultsPath = Annotated[str | None, Field(description="The ledger's directory; by default one below the results root")]
 
@@ -128,8 +130,8 @@ def raise_failures(outcomes: Outcomes, what: str) -> None:
         first = failures[0]
         raise ExecutionsFailed(
             f"{len(failures)} of {len(outcomes.results)} {what} failed, first number {first.meta.index} with "
-            f"{type(first.error).__name__}: {first.error.summary} -- the results are in {outcomes.results_path}; retry the "
-            "flow run to run only those that failed, or pass on_failure='return' to get them beside the results",
+            f"{type(first.error).__name__}: {first.error.summary} -- the results are in {outcomes.results_path}; retry "
+            "the flow run to run only those that failed, or pass on_failure='return' to get them beside the results",
             results=outcomes.results,
             failures=failures,
             results_path=outcomes.results_path,
@@ -185,9 +187,7 @@ class _Run:
             raise _first(errors) from None
 
     async def _lane(self, task: Any, works: Iterator[Work]) -> None:
-        lane = Lane(
-            self._provider, self._run_id, reuse=self._options.reuse_sandboxes, timeout=self._options.timeout
-        )
+        lane = Lane(self._provider, self._run_id, reuse=self._options.reuse_sandboxes, timeout=self._options.timeout)
         try:
             for work in works:
                 state = await task(lane, work, return_state=True)
@@ -254,13 +254,13 @@ class _Run:
         self._observer.ended(outcome, cached=False)
 
     def _out_of_time(self, to_do: Iterator[Execution]) -> None:
-        """What had not been done by the deadline fails with that; it is not written to the ledger, for it may be run yet."""
+        """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
         for execution in to_do:
             self._under_way[execution.index] = execution
         for execution in list(self._under_way.values()):
             error = DeadlineExceeded(
-                f"the flow run's deadline of {self._options.deadline:g} s passed before this execution had ended; retry "
-                "the flow run, or give it more with deadline="
+                f"the flow run's deadline of {self._options.deadline:g} s passed before this execution had ended; "
+                "retry the flow run, or give it more with deadline="
             )
             meta = Meta(index=execution.index, variables=execution.variables, provider=self._provider.provider_name)
             self._settled(execution, Failure(error, meta))

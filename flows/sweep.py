@@ -30,6 +30,7 @@ from .run import (
     raise_failures,
     run_all,
 )
+from .table import cell_text, table
 
 Direction = Literal["minimize", "maximize"]
 
@@ -48,26 +49,9 @@ class SweepReport:
     direction: Direction
     results_path: str
 
-    def columns(self) -> tuple[list[str], list[str]]:
-        """The names of the variables, and of the fields that are no variables, in the order in which they appear."""
-        variables = list(dict.fromkeys(name for trial in self.trials for name in trial.meta.variables))
-        fields = [name for trial in self.trials if isinstance(trial, Result) for name in trial.outputs]
-        return variables, [name for name in dict.fromkeys(fields) if name not in variables]
-
     def rows(self) -> list[list[str]]:
         """The table's rows of text, the header first: number, variables, fields, and what became of the trial."""
-        variables, fields = self.columns()
-        rows = [["trial", *variables, *fields, ""]]
-        for number, trial in enumerate(self.trials):
-            values = [_text(trial.meta.variables.get(name, "")) for name in variables]
-            if isinstance(trial, Result):
-                values += [_text(trial.outputs.get(name, "")) for name in fields]
-                note = "best" if trial is self.best else ""
-            else:
-                values += [""] * len(fields)
-                note = f"{type(trial.error).__name__}: {trial.error.summary}"
-            rows.append([str(number), *values, note])
-        return rows
+        return table(self.trials, self.best)
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -84,7 +68,9 @@ async def sweep(
     points: Annotated[
         list[dict[str, Any]] | str | None, Field(description="The trials' variables, or a path to JSON lines or CSV")
     ] = None,
-    objective: Annotated[str | None, Field(description="The submitted field that decides which trial is the best")] = None,
+    objective: Annotated[
+        str | None, Field(description="The submitted field that decides which trial is the best")
+    ] = None,
     direction: Annotated[Direction, Field(description="Whether the best has the least or the greatest")] = "minimize",
     provider: Provider = "local",
     max_workers: MaxWorkers = 4,
@@ -126,8 +112,12 @@ async def sweep(
     outcomes = await run_all(items, len(space), options, lambda trial: _label(trial.index, trial.variables))
     if on_failure == "raise":
         raise_failures(outcomes, "trials")
-    best = _best(outcomes.results, objective, direction, outcomes.results_path)
-    return SweepReport(outcomes.results, best, objective, direction, outcomes.results_path)
+    return report(outcomes.results, objective, direction, outcomes.results_path)
+
+
+def report(trials: list[Outcome], objective: str | None, direction: Direction, results_path: str) -> SweepReport:
+    """The report on these trials. Raises ConfigurationError if none of those that succeeded submitted the objective."""
+    return SweepReport(trials, _best(trials, objective, direction, results_path), objective, direction, results_path)
 
 
 def _space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str | None) -> Inputs:
@@ -141,13 +131,8 @@ def _space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str
 
 
 def _label(index: int, variables: dict[str, Any]) -> str:
-    values = ", ".join(f"{name}={_text(value)}" for name, value in variables.items())
+    values = ", ".join(f"{name}={cell_text(value)}" for name, value in variables.items())
     return f"trial {index}: {values}" if len(values) <= 120 else f"trial {index}: {values[:117]}..."
-
-
-def _text(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _best(trials: list[Outcome], objective: str | None, direction: Direction, path: str) -> Result | None:
@@ -160,8 +145,8 @@ def _best(trials: list[Outcome], objective: str | None, direction: Direction, pa
         said = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
         what = "submitted it as a number" if objective in fields else "submitted it"
         raise ConfigurationError(
-            f"the objective is {objective!r}, and of {len(succeeded)} trials none {what}: {said}. Name another objective; "
-            f"the results are in {path}"
+            f"the objective is {objective!r}, and of {len(succeeded)} trials none {what}: {said}. Name another "
+            f"objective; the results are in {path}"
         )
     sign = 1 if direction == "minimize" else -1
     return min(scored, key=lambda trial: sign * trial.outputs[objective])

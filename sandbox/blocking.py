@@ -1,16 +1,18 @@
-"""The interpreter's synchronous face, for scripts: the same, on one background event loop."""
+"""The interpreter's synchronous face, for scripts: the same, for threads that have no event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from .interpreter import Interpreter
+from .conversation import Conversation, limit, request
+from .direct import DirectConversation
+from .interpreter import Interpreter, shielded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
     from .contract import Sandbox
     from .result import Result
 
@@ -26,20 +28,32 @@ class _Background:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs it on the loop and waits. An interrupt here (Ctrl-C) cancels it there, and waits for its clean-up."""
+        """Runs it on the loop and waits. What interrupts the wait (Ctrl-C) cancels the work, and waits for its end."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="rlm-batch", daemon=True).start()
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        loop, done, tasks = self._loop, Future[T](), list[asyncio.Task[T]]()
+
+        def finish(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                done.set_exception(asyncio.CancelledError())
+            elif (error := task.exception()) is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(task.result())
+
+        def begin() -> None:
+            tasks.append(loop.create_task(work))
+            tasks[0].add_done_callback(finish)
+
+        loop.call_soon_threadsafe(begin)
         try:
-            return future.result()
+            return done.result()
         except BaseException:
-            if not future.done():
-                ended = threading.Event()
-                future.add_done_callback(lambda _: ended.set())
-                future.cancel()
-                ended.wait(10)
+            if not done.done():
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # noqa: PLW0108 - it is there by then
+                done.exception()
             raise
 
 
@@ -50,8 +64,8 @@ class BlockingInterpreter:
     """Runs code in one sandbox, step by step: names that one execution defines are there in the next.
 
     A context manager; or `start`, `execute` and `shutdown` by hand. Safe to use from several threads, one execution at
-    a time. `timeout` is the default for each execution, in seconds. `tools` are functions of the host that the code
-    may call by name.
+    a time. `timeout` is the default for each execution, in seconds. `tools` are functions of the host, plain or async,
+    that the code may call by name; each call has a thread of its own.
     """
 
     def __init__(
@@ -61,26 +75,62 @@ class BlockingInterpreter:
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
     ) -> None:
+        self.timeout = timeout
         self.tools: dict[str, Callable[..., Any]] = {} if tools is None else tools
-        self._timeout = timeout
         self._open = open_sandbox
-        self._interpreter: Interpreter | None = None
+        self._starting = threading.Lock()
+        self._sandbox: Sandbox | None = None
+        self._direct: DirectConversation | None = None  # where the sandbox is on this machine
+        self._interpreter: Interpreter | None = None  # where it is elsewhere
 
     def start(self) -> Self:
         """Opens the sandbox; the second time does nothing, and after `shutdown` it opens a new one.
 
         Raises SandboxStartError, QuotaExceeded or ConfigurationError.
         """
-        _background.run(self._start())
+        with self._starting:
+            if self._sandbox is None:
+                sandbox, wire = _background.run(self._opened())
+                try:
+                    if wire is None:
+                        self._interpreter = Interpreter(
+                            lambda: _itself(sandbox), timeout=self.timeout, tools=self.tools
+                        )
+                        _background.run(self._interpreter.start())
+                    else:
+                        self._direct = DirectConversation(Conversation(sandbox), *wire, _background.run)
+                        self._direct.start()
+                except BaseException:
+                    self._direct = self._interpreter = None
+                    _background.run(sandbox.remove())
+                    raise
+                self._sandbox = sandbox
         return self
 
     def execute(self, code: str, variables: dict[str, Any] | None = None, *, timeout: float | None = None) -> Result:
         """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`."""
-        return _background.run(self._execute(code, variables, timeout))
+        if self._sandbox is None:
+            self.start()
+        direct, interpreter = self._direct, self._interpreter
+        if direct is not None:
+            variables, tools = {} if variables is None else variables, dict(self.tools)
+            body = request(code, variables, tools)
+            return direct.execute(body, variables, limit(timeout, self.timeout), CONTEXT, tools)
+        assert interpreter is not None
+        return _background.run(interpreter.execute(code, variables, timeout=timeout, context=CONTEXT))
 
     def shutdown(self) -> None:
         """Removes the sandbox, whatever it is doing; the second time does nothing."""
-        _background.run(self._shutdown())
+        with self._starting:
+            sandbox, self._sandbox = self._sandbox, None
+            direct, self._direct = self._direct, None
+            interpreter, self._interpreter = self._interpreter, None
+        if direct is not None:
+            direct.close()
+        if interpreter is not None:
+            _background.run(interpreter.shutdown())
+        elif sandbox is not None:
+            _background.run(sandbox.remove())
 
     def __enter__(self) -> Self:
         return self.start()
@@ -88,17 +138,14 @@ class BlockingInterpreter:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    async def _start(self) -> Interpreter:
-        if self._interpreter is None:
-            self._interpreter = Interpreter(self._open, timeout=self._timeout, tools=self.tools)
-        await self._interpreter.start()
-        return self._interpreter
+    async def _opened(self) -> tuple[Sandbox, tuple[int, int] | None]:
+        sandbox = await self._open()
+        try:
+            return sandbox, await sandbox.attach()
+        except BaseException:
+            await shielded(sandbox.remove())
+            raise
 
-    async def _execute(self, code: str, variables: dict[str, Any] | None, timeout: float | None) -> Result:
-        interpreter = await self._start()
-        return await interpreter.execute(code, variables, timeout=timeout, context=CONTEXT)
 
-    async def _shutdown(self) -> None:
-        interpreter, self._interpreter = self._interpreter, None
-        if interpreter is not None:
-            await interpreter.shutdown()
+async def _itself(sandbox: Sandbox) -> Sandbox:
+    return sandbox

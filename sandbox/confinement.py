@@ -1,10 +1,10 @@
-"""What a child of the local provider may do: the policy that the driver applies, as Landlock rules and a seccomp filter.
+"""What a child of the local provider may do: the policy that the driver applies, Landlock rules and a seccomp filter.
 
 Sources: Linux's Documentation/userspace-api/landlock.rst and seccomp_filter.rst, and the kernel's system call tables.
 Linux on x86_64 and aarch64.
 
-What this does not hold: memory is limited per process and not in sum, and disk per file and not in sum. Below Landlock's
-ABI 6 (Linux 6.12) code cannot signal the processes that it starts itself. Where there is no mount namespace, chmod and
+What this does not hold: memory is limited per process and not in sum, and disk per file and not in sum. Below ABI 6 of
+Landlock (Linux 6.12) code cannot signal the processes that it starts itself. Where there is no mount namespace, chmod and
 its relatives do nothing but say that they did, unless the code runs as a user of its own; /dev/shm is closed, so that
 multiprocessing's locks and pools do not work; and there are no sockets but socketpairs.
 """
@@ -31,7 +31,13 @@ ETC = (  # what the C library, ssl and Python read; not all of /etc, for it has 
     "/etc/nsswitch.conf", "/etc/os-release", "/etc/passwd", "/etc/pki/tls/certs", "/etc/protocols", "/etc/python3",
     "/etc/services", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/timezone",
 )  # fmt: skip
-KERNEL = ("/proc/cpuinfo", "/proc/meminfo", "/proc/filesystems", "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu")
+KERNEL = (
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/filesystems",
+    "/proc/sys/vm/overcommit_memory",
+    "/sys/devices/system/cpu",
+)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 # name: number on x86_64, number on aarch64 (None: there is none)
@@ -119,13 +125,10 @@ class Policy:
             attributes["net"] = 0 if self.network else 3  # binding and connecting TCP
         if abi >= 6:
             attributes["scoped"] = 3  # abstract unix sockets and signals stay in the domain
-        rules: list[tuple[str, int]] = []
-        for path in self.readable:
-            rules.append((path, READ if os.path.isdir(path) else READ & ON_FILES))
-        for path in DEVICES:
-            rules.append((path, (READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV) & handled))
-        for path in self.writable:
-            rules.append((path, handled))
+        device = (READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV) & handled
+        rules = [(path, READ if os.path.isdir(path) else READ & ON_FILES) for path in self.readable]
+        rules += [(path, device) for path in DEVICES]
+        rules += [(path, handled) for path in self.writable]
         return {**attributes, "attributes": list(attributes), "rules": rules}
 
     def seccomp(self, arch: str) -> str:

@@ -57,6 +57,17 @@ class Sandbox(ABC):
         Both are called on the event loop that called this. Raises SandboxStartError.
         """
 
+    async def attach(self) -> tuple[int, int] | None:
+        """Starts the driver of a sandbox on this machine; returns descriptors to read its wire from and to write it to.
+
+        They do not block. None, and nothing started, where there is only `connect`. Raises SandboxStartError.
+        """
+        return None
+
+    def last_words(self) -> str:
+        """What the driver's process said before it ended, if anything was heard of it."""
+        return ""
+
     @abstractmethod
     async def remove(self) -> None:
         """Ends the sandbox and everything in it. A second time, or after it has gone, is no error."""

@@ -20,22 +20,22 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import select
 import sys
 import time
 from codecs import getincrementaldecoder
 
-import resource
-
-try:
-    import _signal as signal
-except ImportError:  # another Python than CPython
-    import signal  # type: ignore[no-redef]
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
     from typing import Any, NoReturn
+else:
+    try:
+        import _signal as signal
+    except ImportError:  # another Python than CPython
+        import signal
 
 HEADER_LIMIT = 64 * 1024  # bytes; headers hold ids and short names only
 SUBMIT_LIMIT = 1024 * 1024  # bytes of UTF-8 that one SUBMIT may hand back
@@ -45,8 +45,8 @@ TRACEBACK_LIMIT = 20_000  # characters
 BACKLOG_LIMIT = 8 * 1024 * 1024  # bytes waiting for the host, above which no more is read from children
 INTERRUPT_GRACE = 1.0  # seconds that an interrupted execution has to unwind before it is killed
 SUBMIT_GRACE = 5.0  # seconds for `finally` blocks after SUBMIT; the result stands already
-PIPE_SIZE = 1024 * 1024  # bytes that are read at a time
-CONTEXT_PIPE = 256 * 1024  # bytes of pipe to a context
+READ_SIZE = 64 * 1024  # bytes that are read at a time; a larger buffer would be mapped anew for each read
+CONTEXT_PIPE = 1024 * 1024  # bytes of pipe to a context, the most that an ordinary user may ask for
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # where a child finds its own channel
 CODE_NAME = "<code>"
 INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
@@ -74,8 +74,11 @@ try:
         parse_constant = staticmethod(_constant)
         memo: dict[str, str] = {}  # noqa: RUF012 - the scanner's own protocol
 
-    _scan: Any = make_scanner(_Reading())
-    _encode: Any = make_encoder(None, None, encode_basestring, None, ":", ",", False, False, False)
+    # Any: the scanner takes whatever has these attributes, and its stub asks for a scanner.
+    _reading: Any = _Reading()
+    _refused: Any = None  # no default: a value that is not JSON is a TypeError
+    _scan: Any = make_scanner(_reading)
+    _encode: Any = make_encoder(None, _refused, encode_basestring, None, ":", ",", False, False, False)
 
     def loads(text: str) -> Any:
         """The value of a compact JSON text. Raises ValueError or RecursionError."""
@@ -101,7 +104,20 @@ except ImportError:  # another Python than CPython
         return _slow.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+def _fits(value: Any) -> bool:
+    """Whether a value is certainly JSON; quick, and silent about why not."""
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return True
+    if kind is float:
+        return value - value == 0  # neither infinite nor NaN
+    if kind is list or kind is tuple:
+        return all(map(_fits, value))
+    return kind is dict and all(type(key) is str for key in value) and all(map(_fits, value.values()))
+
+
 def _check(value: Any, place: str) -> None:
+    """Raises NotJson for what is no JSON at or below a value, which `place` names."""
     module = type(value).__module__.partition(".")[0]
     if module == "numpy":
         raise NotJson(f"{place} is numpy's {type(value).__name__}: hand over {place}.item() or {place}.tolist()")
@@ -111,11 +127,11 @@ def _check(value: Any, place: str) -> None:
         if value != value or value in (float("inf"), float("-inf")):
             raise NotJson(f"{place} is {value!r}, which JSON cannot hold: hand over None or a string in its place")
     elif isinstance(value, (list, tuple)):
-        items: Any = value
+        items: Any = value  # type: ignore[reportUnknownVariableType]
         for index, item in enumerate(items):
             _check(item, f"{place}[{index}]")
     elif isinstance(value, dict):
-        pairs: Any = value
+        pairs: Any = value  # type: ignore[reportUnknownVariableType]
         for key, item in pairs.items():
             if not isinstance(key, str):
                 raise NotJson(f"{place} has the key {key!r}, which is no string: use str({key!r})")
@@ -134,7 +150,8 @@ def strict_json(fields: dict[str, Any]) -> bytes:
     """The fields as compact UTF-8 JSON; tuples become lists. Raises NotJson, which names the field and the remedy."""
     try:
         for name, value in fields.items():
-            _check(value, name)
+            if not _fits(value):
+                _check(value, name)
         return dumps(fields).encode("utf-8")
     except RecursionError:
         raise NotJson("the value contains itself, or is nested too deeply") from None
@@ -164,40 +181,45 @@ class Frames:
 
     def __init__(self, body_limit: int | None = None) -> None:
         self._body_limit = body_limit
-        self._buffer = bytearray()
-        self._scanned = 0
-        self._header: dict[str, Any] | None = None
-        self._size = 0
+        self._rest: list[bytes] = []  # of a frame that is not complete yet
+        self._have = 0  # bytes in it
+        self._want = 0  # bytes that it takes at least
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes | None]]:
         """The frames that these bytes complete. Raises BadFrame; the stream is lost after that."""
-        buffer = self._buffer
-        buffer += data
+        if self._rest:
+            self._rest.append(data)
+            self._have += len(data)
+            if self._have < self._want:
+                return []
+            data = b"".join(self._rest)
+            self._rest = []
         found: list[tuple[dict[str, Any], bytes | None]] = []
-        while True:
-            if self._header is None:
-                end = buffer.find(b"\n", self._scanned)
-                if end < 0:
-                    self._scanned = len(buffer)
-                    if end < 0 and len(buffer) > HEADER_LIMIT:
-                        raise BadFrame("a header longer than any of ours")
-                    return found
-                line = bytes(buffer[:end])
-                del buffer[: end + 1]
-                self._scanned = 0
-                header = self._parse(line)
-                if "body" not in header:
-                    found.append((header, None))
-                    continue
-                self._header, self._size = header, header["body"]
-            if len(buffer) <= self._size:
-                return found
-            if buffer[self._size] != 10:
-                raise BadFrame("a body that is longer than its header says")
-            body = bytes(buffer[: self._size])
-            del buffer[: self._size + 1]
-            found.append((self._header, body))
-            self._header = None
+        begin, size = 0, len(data)
+        while begin < size:
+            end = data.find(b"\n", begin)
+            if end < 0:
+                if size - begin > HEADER_LIMIT:
+                    raise BadFrame("a header longer than any of ours")
+                self._keep(data[begin:], 0)
+                break
+            header = self._parse(data[begin:end])
+            body = None
+            if "body" in header:
+                stop = end + 1 + header["body"]
+                if stop >= size:
+                    self._keep(data[begin:], stop + 1 - begin)
+                    break
+                if data[stop] != 10:
+                    raise BadFrame("a body that is longer than its header says")
+                body = data[end + 1 : stop]
+                end = stop
+            found.append((header, body))
+            begin = end + 1
+        return found
+
+    def _keep(self, rest: bytes, want: int) -> None:
+        self._rest, self._have, self._want = [rest], len(rest), want
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
@@ -206,7 +228,7 @@ class Frames:
             raise BadFrame(f"a line that is no frame: {line[:80]!r}") from None
         if not isinstance(header, dict):
             raise BadFrame(f"a line that is no frame: {line[:80]!r}")
-        frame: dict[str, Any] = header
+        frame: dict[str, Any] = header  # type: ignore[reportUnknownVariableType]
         size = frame.get("body", 0)
         if type(size) is not int or size < 0 or (self._body_limit is not None and size > self._body_limit):
             raise BadFrame(f"a body of {size!r} bytes")
@@ -410,9 +432,12 @@ class Child:
         sys.argv = [CODE_NAME]
         sys.path.insert(0, cwd)
         signal.signal(signal.SIGINT, self._on_interrupt)
-        stream: Any
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
+        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        for name, fd in (("stdout", 1), ("stderr", 2)):
+            stream = open(fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
         import builtins
 
         for name in ("exit", "quit"):  # the names that `site` would have made; model-written code uses them
@@ -468,7 +493,8 @@ class Child:
                 if not waiter.duty:
                     waiter.event.acquire()
                     continue
-                self._poll.poll()
+                if self._running:
+                    self._poll.poll()  # where an interrupt may raise; reading must not be torn by one
                 self._shield()
                 try:
                     self._read()
@@ -490,7 +516,7 @@ class Child:
                 self._unshield()
 
     def _read(self) -> None:
-        data = os.read(CHANNEL_IN, PIPE_SIZE)
+        data = os.read(CHANNEL_IN, READ_SIZE)
         if not data:
             os._exit(0)  # the supervisor is gone
         for header, body in self._frames.feed(data):
@@ -667,10 +693,10 @@ class Child:
             threading._shutdown()
         import atexit
 
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # type: ignore[reportPrivateUsage]
 
     def _flush(self) -> None:
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        for stream in {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}:
             try:
                 if stream is not None:
                     stream.flush()
@@ -762,6 +788,7 @@ class Child:
                 self.run(frame[0]["token"], frame[1] or b"{}")
             frame = self._wait(self.NEXT, waiter)
 
+
 # ------------------------------------------------------------------------------------------------------- the supervisor
 
 
@@ -801,9 +828,9 @@ class Stream:
 class Execution:
     """One execution under way."""
 
-    def __init__(self, number: int, timeout: float | None, cap: int) -> None:
+    def __init__(self, number: int, timeout: float | None, cap: int, secret: str) -> None:
         self.id = number
-        self.token = os.urandom(12).hex()
+        self.token = f"{secret}.{number}"
         self.started = time.monotonic()
         self.deadline = None if timeout is None else self.started + timeout
         self.kill_at: float | None = None
@@ -811,7 +838,8 @@ class Execution:
         self.submitted: bytes | None = None
         self.status = ""  # what the child said last
         self.outcome: bytes | None = None
-        self.streams = {"stdout": Stream(cap), "stderr": Stream(cap)}
+        self.cap = cap
+        self.streams: dict[str, Stream] = {}  # of those that it has written to
 
 
 class Process:
@@ -843,6 +871,7 @@ class Supervisor:
         self._reads, self._writes = reads, writes
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
+        self._outputs: set[int] = set()  # descriptors of the children's output
         self._frames = Frames()
         self._backlog = bytearray()
         self._sent = 0
@@ -860,6 +889,7 @@ class Supervisor:
         self._paused = False
         self._warm = False
         self._executions = 0
+        self._secret = os.urandom(12).hex()
         self._memory_kills = 0
         self._done = False
 
@@ -869,15 +899,17 @@ class Supervisor:
         for fd in (wake_reads, wake_writes, self._reads, self._writes):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake_writes, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.signal(signal.SIGCHLD, self._on_child)
         signal.signal(signal.SIGTERM, self._on_term)
         self._wake = (wake_reads, wake_writes)
         self._watch(wake_reads, self._on_signal)
         self._watch(self._reads, self._on_wire)
         try:
             while not self._done:
-                wait = self._until_next()
-                events = self._poll.poll(wait)
+                events = self._poll.poll(self._until_next())
+                if len(events) > 1:
+                    # What a context has written before it said that it is done is ready with that, and goes first.
+                    events.sort(key=lambda event: event[0] not in self._outputs)
                 for fd, _event in events:
                     handler = self._handlers.get(fd)
                     if handler is not None:
@@ -900,10 +932,9 @@ class Supervisor:
         """Imports, while nothing else is to be done, what most code and every traceback needs; children inherit it."""
         self._warm = True
         import gc
-        import json  # noqa: F401
-        import signal as _  # noqa: F401
-        import traceback  # noqa: F401
 
+        for name in ("json", "signal", "traceback", "linecache"):
+            __import__(name)
         gc.collect()
         gc.freeze()
 
@@ -1023,7 +1054,7 @@ class Supervisor:
 
     def _on_wire(self) -> None:
         try:
-            data = os.read(self._reads, PIPE_SIZE)
+            data = os.read(self._reads, READ_SIZE)
         except BlockingIOError:
             return
         if not data:
@@ -1059,7 +1090,7 @@ class Supervisor:
         self._executions += 1
         if self._executions == 2 and not self._warm:
             self._warm_up()  # a sandbox that is used twice is likely to be used a hundred times
-        execution = Execution(header["id"], header["timeout"], self._cap)
+        execution = Execution(header["id"], header["timeout"], self._cap, self._secret)
         context: str | None = header["context"]
         if context in self._lost:
             self._refuse(execution, "lost", self._lost[context])
@@ -1127,6 +1158,8 @@ class Supervisor:
                 if context is None:
                     child.run_once(execution.token, body)
                 child.stay()
+            except BaseException as error:
+                os.write(2, f"the driver failed: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
             finally:
                 os._exit(INHERIT_EXIT)
         for fd in (in_reads, out_writes, stdout_writes, stderr_writes):
@@ -1141,6 +1174,7 @@ class Supervisor:
         if context is not None:
             self._contexts[context] = process
             widen(in_writes, CONTEXT_PIPE)
+        self._outputs.update((stdout_reads, stderr_reads))
         self._watch(stdout_reads, lambda: self._drain(process, "stdout"))
         self._watch(stderr_reads, lambda: self._drain(process, "stderr"))
         if not self._paused:
@@ -1193,22 +1227,25 @@ class Supervisor:
         """Reads all that is in an output pipe. What comes between two executions of a context belongs to neither."""
         while True:
             try:
-                data = os.read(process.outputs[stream], PIPE_SIZE)
+                data = os.read(process.outputs[stream], READ_SIZE)
             except BlockingIOError:
                 return
             if not data:
                 self._unwatch(process.outputs[stream])
                 return
             if process.execution is not None:
-                text = process.execution.streams[stream].feed(data)
+                streams = process.execution.streams
+                if stream not in streams:
+                    streams[stream] = Stream(process.execution.cap)
+                text = streams[stream].feed(data)
                 if text:
                     self._send({"op": "output", "id": process.execution.id, "stream": stream, "text": text})
-            if len(data) < PIPE_SIZE // 16:
+            if len(data) < READ_SIZE:
                 return
 
     def _on_channel(self, process: Process) -> None:
         try:
-            data = os.read(process.reads, PIPE_SIZE)
+            data = os.read(process.reads, READ_SIZE)
         except BlockingIOError:
             return
         if not data:
@@ -1257,6 +1294,9 @@ class Supervisor:
 
     # -- ends
 
+    def _on_child(self, _number: int, _frame: object) -> None:
+        pass  # the wake-up descriptor says it to the loop
+
     def _on_term(self, _number: int, _frame: object) -> None:
         self._done = True
 
@@ -1295,10 +1335,12 @@ class Supervisor:
         if process.context is not None and self._contexts.get(process.context) is process:
             del self._contexts[process.context]
         try:
-            while data := os.read(process.reads, PIPE_SIZE):
+            while data := os.read(process.reads, READ_SIZE):
                 self._take(process, data)
         except BlockingIOError:
             pass
+        for stream in process.outputs:
+            self._drain(process, stream)
         execution = process.execution
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
@@ -1307,6 +1349,7 @@ class Supervisor:
             self._lost[process.context] = f"the process that held the state {how}"
         if execution is not None:
             self._finish(process, execution, code, number)
+        self._outputs.difference_update(process.outputs.values())
         for fd in (process.reads, process.writes, *process.outputs.values()):
             self._unwatch(fd)
             os.close(fd)
@@ -1315,8 +1358,6 @@ class Supervisor:
         self, process: Process, execution: Execution, code: int | None = None, number: int | None = None
     ) -> None:
         """Sends an execution's end. `code` and `number` are the child's exit status and signal where it has ended."""
-        for name in execution.streams:
-            self._drain(process, name)
         process.execution = None
         dropped: dict[str, int] = {}
         for name, stream in execution.streams.items():

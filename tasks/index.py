@@ -39,7 +39,9 @@ class ResultIndex:
                     _, start, length = line.where
                     read = start + length
                     if line.succeeded:
-                        database.execute("insert or replace into results values (?, ?, ?, ?)", (line.key, path, start, length))
+                        database.execute(
+                            "insert or replace into results values (?, ?, ?, ?)", (line.key, path, start, length)
+                        )
                 database.execute("insert or replace into parts values (?, ?)", (path, read))
 
     def find(self, key: str) -> Line | None:

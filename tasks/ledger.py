@@ -88,7 +88,8 @@ class Ledger:
                 raise OSError(28, "No space left on device")
         except OSError as error:
             raise OSError(
-                error.errno, f"a result could not be written to the ledger {self.path}: {error.strerror}; what is there stays"
+                error.errno,
+                f"a result could not be written to the ledger {self.path}: {error.strerror}; what is there stays",
             ) from error
 
     def _open(self) -> Any:

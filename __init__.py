@@ -1,0 +1,83 @@
+"""The public face of rlm-batch: each name is imported from its room when it is first asked for."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .blocks.interpreters import LocalInterpreter
+    from .blocks.local import LocalSandbox
+    from .flows.batch import batch
+    from .flows.sweep import SweepReport, sweep
+    from .sandbox.errors import (
+        BudgetExceeded,
+        CodeCrashed,
+        CodeError,
+        CodeSyntaxError,
+        ConfigurationError,
+        DeadlineExceeded,
+        DepthExceeded,
+        ExecutionsFailed,
+        ExecutionTimeout,
+        OutcomeUnknown,
+        QueryError,
+        QuotaExceeded,
+        SandboxLost,
+        SandboxStartError,
+        StateLost,
+        SubmitError,
+        VolumeError,
+    )
+    from .sandbox.result import Failure, Result
+
+__all__ = [
+    "BudgetExceeded",
+    "CodeCrashed",
+    "CodeError",
+    "CodeSyntaxError",
+    "ConfigurationError",
+    "DeadlineExceeded",
+    "DepthExceeded",
+    "ExecutionTimeout",
+    "ExecutionsFailed",
+    "Failure",
+    "LocalInterpreter",
+    "LocalSandbox",
+    "OutcomeUnknown",
+    "QueryError",
+    "QuotaExceeded",
+    "Result",
+    "SandboxLost",
+    "SandboxStartError",
+    "StateLost",
+    "SubmitError",
+    "SweepReport",
+    "VolumeError",
+    "batch",
+    "sweep",
+]
+
+# Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
+_MODULES = {
+    "LocalInterpreter": ".blocks.interpreters",
+    "LocalSandbox": ".blocks.local",
+    "batch": ".flows.batch",
+    "SweepReport": ".flows.sweep",
+    "sweep": ".flows.sweep",
+    "Failure": ".sandbox.result",
+    "Result": ".sandbox.result",
+}
+
+
+if not TYPE_CHECKING:  # A type checker that saw it would take any name for a public one.
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Every other public name is an error.
+        value = getattr(import_module(_MODULES.get(name, ".sandbox.errors"), __name__), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,178 @@
+"""How long code waits for its sandbox: our interpreter on each rung beside unisolated peers, in one interleaved run.
+
+    python benchmarks/interpreter.py [--rounds 40]
+
+Rows: the time to the first answer of a new interpreter; a warm call that keeps its state; a call from the code to a
+function of the host and back; a call with a variable of 1 MiB; a stateless execution, forked in a warm sandbox. The
+peers are `dspy.LocalInterpreter`, a subprocess that isolates nothing (it has no stateless execution), and a bare worker
+of a dozen lines over two pipes. Medians in milliseconds, and ratios to dspy's: 1.0 or less is no slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or importing dspy waits for the network
+
+import dspy
+from rich.console import Console
+from rich.table import Table
+
+from rlm_batch.blocks.local import LocalSandbox
+from rlm_batch.sandbox.blocking import BlockingInterpreter
+from rlm_batch.sandbox.errors import ConfigurationError
+
+BIG = "x" * (1 << 20)
+CALLS = 50  # host calls in one execution, whose own time is spread over them
+WORKER = """
+import json, sys
+names = {}
+def echo(value):
+    print(json.dumps({"call": value}), flush=True)
+    return json.loads(sys.stdin.readline())["value"]
+names["echo"] = echo
+for line in sys.stdin:
+    request = json.loads(line)
+    names.update(request["variables"])
+    exec(request["code"], names)
+    print(json.dumps({"done": True}), flush=True)
+"""
+
+
+class PipeWorker:
+    """A worker process, and nothing around it: what any interpreter could reach."""
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def execute(self, code: str, variables: dict[str, Any] | None = None) -> None:
+        self._say({"code": code, "variables": variables or {}})
+        assert self._process.stdout is not None
+        while "done" not in (answer := json.loads(self._process.stdout.readline())):
+            self._say({"value": answer["call"]})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def shutdown(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def echo(value: Any) -> Any:
+    """The host's function that the code calls."""
+    return value
+
+
+def ours(rung: str) -> BlockingInterpreter:
+    """Our interpreter on a rung, with the probe that the first of a process makes already behind it."""
+    provider = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
+    return BlockingInterpreter(lambda: provider.open({}), tools={"echo": echo})
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Milliseconds that it takes."""
+    begun = time.perf_counter()
+    work()
+    return (time.perf_counter() - begun) * 1000
+
+
+def measure(make: Callable[[], Any], rounds: int, found: dict[str, list[float]]) -> None:
+    """One interleaved round of every row but the stateless one."""
+    interpreter = make()
+
+    def first() -> None:
+        interpreter.start()
+        interpreter.execute("x = 1")
+
+    found.setdefault("first answer", []).append(timed(first))
+    for _ in range(rounds):
+        found.setdefault("warm call", []).append(timed(lambda: interpreter.execute("x += 1")))
+    host = timed(lambda: interpreter.execute(f"for _ in range({CALLS}): echo(1)"))
+    found.setdefault("host call", []).append(host / CALLS)
+    for _ in range(3):
+        found.setdefault("1 MiB variable", []).append(timed(lambda: interpreter.execute("x = 1", {"v": BIG})))
+    interpreter.shutdown()
+
+
+async def stateless(rung: str, rounds: int) -> list[float]:
+    """Milliseconds of stateless executions in one warm sandbox."""
+    found: list[float] = []
+    async with LocalSandbox(isolation=rung).interpreter() as interpreter:  # type: ignore[arg-type]
+        await interpreter.execute("SUBMIT(x=1)")
+        await asyncio.sleep(0.2)
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            await interpreter.execute("SUBMIT(x=1)")
+            found.append((time.perf_counter() - begun) * 1000)
+    return found
+
+
+def usable() -> list[str]:
+    """The rungs that this machine has; `none` is there for comparison."""
+    found: list[str] = []
+    for rung in ("bubblewrap", "landlock", "none"):
+        try:
+            asyncio.run(LocalSandbox(isolation=rung).check())  # type: ignore[arg-type]
+        except ConfigurationError as error:
+            print(f"{rung} is left out: {error}", file=sys.stderr)
+        else:
+            found.append(rung)
+    return found
+
+
+def main() -> None:
+    """Measures, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40, help="interpreters of each kind")
+    rounds = parser.parse_args().rounds
+    rungs = usable()
+    makers: dict[str, Callable[[], Any]] = {
+        "dspy": lambda: dspy.LocalInterpreter(tools={"echo": echo}),
+        "pipe worker": PipeWorker,
+        **{rung: lambda rung=rung: ours(rung) for rung in rungs},
+    }
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
+    for _ in range(rounds):
+        for name, make in makers.items():
+            measure(make, 20, found[name])
+    for rung in rungs:
+        found[rung]["stateless"] = asyncio.run(stateless(rung, 20 * rounds))
+    table = Table(title=f"Interpreters: medians of {rounds} rounds, ms (ratio to dspy)", box=None)
+    table.add_column("")
+    for name in makers:
+        table.add_column(name, justify="right")
+    for row in ("first answer", "warm call", "host call", "1 MiB variable", "stateless"):
+        cells = [row]
+        peer = statistics.median(found["dspy"][row]) if row in found["dspy"] else None
+        for samples in found.values():
+            if row not in samples:
+                cells.append("")
+                continue
+            median = statistics.median(samples[row])
+            cells.append(f"{median:.2f}" + (f" ({median / peer:.2f})" if peer else ""))
+        table.add_row(*cells)
+    Console(width=110).print(table)
+    leaked = [thread.name for thread in threading.enumerate() if not thread.daemon]
+    assert leaked == ["MainThread"], leaked
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""From words on the command line to a flow's parameters. What is wrong is a ConfigurationError, in one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..sandbox.errors import ConfigurationError
+
+
+def wrong(text: str) -> NoReturn:
+    """Ends the command: it was used in a way that it cannot be."""
+    raise ConfigurationError(text)
+
+
+def version() -> str:
+    """The installed version."""
+    from importlib.metadata import version
+
+    return version("rlm-batch")
+
+
+def code(file: str) -> str:
+    """The text of a file of code, or of standard input for `-`."""
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        wrong(f"the file {file} cannot be read: {error.strerror}")
+    except UnicodeDecodeError:
+        wrong(f"the file {file} is not UTF-8 text: it should be Python code")
+
+
+def absolute(path: str | None) -> str | None:
+    """A path as this directory means it, for a flow that may run in another."""
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
+def provider(name: str, isolation: str | None) -> str:
+    """The flow's `provider`, with the isolation that was insisted on."""
+    if isolation is None:
+        return name
+    if name != "local":
+        wrong(f"--isolation is for the local provider, and the provider is {name}")
+    return f"local:{isolation}"
+
+
+def grid(words: list[str]) -> dict[str, list[Any]]:
+    """Variables and their values, from words such as `lr=0.001,0.01` or `layers=[[64],[64,64]]`."""
+    from ..flows.inputs import cell
+
+    found: dict[str, list[Any]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or not name.strip():
+            wrong(f"--grid {word}: it is a variable and its values, as in lr=0.001,0.01")
+        name = name.strip()
+        if name in found:
+            wrong(f"--grid has {name} twice: name all of its values in one")
+        if not values.strip():
+            wrong(f"--grid {word}: there are no values after the sign; name at least one")
+        if values.lstrip().startswith("["):
+            try:
+                found[name] = json.loads(values)
+            except ValueError as error:
+                wrong(f"--grid {word}: a list of values in brackets is JSON, and this is not: {error}")
+        else:
+            found[name] = [cell(value.strip()) for value in values.split(",")]
+    return found

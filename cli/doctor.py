@@ -1,0 +1,69 @@
+"""Which providers and which isolation this machine can use, found out by trying, and what to do about the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from ..blocks.local import LocalSandbox
+from ..sandbox.errors import ConfigurationError
+from ..tasks.ledger import results_root
+
+
+def examine() -> int:
+    """Prints what was found, and returns 0 if local sandboxes can be isolated, else 2."""
+    rows = [("Python", True, f"{platform.python_version()} at {sys.executable}")]
+    usable = False
+    for rung in ("bubblewrap", "landlock"):
+        works, text = asyncio.run(_rung(rung))
+        usable = usable or works
+        rows.append((f"local, {rung}", works, text))
+    rows.append(_ledger())
+    rows.append(_server())
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, works, text in rows:
+        table.add_row(name, "[green]ok[/]" if works else "[red]no[/]", text)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000
+    console.print(table, highlight=False)
+    return 0 if usable else 2
+
+
+async def _rung(rung: str) -> tuple[bool, str]:
+    block = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
+    try:
+        return True, await block.check()
+    except ConfigurationError as error:
+        return False, str(error)
+
+
+def _ledger() -> tuple[str, bool, str]:
+    root = results_root()
+    existing = root
+    while not existing.exists():
+        existing = existing.parent
+    if os.access(existing, os.W_OK):
+        return "results", True, str(root)
+    return "results", False, f"{root} cannot be written: name another with the environment variable RLM_BATCH_RESULTS"
+
+
+def _server() -> tuple[str, bool, str]:
+    from prefect.settings import PREFECT_API_URL
+
+    url = PREFECT_API_URL.value()
+    if not url:
+        return "Prefect", True, "no server is configured: each program embeds one; PREFECT_API_URL names a shared one"
+    import httpx
+
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=5.0)
+        answer.raise_for_status()
+    except httpx.HTTPError as error:
+        return "Prefect", False, f"the server at {url} does not answer ({error}): start it, or unset PREFECT_API_URL"
+    return "Prefect", True, f"the server at {url} answers"

@@ -1,0 +1,46 @@
+"""The command `rlm-batch`: its environment, its commands, and its exit status.
+
+0: all well. 1: some executions failed. 2: wrong usage or set-up. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Before Prefect is imported: its log lines would drown ours, and go to the server all the same.
+QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_CLI_PROMPT": "false"}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command that the arguments (by default the process's) name, and exits with its status."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from cyclopts import CycloptsError
+
+    from ..sandbox.errors import RlmBatchError
+    from .app import app
+
+    try:
+        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _say(f"{error} (rlm-batch --help says how it is used)")
+        status = 2
+    except RlmBatchError as error:
+        _say(str(error))
+        status = 2
+    except KeyboardInterrupt:
+        _say("interrupted; the results so far are in the ledger")
+        status = 130
+    except OSError as error:
+        _say(str(error))
+        status = 2
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _say(text: str) -> None:
+    print(f"rlm-batch: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Running a flow from the terminal: checked first, watched while it runs, and told at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from ..sandbox.errors import ConfigurationError, ExecutionsFailed
+from ..sandbox.result import Failure
+from .display import Display, show_table
+
+if TYPE_CHECKING:
+    from ..flows.sweep import SweepReport
+
+
+def run_sweep(parameters: dict[str, Any]) -> int:
+    """Runs the sweep flow, prints its table, and returns the exit status."""
+    from ..flows.sweep import report, sweep
+
+    _check(sweep, parameters)
+    try:
+        found: SweepReport = _run(lambda: sweep(**parameters))
+    except ExecutionsFailed as error:
+        failed = error
+        found = report(error.results, parameters["objective"], parameters["direction"], error.results_path)
+    else:
+        failed = None
+    show_table(found.rows(), mark="best")
+    return _end(found.results_path, failed)
+
+
+def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
+    """Runs the batch flow, prints its table, and returns the exit status."""
+    from ..flows.batch import batch
+    from ..flows.table import table
+
+    _check(batch, parameters)
+    display = Display()
+    failed: ExecutionsFailed | None = None
+    try:
+        outcomes = _run(lambda: batch(**parameters), display)
+    except ExecutionsFailed as error:
+        failed, outcomes = error, error.results
+    rows = table(outcomes)
+    if parameters["inputs"] is None:
+        rows = [[rows[0][0], "file", *rows[0][1:]]] + [
+            [row[0], file, *row[1:]] for row, file in zip(rows[1:], files, strict=True)
+        ]
+    show_table(rows)
+    return _end(display.results_path, failed)
+
+
+def _end(results_path: str, failed: ExecutionsFailed | None) -> int:
+    if failed is not None:
+        total, count = len(failed.results), len(failed.failures)
+        print(f"{count} of {total} failed:", file=sys.stderr)
+        for failure in failed.failures[:10]:
+            print(f"\n{failure.meta.index}: {type(failure.error).__name__}: {failure.error}", file=sys.stderr)
+            _show_output(failure)
+        if count > 10:
+            print(f"\n... and {count - 10} more, in the ledger", file=sys.stderr)
+    print(f"Results: {results_path}")
+    return 0 if failed is None else 1
+
+
+def _show_output(failure: Failure) -> None:
+    lines = failure.meta.stderr.rstrip().splitlines() or failure.meta.stdout.rstrip().splitlines()
+    for line in lines[-5:]:
+        print(f"  | {line}", file=sys.stderr)
+
+
+def _check(flow: Any, parameters: dict[str, Any]) -> None:
+    """What the flow would refuse once it runs, refused before a server is started for it."""
+    from prefect.exceptions import ParameterTypeError
+
+    from ..flows.flow import within_limit
+
+    try:
+        flow.validate_parameters(within_limit(parameters))
+    except ParameterTypeError as error:
+        problems = [line.strip(" -") for line in str(error).splitlines()[1:] if line.strip()]
+        raise ConfigurationError("; ".join(problems) or str(error)) from None
+
+
+def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None = None) -> Any:
+    """Runs the flow with its display. SIGTERM ends it as Ctrl-C does."""
+    from ..flows.run import observer
+
+    display = display or Display()
+
+    async def run() -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        observer.set(display)
+        return await call()
+
+    with display:
+        display.starting(embedded=not os.environ.get("PREFECT_API_URL"))
+        try:
+            return asyncio.run(run())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None

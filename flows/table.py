@@ -1,0 +1,34 @@
+"""Outcomes as a table of text: what a report prints and the command line shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..sandbox.result import Result
+from .run import Outcome
+
+CELL = 40  # characters of a value that are shown
+
+
+def table(outcomes: list[Outcome], best: Result | None = None) -> list[list[str]]:
+    """Rows of text, the header first: number, variables, fields, and what became of it."""
+    variables = list(dict.fromkeys(name for outcome in outcomes for name in outcome.meta.variables))
+    found = dict.fromkeys(name for outcome in outcomes if isinstance(outcome, Result) for name in outcome.outputs)
+    fields = [name for name in found if name not in variables]
+    rows = [["", *variables, *fields, ""]]
+    for number, outcome in enumerate(outcomes):
+        values = [cell_text(outcome.meta.variables.get(name, "")) for name in variables]
+        if isinstance(outcome, Result):
+            values += [cell_text(outcome.outputs.get(name, "")) for name in fields]
+            note = "best" if outcome is best else ""
+        else:
+            values += [""] * len(fields)
+            note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
+        rows.append([str(number), *values, note])
+    return rows
+
+
+def cell_text(value: Any) -> str:
+    """A value as a cell shows it: numbers to six figures, and no more than `CELL` characters."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= CELL else text[: CELL - 3] + "..."
