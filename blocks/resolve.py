@@ -16,9 +16,17 @@ async def resolve(text: str) -> SandboxProvider:
     `local` is the provider with its defaults, `local:none` (or `:landlock`, `:bubblewrap`) the local one with that
     isolation, and `local-sandbox/NAME` a block that was saved under that name. Raises ConfigurationError.
     """
+    found = unsaved(text)
+    if found is not None:
+        return found
     slug, _, name = text.partition("/")
-    if name:
-        return await _saved(slug, name)
+    return await _saved(slug, name)
+
+
+def unsaved(text: str) -> SandboxProvider | None:
+    """The provider that `text` names if that takes no Prefect server to know, else None. Raises ConfigurationError."""
+    if "/" in text:
+        return None
     provider, colon, isolation = text.partition(":")
     block = PROVIDERS.get(provider)
     if block is None:

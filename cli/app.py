@@ -13,6 +13,7 @@ app = App(
     name="rlm-batch",
     help="Runs many pieces of Python, each in a sandbox, as Prefect flows.",
     version=arguments.version,
+    suppress_keyboard_interrupt=False,  # main says what an interrupt leaves behind
 )
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from ..blocks.resolve import unsaved
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure
 from .display import Display, show_table
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 def run_sweep(parameters: dict[str, Any]) -> int:
     """Runs the sweep flow, prints its table, and returns the exit status."""
-    from ..flows.sweep import report, sweep
+    from ..flows.sweep import report, space, sweep
 
     _check(sweep, parameters)
+    space(parameters["grid"], parameters["points"])
     try:
         found: SweepReport = _run(lambda: sweep(**parameters))
     except ExecutionsFailed as error:
@@ -35,10 +37,11 @@ def run_sweep(parameters: dict[str, Any]) -> int:
 
 def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
     """Runs the batch flow, prints its table, and returns the exit status."""
-    from ..flows.batch import batch
+    from ..flows.batch import batch, executions
     from ..flows.table import table
 
     _check(batch, parameters)
+    executions(parameters["code"], parameters["inputs"])
     display = Display()
     failed: ExecutionsFailed | None = None
     try:
@@ -84,6 +87,9 @@ def _check(flow: Any, parameters: dict[str, Any]) -> None:
     except ParameterTypeError as error:
         problems = [line.strip(" -") for line in str(error).splitlines()[1:] if line.strip()]
         raise ConfigurationError("; ".join(problems) or str(error)) from None
+    provider = unsaved(parameters["provider"])
+    if provider is not None:
+        asyncio.run(provider.check())
 
 
 def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None = None) -> Any:

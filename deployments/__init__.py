@@ -1,0 +1,1 @@
+"""What brings a Prefect server up."""

@@ -60,7 +60,7 @@ async def batch(
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.
     """
-    items = _items(code, inputs)
+    items = executions(code, inputs)
     options = Options(
         provider=provider,
         max_workers=max_workers,
@@ -96,7 +96,8 @@ class _Items(Sized, Iterable[tuple[str, dict[str, Any]]]):
         return ((self._codes[0], variables) for variables in self._inputs)
 
 
-def _items(code: list[str] | str, inputs: list[dict[str, Any]] | str | None) -> _Items:
+def executions(code: list[str] | str, inputs: list[dict[str, Any]] | str | None) -> _Items:
+    """The pairs of code and variables that these parameters stand for. Raises ConfigurationError."""
     if isinstance(code, list):
         if inputs is not None:
             raise ConfigurationError("inputs go with one piece of code: pass code as one text, not as a list")

@@ -12,7 +12,7 @@ from prefect import Flow
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger import results_root
 from .inputs import spilled
-from .server import for_embedded_server
+from .server import embedded_server
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class BatchFlow(Flow[P, T]):
     async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
         parameters = within_limit(dict(inspect.signature(self.fn).bind(*args, **kwargs).arguments))
-        with for_embedded_server():
+        async with embedded_server():
             return await super().__call__(**options, **parameters)  # type: ignore[misc]
 
 

@@ -7,10 +7,16 @@ database for 16 to 28 s, for which Prefect's own 20 s are too few.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+
+from ..sandbox.errors import ConfigurationError
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
@@ -27,13 +33,74 @@ def server_environment() -> dict[str, str]:
     return {**SERVER_SETTINGS, **os.environ}
 
 
-@contextmanager
-def for_embedded_server() -> Iterator[None]:
-    """Within this a server that Prefect embeds is started with our settings.
+@asynccontextmanager
+async def embedded_server() -> AsyncIterator[None]:
+    """Where no server is configured, the one that Prefect embeds runs within this, with our settings.
 
-    Its process inherits this one's environment; the time that is waited for it comes from Prefect's settings, which
-    may have been read before we were imported.
+    Raises ConfigurationError where there is neither. The embedded one outlives a Ctrl-C in the terminal, which goes to
+    every process there: the flow run that it ends has to be told to the server. So the server starts in a thread that
+    does not take the signal, and inherits that.
     """
+    from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
+
+    url = PREFECT_API_URL.value()
+    if url:
+        await _check_answers(url)
+    if url or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
+        yield
+        return
+    with _settings():
+        loop, started = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def finish(error: BaseException | None) -> None:
+            if not started.done():
+                started.set_result(error)
+
+        def start() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            error = _start_server()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(finish, error)
+
+        # A daemon: what is cancelled meanwhile does not wait for the server.
+        threading.Thread(target=contextvars.copy_context().run, args=(start,), daemon=True).start()
+        error = await started
+        if error is not None:
+            raise error
+        yield
+
+
+async def _check_answers(url: str) -> None:
+    from prefect.client.orchestration import get_client
+
+    async with get_client() as client:
+        error = await client.api_healthcheck()
+    if error is not None:
+        raise ConfigurationError(
+            f"the Prefect server at {url} does not answer ({error}): start it, or unset PREFECT_API_URL to run without"
+        )
+
+
+_starting = threading.Lock()
+
+
+def _start_server() -> BaseException | None:
+    from prefect.server.api.server import SubprocessASGIServer
+
+    with _starting:
+        try:
+            SubprocessASGIServer().start()
+        except Exception as error:  # noqa: BLE001 - it is raised where the server was asked for
+            return ConfigurationError(
+                f"Prefect's embedded server did not start: {error}. Look at PREFECT_HOME, or start a server and name "
+                "it in PREFECT_API_URL"
+            )
+    return None
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Our settings, in the environment that the server's process inherits and in Prefect's own, read long before."""
     from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as TIMEOUT
     from prefect.settings import temporary_settings
 

@@ -93,7 +93,7 @@ async def sweep(
     Raises ExecutionsFailed when all are done and some trials failed (with `on_failure="return"` a `Failure` stands in
     their place), and ConfigurationError before anything runs, or at the end if no trial submitted the objective.
     """
-    space = _space(grid, points)
+    points_of_space = space(grid, points)
     options = Options(
         provider=provider,
         max_workers=max_workers,
@@ -108,8 +108,8 @@ async def sweep(
         cache_results=cache_results,
         results_path=results_path,
     )
-    items = ((code, point) for point in space)
-    outcomes = await run_all(items, len(space), options, lambda trial: _label(trial.index, trial.variables))
+    items = ((code, point) for point in points_of_space)
+    outcomes = await run_all(items, len(points_of_space), options, lambda trial: _label(trial.index, trial.variables))
     if on_failure == "raise":
         raise_failures(outcomes, "trials")
     return report(outcomes.results, objective, direction, outcomes.results_path)
@@ -120,7 +120,8 @@ def report(trials: list[Outcome], objective: str | None, direction: Direction, r
     return SweepReport(trials, _best(trials, objective, direction, results_path), objective, direction, results_path)
 
 
-def _space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str | None) -> Inputs:
+def space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str | None) -> Inputs:
+    """The search space that these parameters stand for. Raises ConfigurationError."""
     if grid is not None and points is not None:
         raise ConfigurationError("the space was given twice: pass a grid or points, not both")
     if points is not None:

@@ -9,7 +9,7 @@ import itertools
 import json
 import keyword
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .driver import Frames, NotJson, encode, strict_json
@@ -83,7 +83,9 @@ class Conversation:
 
     def start(self) -> bytes:
         """The first frame: the settings of the sandbox's driver."""
-        return self.frame({"op": "start", "id": 0}, strict_json(asdict(self.sandbox.settings)))
+        settings = self.sandbox.settings
+        body = {item.name: getattr(settings, item.name) for item in fields(settings)}
+        return self.frame({"op": "start", "id": 0}, strict_json(body))
 
     def execute(
         self,
@@ -156,12 +158,12 @@ class Conversation:
             outcome = json.loads(body, parse_constant=_no_constant)
         except (ValueError, RecursionError):
             header, outcome = {"status": "channel"}, {"message": "an outcome that is no JSON"}
-        fields: dict[str, Any] = outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]
+        given: dict[str, Any] = outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]
         if header["status"] == "submitted":
-            return Result(fields, replace(meta, submitted=True))
+            return Result(given, replace(meta, submitted=True))
         if header["status"] == "finished":
             return Result({}, meta)
-        error = _error(header, fields, meta, pending.timeout)
+        error = _error(header, given, meta, pending.timeout)
         error.meta = meta
         raise error
 
@@ -261,8 +263,8 @@ def _error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout:
     }  # fmt: skip
     if status == "timeout":
         return ExecutionTimeout(
-            f"the code was still running{where} after its timeout of {timeout:g} s; give it more with timeout=, or less "
-            f"to do.{lost}" + (f"\n{traceback}" if traceback else ""),
+            f"the code was still running{where} after its timeout of {timeout:g} s; give it more with timeout=, or "
+            f"less to do.{lost}" + (f"\n{traceback}" if traceback else ""),
             timeout=timeout or 0.0,
             traceback=traceback,
             stdout=meta.stdout,

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .conversation import ANSWER_GRACE, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, refusal
@@ -125,10 +126,8 @@ class DirectConversation:
             reply = answer(header["name"], value)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is the code's to handle
             reply = refusal(error if isinstance(error, Exception) else RuntimeError("the call was cancelled"))
-        try:
+        with suppress(SandboxLost):  # the execution that asked learns of it by its own end
             self._say(lambda: self._conversation.reply(header, reply))
-        except SandboxLost:
-            pass  # the execution that asked learns of it by its own end
 
     def _say(self, frame: Callable[[], bytes]) -> None:
         """Makes a frame and sends it whole, so that frames go out in the order of their numbers."""

@@ -106,7 +106,7 @@ except ImportError:  # another Python than CPython
 
 def _fits(value: Any) -> bool:
     """Whether a value is certainly JSON; quick, and silent about why not."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind is str or kind is int or kind is bool or value is None:
         return True
     if kind is float:
@@ -118,9 +118,9 @@ def _fits(value: Any) -> bool:
 
 def _check(value: Any, place: str) -> None:
     """Raises NotJson for what is no JSON at or below a value, which `place` names."""
-    module = type(value).__module__.partition(".")[0]
-    if module == "numpy":
-        raise NotJson(f"{place} is numpy's {type(value).__name__}: hand over {place}.item() or {place}.tolist()")
+    kind: Any = type(value)
+    if kind.__module__.partition(".")[0] == "numpy":
+        raise NotJson(f"{place} is numpy's {kind.__name__}: hand over {place}.item() or {place}.tolist()")
     if value is None or isinstance(value, (str, int)):
         return
     if isinstance(value, float):
@@ -139,11 +139,9 @@ def _check(value: Any, place: str) -> None:
     elif isinstance(value, (bytes, bytearray)):
         raise NotJson(f"{place} is bytes: decode it to text, or save it to the volume and hand over its path")
     elif isinstance(value, (set, frozenset)):
-        raise NotJson(f"{place} is a {type(value).__name__}: hand over sorted({place}) or list({place})")
+        raise NotJson(f"{place} is a {kind.__name__}: hand over sorted({place}) or list({place})")
     else:
-        raise NotJson(
-            f"{place} is a {type(value).__qualname__}, which is not JSON: hand over numbers, text, lists and dicts"
-        )
+        raise NotJson(f"{place} is a {kind.__qualname__}, which is not JSON: hand over numbers, text, lists and dicts")
 
 
 def strict_json(fields: dict[str, Any]) -> bytes:

@@ -168,7 +168,7 @@ class QueryError(RlmBatchError):
 
 
 class ExecutionsFailed(RlmBatchError):
-    """A flow's end when some executions failed: `results` in order, the `failures` among them, and the ledger's path."""
+    """A flow's end when some executions failed: `results` in order, the `failures` in them, the ledger's path."""
 
     details = ("results_path",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,8 +23,17 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .ledger import Ledger
 
+TASK_NAME = "execute"
 BACKOFF = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before each retry; the last stands for all later ones
 JITTER = 0.5  # of the delay: lanes that were refused together do not come back together
+
+
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """Leaves out that each task run has begun and completed, which its state says: it doubles what a task run costs."""
+    return record.levelno > logging.INFO or getattr(record, "task_name", None) != TASK_NAME
+
+
+logging.getLogger("prefect.task_runs").addFilter(_worth_a_line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,7 @@ class Work:
 
 
 @task(
-    name="execute",
+    name=TASK_NAME,
     task_run_name="{work}",
     persist_result=False,  # results live in the ledger; Prefect's cache would merge replicates
     cache_policy=NO_CACHE,

@@ -65,8 +65,8 @@ class Ledger:
                 raise PermissionError(13, "it cannot be written")
         except OSError as error:
             raise ConfigurationError(
-                f"the ledger {self.path} cannot be made: {error.strerror}. Name another directory with results_path, or "
-                "another root with the environment variable RLM_BATCH_RESULTS"
+                f"the ledger {self.path} cannot be made: {error.strerror}. Name another directory with results_path, "
+                "or another root with the environment variable RLM_BATCH_RESULTS"
             ) from error
 
     def write(self, key: str, outcome: Result | Failure) -> None:

@@ -1,0 +1,109 @@
+"""A Prefect server as a process of ours, on loopback, with the settings that suit us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from ..flows.server import server_environment
+from ..sandbox.errors import ConfigurationError
+
+START_TIMEOUT = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
+END_GRACE = 10.0  # seconds for the server to write what it has taken in
+
+
+class PrefectServer:
+    """A context manager: the server runs within it, and `url` is what `PREFECT_API_URL` is set to.
+
+    `home` is where its database lives (PREFECT_HOME); `port` is a free one by default. Its log goes to `server.log` in
+    the home. Raises ConfigurationError where the port is taken or the server does not start.
+    """
+
+    def __init__(self, home: Path, port: int | None = None) -> None:
+        self._home = home
+        self._port = _free_port() if port is None else port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of its API."""
+        return f"http://127.0.0.1:{self._port}/api"
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process, while it runs."""
+        return None if self._process is None else self._process.pid
+
+    def __enter__(self) -> Self:
+        if _taken(self._port):
+            raise ConfigurationError(f"port {self._port} is taken: end what listens there, or name another port")
+        self._home.mkdir(parents=True, exist_ok=True)
+        log = self._home / "server.log"
+        environment = server_environment()
+        environment.pop("PREFECT_API_URL", None)
+        environment["PREFECT_HOME"] = str(self._home)
+        environment["PREFECT_SERVER_UI_API_URL"] = self.url  # or the UI asks port 4200
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C ends the flow run first, which the server has to be told of
+            )
+        try:
+            self._wait(log)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _wait(self, log: Path) -> None:
+        assert self._process is not None
+        until = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < until and self._process.poll() is None:
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/health", timeout=2.0).status_code == 200:
+                    return
+            time.sleep(0.1)
+        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        raise ConfigurationError(f"the Prefect server did not start: {last[0]} (its log is {log})")
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_GRACE)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the session is its own: whatever it has started
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
