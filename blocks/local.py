@@ -257,9 +257,12 @@ class LocalBox(Sandbox):
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
-            if not await _ended(process, END_GRACE):
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if await _ended(process, END_GRACE):
+                    break
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                    os.kill(process.pid, number)
+            else:
                 await _ended(process, END_GRACE)
         if not _remove_empty(self._folder):
             await asyncio.to_thread(_remove_folder, self._folder)
@@ -342,12 +345,15 @@ def _driver_code() -> bytes:
     return marshal.dumps(loader.get_code(driver.__name__))
 
 
-def _boot() -> str:
+def _boot(rung: Rung) -> str:
     """A program that takes the driver from standard input, ahead of the first frame, and becomes it."""
+    # In a process namespace nothing outlives the first process; elsewhere that takes somebody who watches.
+    watched = rung != "bubblewrap"
     return (
         f"import marshal, os\nrest = {len(_driver_code())}\ndata = []\n"
         "while rest:\n    data.append(os.read(0, rest))\n    rest -= len(data[-1]) or os._exit(0)\n"
-        "exec(marshal.loads(b''.join(data)), {'__name__': '__main__'})"
+        "driver = {'__name__': 'driver'}\nexec(marshal.loads(b''.join(data)), driver)\n"
+        f"driver['main'](watched={watched})"
     )
 
 
@@ -421,7 +427,7 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
         lifetime=block.lifetime,
         confinement=_confinement(block, rung, uid, work, tmp),
     )
-    python = [_python(), "-I", "-S", "-c", _boot()]
+    python = [_python(), "-I", "-S", "-c", _boot(rung)]
     if rung == "bubblewrap":
         return LocalBox(folder, rung, settings, [*_bubblewrap(folder), *python], "/")
     return LocalBox(folder, rung, settings, python, work)

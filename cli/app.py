@@ -77,7 +77,7 @@ def batch(
     Parameters
     ----------
     files
-        Files of Python code, one execution each; - is standard input.
+        Files of Python code, one execution each; /dev/stdin is standard input.
     inputs
         A file of variables for one FILE: JSON lines or CSV, an execution a line.
     """
@@ -108,7 +108,7 @@ def sweep(
     Parameters
     ----------
     file
-        A file of Python code that reads the trial's variables and submits its fields; - is standard input.
+        A file of Python code that reads the trial's variables and submits its fields; /dev/stdin is standard input.
     grid
         A variable and its values, as in lr=0.001,0.01; once for each variable, and every combination is a trial.
     points

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,9 +22,9 @@ def version() -> str:
 
 
 def code(file: str) -> str:
-    """The text of a file of code, or of standard input for `-`."""
+    """The text of a file of code."""
     try:
-        return sys.stdin.read() if file == "-" else Path(file).expanduser().read_text(encoding="utf-8")
+        return Path(file).expanduser().read_text(encoding="utf-8")
     except OSError as error:
         wrong(f"the file {file} cannot be read: {error.strerror}")
     except UnicodeDecodeError:

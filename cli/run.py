@@ -93,7 +93,9 @@ def _check(flow: Any, parameters: dict[str, Any]) -> None:
 
 
 def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None = None) -> Any:
-    """Runs the flow with its display. SIGTERM ends it as Ctrl-C does."""
+    """Runs the flow with its display. SIGTERM ends it as Ctrl-C does, before Prefect's own handler for it and after."""
+    from prefect.exceptions import TerminationSignal
+
     from ..flows.run import observer
 
     display = display or Display()
@@ -109,5 +111,5 @@ def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None =
         display.starting(embedded=not os.environ.get("PREFECT_API_URL"))
         try:
             return asyncio.run(run())
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, TerminationSignal):
             raise KeyboardInterrupt from None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 from prefect import Flow
+from pydantic.fields import FieldInfo
 
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger import results_root
@@ -54,10 +55,21 @@ def _short(value: list[Any], name: str, form: str) -> list[Any] | str:
     return value if size <= PARAMETER_LIMIT else form.format(path=spilled(value, results_root()))
 
 
+def _with_parameters(function: Callable[..., Any]) -> str:
+    """The docstring, with a section on the parameters: that is where Prefect's schema takes their descriptions from."""
+    lines = [inspect.cleandoc(function.__doc__ or ""), "", "Args:"]
+    for parameter, hint in get_type_hints(function, include_extras=True).items():
+        for field in get_args(hint):
+            if isinstance(field, FieldInfo) and field.description:
+                lines.append(f"    {parameter}: {field.description}.")
+    return "\n".join(lines)
+
+
 def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], BatchFlow[P, Coroutine[Any, Any, T]]]:
     """Makes an async function a `BatchFlow` of that name."""
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
+        function.__doc__ = _with_parameters(function)
         return BatchFlow(function, name=name, persist_result=False)
 
     return decorate

@@ -298,12 +298,13 @@ class Confinement:
         """Descendants whose parent has died become children of this process, whatever session they moved to."""
         self._prctl("PR_SET_CHILD_SUBREAPER", self.PR_SET_CHILD_SUBREAPER, 1)
 
-    def supervise(self) -> None:
-        """Makes the calling process a supervisor: told when the host ends, parent of orphans, closed to its children.
-
-        SIGTERM and not SIGKILL, for a supervisor has to take along what its children started.
-        """
+    def warn_of_death(self) -> None:
+        """SIGTERM when the parent ends, and not SIGKILL: there is something to take along."""
         self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    def supervise(self) -> None:
+        """Makes the calling process a supervisor: told of its parent's end, parent of orphans, closed to its children."""
+        self.warn_of_death()
         self.adopt_orphans()
         self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 0)  # /proc/PID/fd and /proc/PID/mem are closed to others
 
@@ -1396,7 +1397,7 @@ class Supervisor:
         has ended. Bounded, because code may fork as fast as we kill: each death brings us back here.
         """
         for _ in range(50):
-            strangers = [pid for pid in self._children() if pid not in self._processes]
+            strangers = [pid for pid in children() if pid not in self._processes]
             if not strangers:
                 return
             for pid in strangers:
@@ -1405,29 +1406,6 @@ class Supervisor:
                     os.waitpid(pid, os.WNOHANG)
                 except ChildProcessError:
                     pass
-
-    @staticmethod
-    def _children() -> list[int]:
-        me = os.getpid()
-        try:
-            with open(f"/proc/{me}/task/{me}/children") as file:
-                return [int(pid) for pid in file.read().split()]
-        except OSError:
-            pass
-        found: list[int] = []
-        try:
-            names = os.listdir("/proc")
-        except OSError:
-            return found
-        for name in names:
-            if name.isdigit():
-                try:
-                    with open(f"/proc/{name}/stat") as file:
-                        if int(file.read().rpartition(")")[2].split()[1]) == me:
-                            found.append(int(name))
-                except OSError:
-                    continue  # it ended meanwhile
-        return found
 
     def _end_everything(self) -> None:
         self._expires = self._beat = None
@@ -1445,6 +1423,60 @@ class Supervisor:
                 time.sleep(0.005)
 
 
+def children() -> list[int]:
+    """The ids of this process's children, adopted ones among them."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/{me}/task/{me}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        pass
+    found: list[int] = []
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return found
+    for name in names:
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    if int(file.read().rpartition(")")[2].split()[1]) == me:
+                        found.append(int(name))
+            except OSError:
+                continue  # it ended meanwhile
+    return found
+
+
+def keep_watch() -> None:
+    """Forks. The child returns, as the supervisor; the parent stays, and ends what that leaves behind if it is killed.
+
+    For sandboxes that have no process namespace, where what code has moved to a session of its own would live on.
+    """
+    confinement = Confinement({})
+    confinement.warn_of_death()
+    confinement.adopt_orphans()
+    pid = os.fork()
+    if pid == 0:
+        return
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(pid, signal.SIGKILL))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)  # the wire is the supervisor's: its end has to be seen
+    while pid not in ended:
+        ended.append(os.waitpid(-1, 0)[0])
+    until = time.monotonic() + 5.0
+    while time.monotonic() < until:
+        for child in children():
+            os.kill(child, signal.SIGKILL)
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.005)
+        except ChildProcessError:
+            break
+    os._exit(0)
+
+
 def take_wire() -> tuple[int, int]:
     """The wire, moved from descriptors 0 and 1 to private ones; what reads or writes there later finds /dev/null."""
     reads = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 10)
@@ -1457,10 +1489,12 @@ def take_wire() -> tuple[int, int]:
     return reads, writes
 
 
-def main() -> None:
-    """Runs the driver on descriptors 0 and 1."""
+def main(watched: bool = False) -> None:
+    """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if watched:
+        keep_watch()
     try:
         Supervisor(*take_wire()).run()
     except BrokenPipeError:

@@ -1,0 +1,135 @@
+"""What a person sees in the terminal, and the exit status that a script sees."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from rlm_batch.cli.main import main
+
+from .conftest import ROOT, environment
+
+LEARNING_RATE = str(ROOT / "examples" / "learning_rate.py")
+
+
+def test_a_sweep_prints_its_trials_the_best_one_and_the_ledgers_path(run):
+    done = run("sweep", LEARNING_RATE, "--grid", "lr=0.001,0.01", "--grid", "batch_size=32,64", "--minimize", "loss")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0] == ["lr", "batch_size", "loss"]
+    assert lines[4] == ["3", "0.01", "64", "1.6024", "best"]
+    assert [line[-1] for line in lines[1:4]] == ["23.8735", "13.5775", "3.09425"]
+    (path,) = re.findall(r"^Results: (.+)$", done.stdout, re.MULTILINE)
+    parts = [json.loads(line) for part in _parts(path) for line in part.read_text().splitlines()]
+    assert sorted(line["index"] for line in parts) == [0, 1, 2, 3]
+    assert "4 of 4 done" in done.stderr
+    assert "Finished in state" not in done.stderr + done.stdout
+
+
+def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
+    (tmp_path / "one.py").write_text("SUBMIT(total=1)")
+    (tmp_path / "two.py").write_text("SUBMIT(greeting='hello')")
+    done = run("batch", "one.py", "two.py", "--max-workers", "2", "--timeout", "20")
+    assert done.returncode == 0, done.stderr
+    assert ["0", "one.py", "1"] in [line.split() for line in done.stdout.splitlines()]
+    assert ["1", "two.py", "hello"] in [line.split() for line in done.stdout.splitlines()]
+
+
+def test_code_from_standard_input_over_a_file_of_inputs(run, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"x": 2}\n{"x": 5}\n')
+    done = run("batch", "/dev/stdin", "--inputs", "in.jsonl", input="SUBMIT(y=x * x)")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[-1] for line in done.stdout.splitlines()[1:3]] == ["4", "25"]
+
+
+def test_failures_exit_with_1_and_are_shown_with_what_the_code_wrote(run, tmp_path):
+    (tmp_path / "fail.py").write_text("import sys; print('about to fail', file=sys.stderr); SUBMIT(y=1 / x)")
+    done = run("sweep", "fail.py", "--grid", "x=0,1,2", "--maximize", "y")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stdout
+    assert "best" in done.stdout
+    assert "1 of 3 failed" in done.stderr
+    assert "about to fail" in done.stderr
+    assert "Traceback" in done.stderr  # the code's own
+    assert "rlm_batch" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sweep", "slow.py"], "the space is missing"),
+        (["sweep", "slow.py", "--grid", "x="], "no values"),
+        (["sweep", "slow.py", "--grid", "x"], "lr=0.001,0.01"),
+        (["sweep", "slow.py", "--grid", "x=1", "--grid", "x=2"], "twice"),
+        (["sweep", "slow.py", "--grid", "x=[1"], "JSON"),
+        (["sweep", "slow.py", "--points", "points.jsonl"], "no variable 'y'"),
+        (["sweep", "slow.py", "--points", "nosuch.csv"], "No such file"),
+        (["sweep", "nosuch.py", "--grid", "x=1"], "nosuch.py cannot be read"),
+        (["sweep", "slow.py", "--grid", "x=1", "--provider", "nosuch"], "unknown provider 'nosuch'"),
+        (["sweep", "slow.py", "--grid", "x=1", "--max-workers", "0"], "max_workers"),
+        (["sweep", "slow.py", "--grid", "x=1", "--max-workers", "many"], "--max-workers"),
+        (["sweep", "slow.py", "--grid", "x=1", "--timeout", "0"], "timeout"),
+        (["sweep", "slow.py", "--grid", "x=1", "--minimize", "nosuch"], "they submitted fine"),
+        (["sweep", "slow.py", "--grid", "x=1", "--minimize", "a", "--maximize", "b"], "one objective"),
+        (["sweep", "slow.py", "--grid", "x=1", "--isolation", "half"], "--isolation"),
+        (
+            ["sweep", "slow.py", "--grid", "x=1", "--isolation", "none", "--provider", "local:none"],
+            "--isolation is for",
+        ),
+        (["sweep", "slow.py", "--grid", "x=1", "--no-such-option"], "--no-such-option"),
+        (["batch", "slow.py", "points.jsonl", "--inputs", "points.jsonl"], "one FILE"),
+        (["batch"], "FILE"),
+        (["nosuch"], "nosuch"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_status_2(server, tmp_path, monkeypatch, capfd, arguments, said):
+    (tmp_path / "slow.py").write_text("SUBMIT(fine=1)")
+    (tmp_path / "points.jsonl").write_text('{"x": 1, "y": 2}\n{"x": 2}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", environment(tmp_path))  # the command adds to it
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    said_at_all = capfd.readouterr().err
+    errors = [line for line in said_at_all.splitlines() if line.startswith("rlm-batch: ")]
+    assert len(errors) == 1
+    assert said in errors[0]
+    assert "Traceback" not in said_at_all
+
+
+def test_isolation_none_is_there_where_a_person_insists_and_says_so(run, tmp_path):
+    (tmp_path / "look.py").write_text("SUBMIT(x=x)")
+    done = run("sweep", "look.py", "--grid", "x=1", "--isolation", "none")
+    assert done.returncode == 0
+    assert "isolation: none (the code can do what you can)" in done.stderr
+
+
+def test_resume_takes_results_of_earlier_runs(run, tmp_path):
+    (tmp_path / "random.py").write_text("import os; SUBMIT(r=os.urandom(8).hex())")
+    first = run("sweep", "random.py", "--grid", "x=1,2")
+    again = run("sweep", "random.py", "--grid", "x=1,2,3", "--resume")
+    assert first.stdout.splitlines()[1:3] == again.stdout.splitlines()[1:3]
+    assert "2 from earlier runs" in again.stderr
+
+
+def test_doctor_says_what_this_machine_can_use(run):
+    done = run("doctor")
+    assert done.returncode in (0, 2)
+    assert re.search(r"local, bubblewrap\s+(ok|no)", done.stdout)
+    assert re.search(r"local, landlock\s+(ok|no)", done.stdout)
+    assert re.search(r"Prefect\s+ok\s+the server at \S+ answers", done.stdout)
+
+
+def test_a_server_that_does_not_answer_is_one_sentence(run, tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("SUBMIT(x=1)")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    done = run("batch", "a.py")
+    assert done.returncode == 2
+    assert "the Prefect server at http://127.0.0.1:9/api does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _parts(path):
+    return Path(path).glob("part-*.jsonl")

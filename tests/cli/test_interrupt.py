@@ -1,0 +1,51 @@
+"""Ctrl-C in the terminal, which every process in it gets."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from .conftest import COMMAND, environment
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(server, no_process_left, tmp_path, number):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 60); SUBMIT(x=x)")
+    command = [COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not list((tmp_path / "results").glob("*/part-*.jsonl")):
+        time.sleep(0.05)
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    _, errors = process.communicate(timeout=15)
+    assert process.returncode == 130
+    assert "interrupted; the results so far are in the ledger" in errors
+    assert "Traceback" not in errors
+    (part,) = (tmp_path / "results").glob("*/part-*.jsonl")
+    assert part.read_text().count("\n") == 1
+
+
+@pytest.mark.timeout(200)
+def test_a_first_start_on_an_empty_prefect_home_succeeds_and_can_be_interrupted(no_process_left, tmp_path):
+    """With no server configured, Prefect starts one inside the command; Ctrl-C reaches both."""
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    environ = environment(tmp_path) | {"PREFECT_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    environ.pop("PREFECT_API_URL", None)
+    command = [COMMAND, "batch", "slow.py"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "isolation:" in line:
+            break
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    errors = process.stderr.read()
+    assert process.wait(30) == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,125 @@
+"""What every test runs under: a temporary directory and a Prefect home of its own, and nothing left behind."""
+
+import asyncio
+import ctypes
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from rlm_batch import LocalSandbox
+
+RUNGS = ("none", "landlock", "bubblewrap")
+PR_SET_CHILD_SUBREAPER = 36
+
+# Set before anything imports Prefect, which reads it once. Open to all, as /tmp is: code that runs as a user of its own
+# has to come through it.
+HOME = tempfile.mkdtemp(prefix="tests-of-rlm-batch-")
+os.chmod(HOME, 0o1777)
+os.environ["TMPDIR"] = tempfile.tempdir = HOME
+os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
+
+
+def pytest_configure() -> None:
+    if os.path.exists("/proc/self"):
+        # What outlives its parent becomes a child of the tests, where `no_process_left` finds it.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The address of a Prefect server of the tests' own, which flows here and in processes below use."""
+    from prefect.logging.handlers import APILogWorker
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from rlm_batch.deployments.server import PrefectServer
+
+    with PrefectServer(Path(HOME) / "server") as running, temporary_settings({PREFECT_API_URL: running.url}):
+        os.environ["PREFECT_API_URL"] = running.url
+        yield running.url
+        APILogWorker.drain_all()  # or its thread asks for a server that is gone
+        del os.environ["PREFECT_API_URL"]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop that asynchronous tests run on."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_folder_left() -> Iterator[None]:
+    """Fails a test that leaves the folder of a local sandbox."""
+
+    def folders() -> set[Path]:
+        return set(Path(tempfile.gettempdir()).glob("rlm-batch[-.]*"))
+
+    before = folders()
+    yield
+    left = folders() - before
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    assert not left, f"left behind: {sorted(path.name for path in left)}"
+
+
+@pytest.fixture
+def no_process_left() -> Iterator[None]:
+    """Fails a test that leaves a process; the kernel gets a few seconds to end what has been killed."""
+    before = set(descendants())
+    yield
+    until = time.monotonic() + 5
+    while (left := {pid: name for pid, name in descendants().items() if pid not in before}) and (
+        time.monotonic() < until
+    ):
+        time.sleep(0.01)
+    for pid in left:
+        os.kill(pid, 9)
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(params=RUNGS)
+def local(request: pytest.FixtureRequest) -> "LocalSandbox":
+    """The local provider on each level of isolation that this machine has."""
+    from rlm_batch import ConfigurationError, LocalSandbox
+
+    provider = LocalSandbox(isolation=request.param)
+    try:
+        asyncio.run(provider.check())
+    except ConfigurationError as error:
+        pytest.skip(error.summary)
+    return provider
+
+
+@pytest.fixture
+def processes() -> Callable[[], dict[int, str]]:
+    """Tells the command lines of the processes below this one, by their ids."""
+    return descendants
+
+
+def descendants() -> dict[int, str]:
+    """The command lines of the processes below this one, by their ids, without those that have ended."""
+    found: dict[int, tuple[int, str, str]] = {}
+    for name in os.listdir("/proc") if os.path.exists("/proc/self") else ():
+        if name.isdigit():
+            try:
+                state, parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:2]
+                command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ")
+            except OSError:
+                continue  # it ended meanwhile
+            found[int(name)] = int(parent), state, command.decode("utf-8", "replace").strip()
+    below: dict[int, str] = {}
+    ours = {os.getpid()}
+    while ours:
+        ours = {pid for pid, (parent, _, _) in found.items() if parent in ours}
+        below.update({pid: found[pid][2] for pid in ours if found[pid][1] not in "ZX"})
+    return below

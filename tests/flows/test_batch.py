@@ -1,0 +1,336 @@
+"""What a person gets from the batch flow."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import (
+    CodeCrashed,
+    CodeError,
+    CodeSyntaxError,
+    ConfigurationError,
+    DeadlineExceeded,
+    ExecutionsFailed,
+    ExecutionTimeout,
+    Failure,
+    Result,
+    SubmitError,
+    batch,
+)
+
+pytestmark = pytest.mark.anyio
+
+THREE = [
+    "result = sum(range(1000)); SUBMIT(total=result)",
+    "import math; SUBMIT(pi_approx=math.pi)",
+    "SUBMIT(greeting='Hello from a sandbox')",
+]
+FAILING = {
+    "raise ValueError('no such thing')": (CodeError, "no such thing"),
+    "x = (": (CodeSyntaxError, "not valid Python"),
+    "import os; os._exit(3)": (CodeCrashed, "exited with status 3"),
+    "import ctypes; ctypes.string_at(0)": (CodeCrashed, "SIGSEGV"),
+    "import time; time.sleep(60)": (ExecutionTimeout, "timeout of 3 s"),
+    "SUBMIT(x=float('nan'))": (SubmitError, "x is nan"),
+    "SUBMIT(x='y' * 2**21)": (SubmitError, "save_to_volume"),
+}
+
+
+async def test_results_come_back_in_order_and_are_read_as_attributes():
+    total, pi, greeting = await batch(THREE, max_workers=3)
+    assert (total.total, pi.pi_approx, greeting.greeting) == (499500, 3.141592653589793, "Hello from a sandbox")
+    assert [result.meta.index for result in (total, pi, greeting)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+async def test_each_failure_is_its_own_error_and_the_others_finish(reuse):
+    code = [text for failing in FAILING for text in (failing, "SUBMIT(fine=True)")]
+    results = await batch(code, timeout=3, on_failure="return", reuse_sandboxes=reuse, max_workers=2)
+    assert [result.fine for result in results[1::2]] == [True] * len(FAILING)
+    for failure, (kind, message) in zip(results[::2], FAILING.values(), strict=True):
+        assert isinstance(failure, Failure)
+        assert type(failure.error) is kind
+        assert message in str(failure.error)
+
+
+async def test_memory_without_end_is_out_of_memory_and_the_next_execution_works(results):
+    from rlm_batch import LocalSandbox
+
+    await LocalSandbox(memory_mib=256).save("small", overwrite=True)
+    code = ["x = []\nwhile True: x.append(bytearray(10**6))", "SUBMIT(fine=1)"]
+    first, second = await batch(
+        code, provider="local-sandbox/small", max_workers=1, reuse_sandboxes=True, on_failure="return"
+    )
+    assert isinstance(first.error, CodeCrashed)
+    assert first.error.out_of_memory
+    assert second.fine == 1
+
+
+async def test_failures_are_raised_when_all_are_done_with_everything_that_was_got():
+    with pytest.raises(ExecutionsFailed, match="1 of 3 executions failed") as raised:
+        await batch(["SUBMIT(a=1)", "1/0", "SUBMIT(a=3)"])
+    first, failure, third = raised.value.results
+    assert (first.a, third.a) == (1, 3)
+    assert raised.value.failures == [failure]
+    assert "ZeroDivisionError" in str(failure.error)
+    assert len(list(Path(raised.value.results_path).glob("part-*.jsonl"))) >= 1
+
+
+async def test_one_piece_of_code_runs_over_inputs_from_a_list_and_from_files(tmp_path):
+    code = "SUBMIT(y=x * 2, kind=type(x).__name__)"
+    lines, cells = tmp_path / "in.jsonl", tmp_path / "in.csv"
+    lines.write_text('{"x": 1}\n\n{"x": "a"}\n')
+    cells.write_text("x\n1\na\n")
+    for inputs in ([{"x": 1}, {"x": "a"}], str(lines), str(cells)):
+        one, text = await batch(code, inputs)
+        assert (one.y, text.y, one.kind, text.kind) == (2, "aa", "int", "str")
+
+
+async def test_two_identical_executions_are_two_executions():
+    first, second = await batch(["import os; SUBMIT(random=os.urandom(8).hex())"] * 2)
+    assert first.random != second.random
+
+
+async def test_inputs_beyond_what_prefect_takes_as_parameters_go_by_a_file():
+    inputs = [{"text": str(number) * 200_000} for number in range(4)]
+    results = await batch("SUBMIT(size=len(text), first=text[0])", inputs)
+    assert [(result.size, result.first) for result in results] == [(200_000, str(number)) for number in range(4)]
+    code = [f"# {'x' * 300_000}\nSUBMIT(n={number})" for number in range(3)]
+    assert [result.n for result in await batch(code)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"code": []}, "empty"),
+        ({"code": ["1"], "inputs": [{"x": 1}]}, "one piece of code"),
+        ({"code": "1", "inputs": []}, "empty"),
+        ({"code": "1", "inputs": "nosuch.jsonl"}, "No such file"),
+        ({"code": "1", "inputs": "nosuch.parquet"}, "neither JSON lines"),
+        ({"code": "1", "provider": "nosuch"}, "unknown provider"),
+        ({"code": "1", "provider": "local:nosuch"}, "unknown isolation"),
+        ({"code": "1", "provider": "local-sandbox/nosuch"}, "no block local-sandbox/nosuch"),
+        ({"code": "1", "results_path": "/proc/nosuch"}, "results_path"),
+    ],
+)
+async def test_bad_input_is_one_sentence_before_anything_runs(parameters, message):
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        await batch(**parameters)
+    assert "\n" not in str(raised.value)
+
+
+async def test_max_workers_below_one_is_refused():
+    with pytest.raises(Exception, match="max_workers"):
+        await batch("1", max_workers=0)
+
+
+async def test_a_variable_that_is_no_name_fails_its_own_execution_only():
+    good, bad = await batch("SUBMIT(x=1)", [{"x": 1}, {"not a name": 1}], on_failure="return")
+    assert good.x == 1
+    assert isinstance(bad.error, ConfigurationError)
+    assert "not a name" in str(bad.error)
+
+
+async def test_the_ledger_has_a_line_for_each_execution_with_what_it_is_read_for(tmp_path):
+    path = tmp_path / "ledger"
+    await batch("SUBMIT(y=1 // x)", [{"x": 1}, {"x": 0}], results_path=str(path), on_failure="return")
+    lines = [json.loads(line) for part in path.glob("part-*.jsonl") for line in part.read_text().splitlines()]
+    good, bad = sorted(lines, key=lambda line: line["index"])
+    assert (good["version"], good["status"], good["outputs"], good["attempt"]) == (1, "succeeded", {"y": 1}, 1)
+    assert (bad["status"], bad["error"]["error"], bad["error"]["type"]) == ("failed", "CodeError", "ZeroDivisionError")
+    assert (good["meta"]["variables"], good["meta"]["isolation"]) == ({"x": 1}, bad["meta"]["isolation"])
+    assert good["key"] != bad["key"]
+
+
+async def test_a_ledger_that_has_results_is_resumed_and_only_the_rest_runs(tmp_path):
+    """Code that fails once: the second run executes the one that failed and no other."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    code = (
+        "import os, pathlib\n"
+        "mark = pathlib.Path(marks) / str(x)\n"
+        "mark.write_text(mark.read_text() + 'x' if mark.exists() else 'x')\n"
+        "assert x != 2 or len(mark.read_text()) > 1\n"
+        "SUBMIT(x=x)"
+    )
+    inputs = [{"x": x, "marks": str(marks)} for x in range(5)]
+    options = {"provider": "local:none", "results_path": str(tmp_path / "ledger")}
+    with pytest.raises(ExecutionsFailed, match="1 of 5"):
+        await batch(code, inputs, **options)
+    results = await batch(code, inputs, **options)
+    assert [result.x for result in results] == [0, 1, 2, 3, 4]
+    assert {mark.name: len(mark.read_text()) for mark in marks.iterdir()} == {"0": 1, "1": 1, "2": 2, "3": 1, "4": 1}
+
+
+async def test_cached_results_serve_another_run_and_replicates_stay_apart():
+    code = "import os; SUBMIT(random=os.urandom(8).hex())"
+    first = await batch([code, code, code], cache_results=True)
+    again = await batch([code, code, code, code], cache_results=True)
+    assert [result.random for result in first] == [result.random for result in again[:3]]
+    assert len({result.random for result in again}) == 4
+    fresh = await batch([code, code, code])
+    assert not {result.random for result in fresh} & {result.random for result in first}
+    changed = await batch([code + "\n"], cache_results=True)
+    assert changed[0].random not in {result.random for result in first}
+
+
+async def test_code_errors_are_tried_again_only_if_asked(tmp_path):
+    code = (
+        "import pathlib\n"
+        "mark = pathlib.Path(path); tries = len(mark.read_text()) if mark.exists() else 0\n"
+        "mark.write_text('x' * (tries + 1))\n"
+        "assert tries == 2, f'try {tries}'\n"
+        "SUBMIT(tries=tries)"
+    )
+    inputs = [{"path": str(tmp_path / "mark")}]
+    (failure,) = await batch(code, inputs, provider="local:none", on_failure="return")
+    assert "try 0" in str(failure.error)
+    assert failure.meta.attempt == 1
+    (tmp_path / "mark").unlink()
+    (result,) = await batch(code, inputs, provider="local:none", retry_code_errors=True, retries=2)
+    assert (result.tries, result.meta.attempt) == (2, 3)
+    assert ["try 0" in text or "try 1" in text for text in result.meta.earlier_errors] == [True, True]
+
+
+async def test_a_task_with_several_executions_tries_again_only_those_that_failed(tmp_path):
+    code = (
+        "import pathlib\n"
+        "mark = pathlib.Path(folder) / str(x); tries = len(mark.read_text()) if mark.exists() else 0\n"
+        "mark.write_text('x' * (tries + 1))\n"
+        "assert x != 1 or tries == 1\n"
+        "SUBMIT(x=x)"
+    )
+    inputs = [{"x": x, "folder": str(tmp_path)} for x in range(4)]
+    results = await batch(
+        code, inputs, provider="local:none", retry_code_errors=True, executions_per_task=4, reuse_sandboxes=True
+    )
+    assert [result.meta.attempt for result in results] == [1, 2, 1, 1]
+    assert [len((tmp_path / str(x)).read_text()) for x in range(4)] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_an_unknown_outcome_is_tried_again_only_if_idempotent(tmp_path, idempotent):
+    """The code ends its own supervisor, which is the sandbox's end, the first time that it runs."""
+    code = (
+        "import os, pathlib, signal, time\n"
+        "mark = pathlib.Path(path)\n"
+        "if not mark.exists():\n"
+        "    mark.write_text('x'); os.kill(os.getppid(), signal.SIGKILL); time.sleep(10)\n"
+        "SUBMIT(again=True)"
+    )
+    inputs = [{"path": str(tmp_path / "mark")}]
+    (outcome,) = await batch(code, inputs, provider="local:none", idempotent=idempotent, on_failure="return")
+    if idempotent:
+        assert outcome.again
+        assert outcome.meta.attempt == 2
+        assert "OutcomeUnknown" in outcome.meta.earlier_errors[0]
+    else:
+        assert type(outcome.error).__name__ == "OutcomeUnknown"
+        assert "idempotent=True" in str(outcome.error)
+
+
+async def test_a_deadline_ends_what_runs_and_keeps_what_is_done():
+    code = "import time; time.sleep(x); SUBMIT(x=x)"
+    inputs = [{"x": 0}, {"x": 60}, {"x": 61}]
+    done, *late = await batch(code, inputs, max_workers=1, deadline=4, on_failure="return")
+    assert done.x == 0
+    assert [type(failure.error) for failure in late] == [DeadlineExceeded, DeadlineExceeded]
+    assert "deadline of 4 s" in str(late[0].error)
+
+
+async def test_reused_sandboxes_are_as_many_as_the_workers_and_others_one_each():
+    code = ["import os; SUBMIT(pid=os.getpid())"] * 6
+    reused = await batch(code, max_workers=2, reuse_sandboxes=True)
+    assert len({result.meta.sandbox_id for result in reused}) <= 2
+    fresh = await batch(code, max_workers=2)
+    assert len({result.meta.sandbox_id for result in fresh}) == 6
+
+
+async def test_a_reused_sandbox_whose_supervisor_is_killed_is_replaced():
+    code = ["import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(9)", "SUBMIT(fine=True)"]
+    lost, fine = await batch(code, provider="local:none", max_workers=1, reuse_sandboxes=True, on_failure="return")
+    assert type(lost.error).__name__ == "OutcomeUnknown"
+    assert fine.fine
+
+
+async def test_the_server_shows_a_run_for_each_execution_with_its_state_tags_and_attempts(server):
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+
+    await batch(["SUBMIT(a=1)", "1/0"], on_failure="return")
+    async with get_client() as client:
+        for _ in range(100):
+            (run,) = await client.read_flow_runs(sort="START_TIME_DESC", limit=1)  # type: ignore[arg-type]
+            mine = FlowRunFilter(id={"any_": [run.id]})  # type: ignore[arg-type]
+            tasks = await client.read_task_runs(flow_run_filter=mine, task_run_filter=TaskRunFilter())
+            states = {task.name: task.state_name for task in tasks}
+            if states == {"execution 0": "Completed", "execution 1": "Failed"}:
+                break
+            await __import__("anyio").sleep(0.1)
+        assert states == {"execution 0": "Completed", "execution 1": "Failed"}
+        assert {"sandbox", "sandbox:local"} <= set(tasks[0].tags)
+
+
+def test_parameters_have_descriptions_and_bounds_for_the_form_in_the_ui():
+    schema = batch.parameters.model_dump()["properties"]
+    assert schema["max_workers"]["minimum"] == 1
+    assert all(schema[name].get("description") for name in schema)
+
+
+async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
+    import asyncio
+
+    task = asyncio.create_task(batch("import time; time.sleep(60)", [{"i": i} for i in range(6)]))
+    await asyncio.sleep(3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(10):
+            await task
+
+
+def test_results_are_kept_when_the_host_is_killed(tmp_path, server):
+    """A host that is killed with SIGKILL in the middle: what was done is in the ledger, and a second run resumes."""
+    import subprocess
+    import sys
+    import time
+
+    program = (
+        "import asyncio, sys\nfrom rlm_batch import batch\n"
+        "code = 'import time; time.sleep(0 if x < 4 else wait); SUBMIT(x=x)'\n"
+        "inputs = [{'x': x, 'wait': float(sys.argv[2])} for x in range(8)]\n"
+        "asyncio.run(batch(code, inputs, max_workers=2, results_path=sys.argv[1]))\n"
+    )
+    ledger = tmp_path / "ledger"
+    host = subprocess.Popen([sys.executable, "-c", program, str(ledger), "60"], env={**os.environ})
+    until = time.monotonic() + 60
+    while time.monotonic() < until and sum(p.read_bytes().count(b"\n") for p in ledger.glob("part-*")) < 4:
+        time.sleep(0.1)
+    host.send_signal(signal.SIGKILL)
+    host.wait()
+    lines = [json.loads(line) for part in ledger.glob("part-*") for line in part.read_text().splitlines()]
+    assert sorted(line["index"] for line in lines) == [0, 1, 2, 3]
+    _remove_folders_of_the_dead()
+
+
+def _remove_folders_of_the_dead() -> None:
+    import shutil
+    import tempfile
+    import time
+
+    from rlm_batch.blocks.local import _processes_of
+
+    for folder in Path(tempfile.gettempdir()).glob("rlm-batch-*"):
+        until = time.monotonic() + 15
+        while _processes_of(folder) and time.monotonic() < until:
+            time.sleep(0.05)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_result_says_what_is_there_when_asked_for_what_is_not():
+    from rlm_batch.sandbox.result import Meta
+
+    with pytest.raises(AttributeError, match="submitted loss"):
+        Result({"loss": 1}, Meta(submitted=True)).loos  # noqa: B018

@@ -1,0 +1,75 @@
+"""What a person gets from the sweep flow."""
+
+import pytest
+
+from rlm_batch import ConfigurationError, ExecutionsFailed, sweep
+
+pytestmark = pytest.mark.anyio
+
+CODE = (
+    "import random\n"
+    "random.seed(42)\n"
+    "loss = 1.0 / (lr * batch_size + 0.01) + random.random() * 0.1\n"
+    "SUBMIT(lr=lr, batch_size=batch_size, loss=loss)"
+)
+GRID = {"lr": [0.001, 0.01], "batch_size": [32, 64]}
+LOSSES = {(0.001, 32): 23.8735, (0.01, 32): 3.0942, (0.001, 64): 13.5775, (0.01, 64): 1.6024}
+
+
+async def test_a_grid_gives_its_losses_and_the_best_trial():
+    report = await sweep(CODE, GRID, objective="loss")
+    found = {(trial.lr, trial.batch_size): round(trial.loss, 4) for trial in report.trials}
+    assert found == pytest.approx(LOSSES, abs=1e-4)
+    assert (report.best.lr, report.best.batch_size) == (0.01, 64)
+    assert [trial.meta.variables for trial in report.trials][1] == {"lr": 0.001, "batch_size": 64}
+
+
+async def test_points_give_the_same_and_maximize_finds_the_greatest():
+    points = [{"lr": lr, "batch_size": batch_size} for lr, batch_size in LOSSES]
+    report = await sweep(CODE, points=points, objective="loss", direction="maximize")
+    assert [round(trial.loss, 3) for trial in report.trials] == pytest.approx(list(LOSSES.values()), abs=1e-3)
+    assert (report.best.lr, report.best.batch_size) == (0.001, 32)
+
+
+async def test_the_report_prints_as_a_table_with_the_best_marked():
+    report = await sweep("SUBMIT(y=x * x)", {"x": [3, 1, 2]}, objective="y")
+    header, *rows = [line.split() for line in str(report).splitlines()]
+    assert header == ["x", "y"]
+    assert rows == [["0", "3", "9"], ["1", "1", "1", "best"], ["2", "2", "4"]]
+
+
+async def test_failed_trials_stand_in_the_report_beside_the_best():
+    report = await sweep("SUBMIT(y=1 / x)", {"x": [0, 1, 2]}, objective="y", on_failure="return")
+    assert report.best.y == 0.5
+    assert "ZeroDivisionError" in str(report.trials[0].error)
+    assert "division by zero" in str(report)
+    with pytest.raises(ExecutionsFailed, match="1 of 3 trials failed"):
+        await sweep("SUBMIT(y=1 / x)", {"x": [0, 1, 2]}, objective="y")
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({}, "the space is missing"),
+        ({"grid": {}}, "the grid is empty"),
+        ({"grid": {"x": []}}, "no values for 'x'"),
+        ({"grid": {"x": [1]}, "points": [{"x": 1}]}, "given twice"),
+        ({"points": []}, "empty"),
+        ({"points": [{"x": 1, "y": 2}, {"x": 1}]}, "point 2 has no variable 'y', which the first has"),
+        ({"points": [{"x": 1}, {"x": 1, "y": 2}]}, "the first point has no variable 'y', which point 2 has"),
+        ({"points": "nosuch.csv"}, "No such file"),
+    ],
+)
+async def test_a_space_that_is_none_is_one_sentence(space, message):
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        await sweep(CODE, **space)
+    assert "\n" not in str(raised.value)
+
+
+async def test_an_objective_that_no_trial_submitted_says_what_they_did_submit():
+    with pytest.raises(ConfigurationError, match="none submitted it: they submitted lr, batch_size, loss"):
+        await sweep(CODE, GRID, objective="los")
+    with pytest.raises(ConfigurationError, match="none of them called SUBMIT"):
+        await sweep("pass", {"x": [1]}, objective="loss")
+    with pytest.raises(ConfigurationError, match="submitted it as a number"):
+        await sweep("SUBMIT(loss='low')", {"x": [1]}, objective="loss")

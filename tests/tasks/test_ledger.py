@@ -1,0 +1,119 @@
+"""What the ledger keeps, and what is read of it."""
+
+import os
+
+import pytest
+
+from rlm_batch import CodeError, ConfigurationError, Failure, Result
+from rlm_batch.sandbox.result import Meta
+from rlm_batch.tasks.index import ResultIndex
+from rlm_batch.tasks.ledger import Ledger
+
+
+def success(value: int, index: int = 0) -> Result:
+    return Result({"value": value}, Meta(index=index, submitted=True))
+
+
+def failure(index: int = 0) -> Failure:
+    return Failure(CodeError("it failed", type="ValueError", line=3), Meta(index=index))
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    found = Ledger(tmp_path / "run")
+    found.create()
+    yield found
+    found.close()
+
+
+def test_what_is_written_is_read_as_it_was(ledger):
+    ledger.write("a", success(1))
+    ledger.write("b", failure())
+    lines = {line.key: line for line in ledger.lines()}
+    assert lines["a"].outcome() == success(1)
+    error = lines["b"].outcome().error
+    assert (type(error), str(error), error.type, error.line) == (CodeError, "it failed", "ValueError", 3)
+
+
+def test_success_beats_failure_and_then_the_later_beats_the_earlier(ledger):
+    for outcome in (success(1), failure(), success(2), failure()):
+        ledger.write("a", outcome)
+    assert ledger.best()["a"].outcome().value == 2
+
+
+def test_writers_have_parts_of_their_own_and_readers_see_all(ledger):
+    other = Ledger(ledger.path)
+    ledger.write("a", success(1))
+    other.write("b", success(2))
+    other.close()
+    assert len(list(ledger.path.glob("part-*.jsonl"))) == 2
+    assert set(ledger.best()) == {"a", "b"}
+
+
+def test_a_torn_last_line_and_damaged_ones_are_passed_over(ledger):
+    ledger.write("a", success(1))
+    ledger.write("b", success(2))
+    ledger.close()
+    (part,) = ledger.path.glob("part-*.jsonl")
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-10])
+    assert set(ledger.best()) == {"a"}
+    part.write_bytes(b"not json\n{}\n" + whole)
+    assert set(ledger.best()) == {"a", "b"}
+
+
+def test_a_long_ledger_is_cut_into_parts(ledger, monkeypatch):
+    monkeypatch.setattr("rlm_batch.tasks.ledger.PART_SIZE", 1000)
+    for number in range(20):
+        ledger.write(str(number), success(number))
+    assert len(list(ledger.path.glob("part-*.jsonl"))) > 3
+    assert {key: line.outcome().value for key, line in ledger.best().items()} == {str(n): n for n in range(20)}
+
+
+def test_a_path_that_cannot_be_made_is_one_sentence_that_names_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"file/below.*results_path"):
+        Ledger(tmp_path / "file" / "below").create()
+
+
+def test_a_disk_that_is_full_fails_with_the_ledgers_path_and_keeps_what_is_there(ledger):
+    ledger.write("a", success(1))
+    ledger._file.close()
+    ledger._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", buffering=0)
+    ledger._file.tell = lambda: 0  # a device has no position
+    with pytest.raises(OSError, match=str(ledger.path)):
+        ledger.write("b", success(2))
+    ledger._file = None
+    assert set(ledger.best()) == {"a"}
+
+
+def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(tmp_path):
+    for run in ("one", "two"):
+        ledger = Ledger(tmp_path / run)
+        ledger.create()
+        ledger.write(f"good {run}", success(1))
+        ledger.write(f"bad {run}", failure())
+        ledger.close()
+    index = ResultIndex(tmp_path)
+    index.refresh()
+    assert index.find("good one").outcome().value == 1
+    assert index.find("good two") is not None
+    assert index.find("bad one") is None
+    later = Ledger(tmp_path / "two")
+    later.write("later", success(3))
+    later.close()
+    assert index.find("later") is None
+    index.refresh()
+    assert index.find("later").outcome().value == 3
+
+
+def test_the_index_forgets_a_ledger_that_is_gone(tmp_path):
+    ledger = Ledger(tmp_path / "run")
+    ledger.create()
+    ledger.write("a", success(1))
+    ledger.close()
+    index = ResultIndex(tmp_path)
+    index.refresh()
+    for part in ledger.path.glob("part-*"):
+        part.unlink()
+    assert index.find("a") is None

@@ -1,0 +1,273 @@
+"""What a person gets who installs rlm-batch: every room, a light import, rooms that import downwards only."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import rlm_batch
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# An import stays on its floor or goes down.
+FLOORS = {"cli": 4, "deployments": 4, "flows": 3, "tasks": 2, "blocks": 1, "sandbox": 0}
+
+
+def git_files() -> list[str]:
+    """The checkout's files that git tracks or would track; empty where there is no git checkout."""
+    if not (ROOT / ".git").exists():
+        return []
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    return [name for name in names if name and (ROOT / name).is_file()]
+
+
+def module_files() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    files = {"rlm_batch": ROOT / "__init__.py"}
+    for room in FLOORS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            files[".".join(("rlm_batch", *(p for p in parts if p != "__init__")))] = path
+    return files
+
+
+def run_isolated(program: str, *arguments: str, cwd: Path) -> str:
+    """What a Python prints that sees neither the working directory nor the environment's paths."""
+    environment = os.environ | {"PREFECT_HOME": str(cwd / "prefect"), "PREFECT_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", textwrap.dedent(program), *arguments],
+        check=False,
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# -------------------------------------------------------------------------------------------------- the wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built offline from a copy: in the checkout an old build/lib could hide a missing room."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "LICENSE", "README.md", "py.typed", "__init__.py"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, source)
+    for room in FLOORS:
+        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target), str(source)]
+    done = subprocess.run(build, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def test_wheel_carries_the_driver_and_the_data(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    data = {f"rlm_batch/{p.relative_to(ROOT)}" for p in (ROOT / "deployments").glob("*.yaml")}
+    assert {"rlm_batch/py.typed", "rlm_batch/sandbox/driver.py"} | data <= names
+    assert not [n for n in names if not n.startswith(("rlm_batch/", "rlm_batch-"))]
+
+
+def test_every_module_imports_from_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
+    subprocess.run(pip, check=True)
+    imported = run_isolated(
+        """
+        import importlib, json, pkgutil, sys
+        sys.path.insert(0, sys.argv[1])
+        import rlm_batch
+        assert rlm_batch.__file__.startswith(sys.argv[1]), rlm_batch.__file__
+
+        def fail(name):
+            raise
+
+        found = ["rlm_batch"]
+        for module in pkgutil.walk_packages(rlm_batch.__path__, "rlm_batch.", onerror=fail):
+            importlib.import_module(module.name)
+            found.append(module.name)
+        print(json.dumps(found))
+        """,
+        str(site),
+        cwd=tmp_path,
+    )
+    assert sorted(json.loads(imported.splitlines()[-1])) == sorted(module_files())
+
+
+# -------------------------------------------------------------------------------------------- the public face
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    program = """
+        import json, sys, time
+        start = time.perf_counter()
+        import rlm_batch
+        seconds = time.perf_counter() - start
+        heavy = {"prefect", "daytona", "modal", "pydantic"} & {name.partition(".")[0] for name in sys.modules}
+        print(json.dumps([seconds, sorted(heavy)]))
+        """
+    runs = [json.loads(run_isolated(program, cwd=tmp_path)) for _ in range(5)]
+    assert min(seconds for seconds, _ in runs) < 0.050
+    assert [heavy for _, heavy in runs] == [[]] * 5
+
+
+def test_every_public_name_loads() -> None:
+    for name in rlm_batch.__all__:
+        assert getattr(rlm_batch, name).__name__ == name
+    assert set(rlm_batch.__all__) <= set(dir(rlm_batch))
+    with pytest.raises(AttributeError, match="no attribute 'nothing_like_it'"):
+        getattr(rlm_batch, "nothing_like_it")  # noqa: B009  # a type checker refuses the attribute, as it should
+
+
+def test_editors_see_the_names_that_load() -> None:
+    blocks = [n for n in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(n, ast.If)]
+    seen = {
+        alias.name: f"rlm_batch.{node.module}"
+        for node in ast.walk(blocks[0])
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(seen) == sorted(rlm_batch.__all__)
+    for name, module in seen.items():
+        assert getattr(rlm_batch, name) is getattr(sys.modules[module], name)
+
+
+# ------------------------------------------------------------------------------------------------- the floors
+
+
+def imports(module: str, is_package: bool, source: str) -> Iterator[tuple[str, bool]]:
+    """What a module imports, with names made absolute, and whether it was written as a relative import."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, False) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or "", False
+        elif isinstance(node, ast.ImportFrom):
+            parts = module.split(".")
+            base = parts[: len(parts) - node.level + is_package]
+            if node.module:
+                yield ".".join((*base, node.module)), True
+            else:
+                yield from ((".".join((*base, alias.name)), True) for alias in node.names)
+
+
+def broken_rules(module: str, source: str, is_package: bool = False) -> list[str]:
+    room = module.split(".")[1]
+    broken: list[str] = []
+    for name, relative in imports(module, is_package, source):
+        top, _, rest = name.partition(".")
+        if top == "rlm_batch":
+            target = rest.partition(".")[0]
+            if not relative:
+                broken.append(f"{module} imports {name} absolutely")
+            elif target not in FLOORS:
+                broken.append(f"{module} imports {name}, which is in no room")
+            elif FLOORS[target] > FLOORS[room]:
+                broken.append(f"{module} imports {name}, which is a floor above")
+        elif room == "sandbox" and top in {"prefect", "daytona", "modal"}:
+            broken.append(f"{module} imports {top}")
+        if module == "rlm_batch.sandbox.driver" and (relative or top not in sys.stdlib_module_names):
+            broken.append(f"{module} imports {name}, which the sandbox's Python may not have")
+    return broken
+
+
+def test_imports_go_down_the_floors_only() -> None:
+    rooms = {name: path for name, path in module_files().items() if name != "rlm_batch"}
+    assert {name.split(".")[1] for name in rooms} == set(FLOORS)
+    broken = [
+        rule
+        for name, path in rooms.items()
+        for rule in broken_rules(name, path.read_text(), path.name == "__init__.py")
+    ]
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("rlm_batch.tasks.execute", "from ..flows.batch import batch"),
+        ("rlm_batch.tasks.execute", "def f():\n    from ..flows import batch"),
+        ("rlm_batch.blocks.local", "from .. import tasks"),
+        ("rlm_batch.flows.batch", "from .. import Result"),
+        ("rlm_batch.flows.batch", "from rlm_batch.tasks import execute"),
+        ("rlm_batch.sandbox.interpreter", "import prefect.blocks"),
+        ("rlm_batch.sandbox.interpreter", "from modal import Sandbox"),
+        ("rlm_batch.sandbox.driver", "from .errors import CodeError"),
+        ("rlm_batch.sandbox.driver", "import anyio"),
+    ],
+)
+def test_an_import_that_goes_up_is_found(module: str, source: str) -> None:
+    assert len(broken_rules(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("rlm_batch.cli.main", "from ..flows.batch import batch"),
+        ("rlm_batch.flows.batch", "from .lanes import Lane\nfrom ..sandbox import result\nimport prefect"),
+        ("rlm_batch.sandbox.interpreter", "from . import errors\nimport asyncio"),
+    ],
+)
+def test_an_import_that_goes_down_is_not(module: str, source: str) -> None:
+    assert broken_rules(module, source) == []
+
+
+# ----------------------------------------------------------------------------- dependencies and tracked files
+
+
+def test_every_dependency_has_a_lower_bound_and_a_pin_within_its_bounds() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.+!]*", line)] == []
+    pins = {name: version for name, _, version in (line.partition("==") for line in lines)}
+    extras = chain.from_iterable(PROJECT["optional-dependencies"].values())
+    for requirement in map(Requirement, [*PROJECT["dependencies"], *extras]):
+        assert {s.operator for s in requirement.specifier} & {">=", "==", "~="}, requirement
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_no_file_names_a_registry_or_a_place_on_one_machine() -> None:
+    names = git_files()
+    if not names:
+        pytest.skip("not a git checkout: nothing says which files are the project's")
+    hosts = r"pypi[.]org|pythonhosted[.]org|registry[.]npmjs|(deb|security)[.]debian[.]org"
+    # /home/daytona is a place in Daytona's own sandboxes.
+    places = r"(?<![\w.])/(root|work|Users|home/(?!daytona\b)\w+)/"
+    pattern = re.compile(rf"{hosts}|{places}|{re.escape(str(ROOT))}/")
+    found = [
+        f"{name}:{number}: {line.strip()[:120]}"
+        for name in names
+        for number, line in enumerate((ROOT / name).read_text(errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert found == []
