@@ -19,6 +19,7 @@ importing ``enum`` and ``re`` would cost more than everything else that happens 
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import resource
 import select
@@ -254,17 +255,19 @@ class Confinement:
 
         self._ctypes = ctypes
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._prctl_call = self._libc.prctl
+        self._prctl_call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
         self._limits: list[tuple[int, int]] = [
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._uid: int | None = settings.get("uid")
         self._search = bool(settings.get("search"))
         self._ruleset = -1
-        self._filter = b""
+        self._filter: Any = None
         if settings.get("landlock"):
             self._ruleset = self._landlock(settings["landlock"])
         if settings.get("seccomp"):
-            self._filter = bytes.fromhex(settings["seccomp"])
+            self._compile(bytes.fromhex(settings["seccomp"]))
 
     def _call(self, what: str, result: int) -> int:
         if result < 0:
@@ -272,10 +275,16 @@ class Confinement:
             raise OSError(number, f"{what}: {os.strerror(number)}")
         return result
 
-    def _prctl(self, what: str, *values: Any) -> None:
-        padded: list[Any] = [self._ctypes.c_ulong(value) if isinstance(value, int) else value for value in values]
-        padded += [self._ctypes.c_ulong(0)] * (5 - len(padded))
-        self._call("prctl " + what, self._libc.prctl(*padded))
+    def _prctl(self, what: str, option: int, *values: int) -> None:
+        self._call("prctl " + what, self._prctl_call(option, *values, *([0] * (4 - len(values)))))
+
+    def _compile(self, program: bytes) -> None:
+        """Lays the filter out in memory, and notes where the confined process's own id has to stand."""
+        self._program = self._ctypes.create_string_buffer(program, len(program))
+        self._own = [at for at in range(4, len(program), 8) if program[at : at + 4] == self.OWN_PID]
+        length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
+        pair = (length, self._ctypes.addressof(self._program))  # struct sock_fprog
+        self._filter = self._ctypes.create_string_buffer(b"".join(n.to_bytes(8, sys.byteorder) for n in pair), 16)
 
     def _landlock(self, settings: dict[str, Any]) -> int:
         """A ruleset, made once: each child that enters it gets a domain of its own, as the kernel counts them."""
@@ -303,7 +312,7 @@ class Confinement:
         self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGTERM)
 
     def supervise(self) -> None:
-        """Makes the calling process a supervisor: told of its parent's end, parent of orphans, closed to its children."""
+        """Makes the calling process a supervisor: told of its parent's end, parent of orphans, closed to others."""
         self.warn_of_death()
         self.adopt_orphans()
         self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 0)  # /proc/PID/fd and /proc/PID/mem are closed to others
@@ -326,17 +335,14 @@ class Confinement:
         self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)  # it ended just before that call
-        if self._ruleset >= 0 or self._filter:
+        if self._ruleset >= 0 or self._filter is not None:
             self._prctl("PR_SET_NO_NEW_PRIVS", self.PR_SET_NO_NEW_PRIVS, 1)
         if self._ruleset >= 0:
             self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, self._ruleset, 0))
-        if self._filter:
-            own = os.getpid().to_bytes(4, sys.byteorder)
-            program = self._ctypes.create_string_buffer(self._filter.replace(self.OWN_PID, own), len(self._filter))
-            address = self._ctypes.addressof(program)
-            pair = len(self._filter) // 8 << (0 if sys.byteorder == "little" else 48), address  # struct sock_fprog
-            table = self._ctypes.create_string_buffer(b"".join(n.to_bytes(8, sys.byteorder) for n in pair), 16)
-            self._prctl("PR_SET_SECCOMP", self.PR_SET_SECCOMP, 2, table)
+        if self._filter is not None:
+            for at in self._own:
+                self._program[at : at + 4] = os.getpid().to_bytes(4, sys.byteorder)
+            self._prctl("PR_SET_SECCOMP", self.PR_SET_SECCOMP, 2, self._ctypes.addressof(self._filter))
 
     def _become(self, uid: int) -> None:
         if self._search:
@@ -403,7 +409,6 @@ class Child:
 
     def __init__(self, cwd: str) -> None:
         import _thread
-        from types import ModuleType
 
         self._pid = os.getpid()
         self._main = _thread.get_ident()
@@ -421,7 +426,7 @@ class Child:
         self._running = False
         self._shielded = 0
         self._pending = False
-        self._module = ModuleType("__main__")
+        self._module = type(sys)("__main__")
         self._module.__dict__["__builtins__"] = __builtins__
         self._stateless = self._compiled = False
         self._sources = 0
@@ -680,6 +685,7 @@ class Child:
         self._source = request["code"]
         code = compile(self._source, self._name, "exec", dont_inherit=True)
         self._compiled = True
+        gc.enable()
         exec(code, namespace)
         if self._stateless and os.getpid() == self._pid:
             self._end_as_a_script()
@@ -897,6 +903,7 @@ class Supervisor:
         wake_reads, wake_writes = os.pipe()
         for fd in (wake_reads, wake_writes, self._reads, self._writes):
             os.set_blocking(fd, False)
+        gc.disable()  # a collection touches every page that a child would otherwise share
         signal.set_wakeup_fd(wake_writes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, self._on_child)
         signal.signal(signal.SIGTERM, self._on_term)
@@ -930,8 +937,6 @@ class Supervisor:
     def _warm_up(self) -> None:
         """Imports, while nothing else is to be done, what most code and every traceback needs; children inherit it."""
         self._warm = True
-        import gc
-
         for name in ("json", "signal", "traceback", "linecache"):
             __import__(name)
         gc.collect()
@@ -1078,6 +1083,8 @@ class Supervisor:
         self._confinement.supervise()
         self._memory_kills = self._count_memory_kills()
         self._send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
+        # The first compilation of a process makes a hundred types, a millisecond that each child would take.
+        compile("0", CODE_NAME, "exec")
 
     def _op_beat(self, _header: dict[str, Any], _body: bytes | None) -> None:
         pass  # any frame counts as a sign of life
