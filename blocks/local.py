@@ -14,6 +14,7 @@ import sys
 import tempfile
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -457,11 +458,17 @@ def _confinement(block: LocalSandbox, rung: Rung, uid: int | None, work: str, tm
         found["landlock"] = policy.landlock()
     machine = confinement.machine()
     if machine is not None:
-        found["seccomp"] = policy.seccomp(machine)
+        found["seccomp"] = _filter(replace(policy, readable=(), writable=()), machine)
     if uid is not None and not bubblewrap:
         # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
         found["search"] = any(_closed_to_others(path) for path in (*_prefixes(), tempfile.gettempdir()))
     return found
+
+
+@cache
+def _filter(policy: confinement.Policy, machine: str) -> str:
+    """The system call filter, which is the same for every sandbox but for its paths, and those are Landlock's."""
+    return policy.seccomp(machine)
 
 
 @cache
