@@ -19,6 +19,12 @@ from ..flows.server import server_environment
 from ..sandbox.errors import ConfigurationError
 
 START_TIMEOUT = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
+# Runs a module as `python -m` does, in a process that is told to end when its parent does, were it by SIGKILL.
+WITH_PARENT = (
+    "import ctypes, os, runpy, sys; parent = os.getppid(); "
+    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); os.getppid() == parent or sys.exit(); "
+    "del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
 END_GRACE = 10.0  # seconds for the server to write what it has taken in
 
 
@@ -53,9 +59,10 @@ class PrefectServer:
         environment.pop("PREFECT_API_URL", None)
         environment["PREFECT_HOME"] = str(self._home)
         environment["PREFECT_SERVER_UI_API_URL"] = self.url  # or the UI asks port 4200
+        where = ("--host", "127.0.0.1", "--port", str(self._port))
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)],
+                [sys.executable, "-c", WITH_PARENT, "prefect", "server", "start", *where],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
