@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -24,7 +25,7 @@ from pydantic import Field
 from ..sandbox import confinement, driver
 from ..sandbox.contract import DriverSettings, Sandbox
 from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
-from ..sandbox.interpreter import Interpreter
+from ..sandbox.interpreter import Interpreter, shielded
 from .provider import SandboxInfo, SandboxProvider
 
 if TYPE_CHECKING:
@@ -159,9 +160,20 @@ class LocalChannel:
                 try:
                     rest = rest[os.write(self._fd, rest) :]
                 except BlockingIOError:
-                    await self._writable()
+                    await shielded(self._send_rest(rest))  # half a frame would be the end of the wire
+                    return
                 except OSError:
                     raise SandboxLost("the sandbox's process has ended: run it in a new one") from None
+
+    async def _send_rest(self, rest: memoryview) -> None:
+        while rest:
+            await self._writable()
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise SandboxLost("the sandbox's process has ended: run it in a new one") from None
 
     async def _writable(self) -> None:
         loop = asyncio.get_running_loop()
@@ -188,6 +200,8 @@ class LocalBox(Sandbox):
         self._cwd = cwd
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
+        # A program that ends without shutting down leaves no folder either; the processes end with the wire.
+        self._left = weakref.finalize(self, _remove_folder, folder)
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> LocalChannel:
         """Starts the driver; see `Sandbox.connect`."""
@@ -267,6 +281,7 @@ class LocalBox(Sandbox):
                 await _ended(process, END_GRACE)
         if not _remove_empty(self._folder):
             await asyncio.to_thread(_remove_folder, self._folder)
+        self._left.detach()
 
 
 async def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import keyword
+import math
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -43,7 +45,7 @@ Frame = tuple[dict[str, Any], bytes]
 class Pending:
     """An execution that has been sent, and what has come of it so far. `end` is its last frame, once it is there."""
 
-    __slots__ = ("end", "id", "meta", "on_output", "output", "timeout", "tools")
+    __slots__ = ("end", "failed", "id", "meta", "on_output", "output", "timeout", "tools")
 
     def __init__(
         self, number: int, meta: Meta, timeout: float | None, tools: Tools, on_output: Callable[[str, str], None] | None
@@ -55,6 +57,18 @@ class Pending:
         self.on_output = on_output
         self.output: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self.end: Frame | None = None
+        self.failed: Exception | None = None  # what a listener raised
+
+    def write(self, stream: str, text: str, dropped: int) -> None:
+        """Takes what the code has written, and tells whoever listens; a listener that fails is not told again."""
+        if dropped:
+            text = f"\n[... {dropped:,} characters dropped ...]\n{text}"
+        self.output[stream].append(text)
+        if self.on_output is not None:
+            try:
+                self.on_output(stream, text)
+            except Exception as error:  # noqa: BLE001 - it is raised where the execution was asked for
+                self.on_output, self.failed = None, error
 
     def told(self) -> Meta:
         """The meta, with the output that has come."""
@@ -136,12 +150,7 @@ class Conversation:
             if pending is None:
                 continue  # a beat, or of an execution that nobody waits for any more
             if op == "output":
-                text = header["text"]
-                if header.get("dropped"):
-                    text = f"\n[... {header['dropped']:,} characters dropped ...]\n{text}"
-                pending.output[header["stream"]].append(text)
-                if pending.on_output is not None:
-                    pending.on_output(header["stream"], text)
+                pending.write(header["stream"], json.loads(body or b'""'), header["dropped"])
                 continue
             if op == "end":
                 pending.end = (header, body or b"null")
@@ -152,6 +161,8 @@ class Conversation:
     def result(self, pending: Pending) -> Result:
         """The result of an execution that has ended. Raises its error, with `meta`."""
         assert pending.end is not None
+        if pending.failed is not None:
+            raise pending.failed
         header, body = pending.end
         meta = replace(pending.told(), seconds=header.get("seconds", 0.0))
         try:
@@ -207,7 +218,8 @@ def request(
         if name == "SUBMIT" or name in tools:
             raise ConfigurationError(f"the variable {name!r} would hide a function of that name: rename it")
     try:
-        values = strict_json(variables)
+        # As Python itself does to a name in the code.
+        values = strict_json({unicodedata.normalize("NFKC", name): value for name, value in variables.items()})
         rest = strict_json({"code": code, "names": list(tools), "output_fields": output_fields})
     except NotJson as error:
         raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
@@ -217,6 +229,8 @@ def request(
 def limit(timeout: float | None, default: float | None) -> float | None:
     """The timeout that is in force, in seconds. Raises ConfigurationError."""
     found = default if timeout is None else timeout
+    if found == math.inf:
+        return None
     if found is not None and not found > 0:
         raise ConfigurationError(f"timeout is {found!r}: it is a number of seconds above zero, or None for no limit")
     return found
@@ -240,9 +254,12 @@ def answer(name: str, value: Any) -> bytes:
         return strict_json({"error": {"type": "TypeError", "message": f"{name} returned no JSON: {error}"}})
 
 
-def refusal(error: Exception) -> bytes:
+def refusal(error: BaseException) -> bytes:
     """A reply's body for what a tool raised."""
-    message = str(error).encode("utf-8", "replace").decode("utf-8")
+    try:
+        message = str(error).encode("utf-8", "replace").decode("utf-8")
+    except Exception:  # noqa: BLE001 - an exception may do anything when it is asked for its text
+        message = "(its message could not be read)"
     return strict_json({"error": {"type": type(error).__name__, "message": message}})
 
 

@@ -6,15 +6,14 @@ else that a short one takes (benchmarks/interpreter.py).
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from .conversation import ANSWER_GRACE, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, refusal
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from .result import Result
 
 READ_SIZE = 64 * 1024  # a larger buffer would be mapped anew for each read
-CALLS = 1024  # tools at one time, each in a thread: as many as code could ask for, and none waits for another's thread
+LONGEST_WAIT = 3600.0  # seconds in one system call, whose own limit is some 24 days
 CANCEL_GRACE = 3.0  # seconds for an execution that Ctrl-C has ended to say so
 
 
@@ -42,7 +41,9 @@ class DirectConversation:
         self._run = run
         self._sending = threading.Lock()
         self._executing = threading.Lock()
-        self._tools = ThreadPoolExecutor(CALLS, thread_name_prefix="rlm-batch-tool")
+        self._counting = threading.Lock()
+        self._calls: SimpleQueue[tuple[Pending, Frame] | None] = SimpleQueue()
+        self._idle = 0  # threads that wait for a call
         self._in_tool = threading.local()
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(reads, select.POLLIN)
@@ -80,7 +81,8 @@ class DirectConversation:
     def close(self) -> None:
         """Lets go of the threads; the descriptors are the sandbox's."""
         self._conversation.gone = self._conversation.gone or "it was shut down"
-        self._tools.shutdown(wait=False, cancel_futures=True)
+        for _ in range(self._idle):
+            self._calls.put(None)
 
     def _cancel(self, pending: Pending) -> None:
         try:
@@ -98,7 +100,7 @@ class DirectConversation:
 
     def _listen(self, deadline: float | None) -> None:
         """Waits for the driver until the deadline (monotonic seconds), and takes what it says."""
-        wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        wait = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT) * 1000
         if not self._readable.poll(wait):
             return
         try:
@@ -111,21 +113,37 @@ class DirectConversation:
         try:
             for pending, call in self._conversation.hear(data):
                 if pending.end is None:
-                    self._tools.submit(self._answer, pending, call)
+                    self._calls.put((pending, call))
+                    if self._idle < self._calls.qsize():
+                        # A daemon: a tool that hangs keeps no script from ending.
+                        threading.Thread(target=self._serve, name="rlm-batch-tool", daemon=True).start()
         except BadFrame as error:
             self._conversation.gone = f"it sent what is no frame ({error})"
 
-    def _answer(self, pending: Pending, call: Frame) -> None:
+    def _serve(self) -> None:
+        """A thread that calls tools, one after the other, for as long as the conversation lasts."""
         self._in_tool.yes = True
+        while not self._conversation.gone:
+            with self._counting:
+                self._idle += 1
+            work = self._calls.get()
+            with self._counting:
+                self._idle -= 1
+            if work is None:
+                return
+            self._answer(*work)
+
+    def _answer(self, pending: Pending, call: Frame) -> None:
         header, body = call
         try:
             tool = pending.tools[header["name"]]
             args, kwargs = arguments(body)
-            asynchronous = inspect.iscoroutinefunction(tool)
-            value = self._run(tool(*args, **kwargs)) if asynchronous else tool(*args, **kwargs)
+            value = tool(*args, **kwargs)
+            if inspect.isawaitable(value):
+                value = self._run(_awaited(value))
             reply = answer(header["name"], value)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is the code's to handle
-            reply = refusal(error if isinstance(error, Exception) else RuntimeError("the call was cancelled"))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
+            reply = refusal(error)
         with suppress(SandboxLost):  # the execution that asked learns of it by its own end
             self._say(lambda: self._conversation.reply(header, reply))
 
@@ -136,11 +154,20 @@ class DirectConversation:
 
     def _write(self, frame: bytes) -> None:
         data = memoryview(frame)
-        while data:
-            try:
-                data = data[os.write(self._writes, data) :]
-            except BlockingIOError:
-                self._writable.poll()
-            except OSError:
-                self._conversation.gone = self._conversation.gone or self._conversation.hung_up()
-                raise SandboxLost("the sandbox's process has ended: run the code in a new one") from None
+        try:
+            while data:
+                try:
+                    data = data[os.write(self._writes, data) :]
+                except BlockingIOError:
+                    self._writable.poll()
+        except OSError:
+            self._conversation.gone = self._conversation.gone or self._conversation.hung_up()
+            raise SandboxLost("the sandbox's process has ended: run the code in a new one") from None
+        except BaseException:
+            # Half a frame is on the wire, and nothing can follow it.
+            self._conversation.gone = self._conversation.gone or "it was interrupted in the middle of a frame"
+            raise
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value

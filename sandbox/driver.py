@@ -43,8 +43,10 @@ SUBMIT_LIMIT = 1024 * 1024  # bytes of UTF-8 that one SUBMIT may hand back
 CALL_LIMIT = 16 * 1024 * 1024  # bytes of one call's arguments
 OUTCOME_LIMIT = SUBMIT_LIMIT + 256 * 1024  # an error's traceback, or the fields and what stands around them
 TRACEBACK_LIMIT = 20_000  # characters
+SOURCES = 100  # executions of a context whose lines a traceback can show
 BACKLOG_LIMIT = 8 * 1024 * 1024  # bytes waiting for the host, above which no more is read from children
 INTERRUPT_GRACE = 1.0  # seconds that an interrupted execution has to unwind before it is killed
+LONGEST_WAIT = 3600.0  # seconds in one system call, whose own limit is some 24 days
 SUBMIT_GRACE = 5.0  # seconds for `finally` blocks after SUBMIT; the result stands already
 READ_SIZE = 64 * 1024  # bytes that are read at a time; a larger buffer would be mapped anew for each read
 CONTEXT_PIPE = 1024 * 1024  # bytes of pipe to a context, the most that an ordinary user may ask for
@@ -54,6 +56,9 @@ INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWA
 
 
 # ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+LARGEST = 10**4300  # the first integer that Python does not read from text unless it is told to
 
 
 class NotJson(Exception):
@@ -108,8 +113,10 @@ except ImportError:  # another Python than CPython
 def _fits(value: Any) -> bool:
     """Whether a value is certainly JSON; quick, and silent about why not."""
     kind: Any = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
+    if kind is str or kind is bool or value is None:
         return True
+    if kind is int:
+        return -LARGEST < value < LARGEST
     if kind is float:
         return value - value == 0  # neither infinite nor NaN
     if kind is list or kind is tuple:
@@ -122,6 +129,8 @@ def _check(value: Any, place: str) -> None:
     kind: Any = type(value)
     if kind.__module__.partition(".")[0] == "numpy":
         raise NotJson(f"{place} is numpy's {kind.__name__}: hand over {place}.item() or {place}.tolist()")
+    if isinstance(value, int) and not -LARGEST < value < LARGEST:
+        raise NotJson(f"{place} is an integer of more than 4,300 digits: hand over a string of it")
     if value is None or isinstance(value, (str, int)):
         return
     if isinstance(value, float):
@@ -147,17 +156,24 @@ def _check(value: Any, place: str) -> None:
 
 def strict_json(fields: dict[str, Any]) -> bytes:
     """The fields as compact UTF-8 JSON; tuples become lists. Raises NotJson, which names the field and the remedy."""
-    try:
-        for name, value in fields.items():
+    for name, value in fields.items():
+        try:
             if not _fits(value):
                 _check(value, name)
+        except RecursionError:
+            raise NotJson(f"{name} contains itself, or is nested too deeply") from None
+    try:
         return dumps(fields).encode("utf-8")
-    except RecursionError:
-        raise NotJson("the value contains itself, or is nested too deeply") from None
-    except UnicodeEncodeError as error:
-        raise NotJson(f"text with a lone surrogate ({error.object[error.start : error.end]!r}) is not UTF-8") from None
-    except ValueError as error:
-        raise NotJson(str(error)) from None
+    except (ValueError, RecursionError):
+        pass
+    for name, value in fields.items():  # which of them it was
+        try:
+            dumps({name: value}).encode("utf-8")
+        except UnicodeEncodeError:
+            raise NotJson(f"{name} has text with a lone surrogate, which is not UTF-8: replace or drop it") from None
+        except (ValueError, RecursionError) as error:
+            raise NotJson(f"{name}: {error}") from None
+    raise NotJson("the fields together are nested too deeply")
 
 
 # -------------------------------------------------------------------------------------------------------------- frames
@@ -363,8 +379,8 @@ class Confinement:
 # --------------------------------------------------------------------------------------------- inside a child: the code
 
 
-class Submitted(BaseException):
-    """Ends an execution whose value has been recorded."""
+class Submitted(SystemExit):
+    """Ends an execution whose value has been recorded. A SystemExit, which threads and event loops let pass quietly."""
 
 
 class Interrupted(BaseException):
@@ -432,6 +448,7 @@ class Child:
         self._sources = 0
         self._name = CODE_NAME
         self._source = ""
+        self._shown: dict[str, str] = {}
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
         sys.path.insert(0, cwd)
@@ -580,8 +597,12 @@ class Child:
         tool.__name__ = tool.__qualname__ = name
         return tool
 
-    def _submit(self, values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None) -> None:
+    def _submit(
+        self, token: str, values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None
+    ) -> None:
         self._own_process("SUBMIT")
+        if token != self._token:
+            raise Submitted  # from a thread that an earlier execution left behind
         if expected is None:
             if len(values) > 1:
                 raise SubmitError(f"SUBMIT takes one positional value, or fields by name; it was given {len(values)}")
@@ -662,6 +683,8 @@ class Child:
             outcome = self._describe(error)
         if os.getpid() != self._pid:
             # A process that the code forked has come to the end of the code: not the end of the execution.
+            if outcome is not None:
+                os.write(2, outcome["traceback"].encode("utf-8", "replace"))
             self._flush()
             os._exit(0 if outcome is None else outcome["exit_code"] or 1)
         self._flush()
@@ -671,11 +694,11 @@ class Child:
     def _execute(self, body: bytes) -> None:
         request = loads(body.decode("utf-8"))
         namespace = self._module.__dict__
-        expected = request["output_fields"]
+        token, expected = self._token, request["output_fields"]
 
         def submit(*values: Any, **fields: Any) -> None:
             """Ends the execution and hands the fields back."""
-            self._submit(values, fields, expected)
+            self._submit(token, values, fields, expected)
 
         submit.__name__ = submit.__qualname__ = "SUBMIT"
         for name in request["names"]:
@@ -683,6 +706,9 @@ class Child:
         namespace["SUBMIT"] = submit
         namespace.update(request["variables"])
         self._source = request["code"]
+        self._shown[self._name] = self._source
+        if len(self._shown) > SOURCES:
+            del self._shown[next(iter(self._shown))]
         code = compile(self._source, self._name, "exec", dont_inherit=True)
         self._compiled = True
         gc.enable()
@@ -756,7 +782,8 @@ class Child:
         import linecache
         import traceback
 
-        linecache.cache[self._name] = (len(self._source), None, self._source.splitlines(True), self._name)
+        for name, source in self._shown.items():
+            linecache.cache[name] = (len(source), None, source.splitlines(True), name)
         trace = error.__traceback__
         mine = Child.run.__code__.co_filename
         while trace is not None and trace.tb_frame.f_code.co_filename == mine:
@@ -836,8 +863,9 @@ class Execution:
     def __init__(self, number: int, timeout: float | None, cap: int, secret: str) -> None:
         self.id = number
         self.token = f"{secret}.{number}"
-        self.started = time.monotonic()
-        self.deadline = None if timeout is None else self.started + timeout
+        self.timeout = timeout
+        self.deadline: float | None = None
+        self.begin()
         self.kill_at: float | None = None
         self.cause = ""  # why we ended it: timeout, cancelled, channel
         self.submitted: bytes | None = None
@@ -845,6 +873,11 @@ class Execution:
         self.outcome: bytes | None = None
         self.cap = cap
         self.streams: dict[str, Stream] = {}  # of those that it has written to
+
+    def begin(self) -> None:
+        """Starts its clock."""
+        self.started = time.monotonic()
+        self.deadline = None if self.timeout is None else self.started + self.timeout
 
 
 class Process:
@@ -854,6 +887,7 @@ class Process:
         self.pid = pid
         self.context = context
         self.execution: Execution | None = None
+        self.waiting: list[tuple[Execution, bytes]] = []
         self.reads = self.writes = -1  # our ends of its channel
         self.outputs: dict[str, int] = {}
         self.frames = Frames(CALL_LIMIT)
@@ -961,7 +995,7 @@ class Supervisor:
                     moments.append(due)
         if not moments:
             return None
-        return max(0.0, min(moments) - time.monotonic())
+        return min(max(0.0, min(moments) - time.monotonic()), LONGEST_WAIT)
 
     def _tick(self) -> None:
         if self._beat is None and self._expires is None and not self._processes:
@@ -1019,6 +1053,11 @@ class Supervisor:
         self._last_sent = time.monotonic()
         self._backlog += encode(header, body)
         self._flush_wire()
+
+    def _say(self, execution: Execution, stream: str, text: str, dropped: int = 0) -> None:
+        """Hands on what the code has written; `dropped` characters before it are not."""
+        header = {"op": "output", "id": execution.id, "stream": stream, "dropped": dropped}
+        self._send(header, dumps(text).encode("utf-8", "replace"))
 
     def _flush_wire(self) -> None:
         if self._backlog and self._write(self._writes, self._backlog) is None:
@@ -1102,18 +1141,22 @@ class Supervisor:
             self._refuse(execution, "lost", self._lost[context])
             return
         process = self._contexts.get(context) if context is not None else None
-        if process is not None and process.execution is not None:
-            self._refuse(execution, "busy", f"context {context!r} is busy with execution {process.execution.id}")
-            return
         try:
             if process is None:
                 process = self._fork(context, execution, body)
-            else:
-                process.execution = execution
+            elif process.execution is not None:
+                process.waiting.append((execution, body))  # the last was cancelled, and is about to end
+                return
             if context is not None:
-                self._tell(process, encode({"op": "execute", "token": execution.token}, body))
+                self._begin(process, execution, body)
         except OSError as error:
             self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
+
+    def _begin(self, process: Process, execution: Execution, body: bytes) -> None:
+        """Hands an execution to a context that is free."""
+        execution.begin()
+        process.execution = execution
+        self._tell(process, encode({"op": "execute", "token": execution.token}, body))
 
     def _refuse(self, execution: Execution, status: str, message: str) -> None:
         body = dumps({"message": message}).encode("utf-8")
@@ -1128,9 +1171,16 @@ class Supervisor:
         process = self._process_of(header["id"])
         if process is not None and process.execution is not None:
             self._stop(process, process.execution, "cancelled")
+            return
+        for process in self._processes.values():
+            for waiting in process.waiting:
+                if waiting[0].id == header["id"]:
+                    process.waiting.remove(waiting)
+                    self._refuse(waiting[0], "cancelled", "")
+                    return
 
     def _op_forget(self, header: dict[str, Any], _body: bytes | None) -> None:
-        process = self._contexts.get(header["context"])
+        process = self._contexts.pop(header["context"], None)
         self._lost.pop(header["context"], None)
         if process is not None:
             if process.execution is not None:
@@ -1193,7 +1243,9 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 512) for fd in ends]  # clear of the numbers that they go to
+        high = [
+            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CHANNEL_OUT + 1) for fd in ends
+        ]  # clear of the numbers that they go to
         os.dup2(high[0], CHANNEL_IN, inheritable=False)
         os.dup2(high[1], CHANNEL_OUT, inheritable=False)
         os.dup2(high[2], 1)
@@ -1245,7 +1297,7 @@ class Supervisor:
                     streams[stream] = Stream(process.execution.cap)
                 text = streams[stream].feed(data)
                 if text:
-                    self._send({"op": "output", "id": process.execution.id, "stream": stream, "text": text})
+                    self._say(process.execution, stream, text)
             if len(data) < READ_SIZE:
                 return
 
@@ -1338,8 +1390,6 @@ class Supervisor:
 
     def _on_death(self, process: Process, status: int) -> None:
         """The kernel says that a child has ended: with it, its execution."""
-        if process.context is not None and self._contexts.get(process.context) is process:
-            del self._contexts[process.context]
         try:
             while data := os.read(process.reads, READ_SIZE):
                 self._take(process, data)
@@ -1350,11 +1400,14 @@ class Supervisor:
         execution = process.execution
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        if process.context is not None:
+        if process.context is not None and self._contexts.get(process.context) is process:
+            del self._contexts[process.context]
             how = f"was killed by signal {number}" if number else f"exited with status {code}"
             self._lost[process.context] = f"the process that held the state {how}"
         if execution is not None:
             self._finish(process, execution, code, number)
+        for waiting, _body in process.waiting:
+            self._refuse(waiting, "lost", self._lost.get(process.context or "", "its context was forgotten"))
         self._outputs.difference_update(process.outputs.values())
         for fd in (process.reads, process.writes, *process.outputs.values()):
             self._unwatch(fd)
@@ -1369,13 +1422,11 @@ class Supervisor:
         for name, stream in execution.streams.items():
             now, tail = stream.finish()
             if now:
-                self._send({"op": "output", "id": execution.id, "stream": name, "text": now})
+                self._say(execution, name, now)
             if stream.dropped:
                 dropped[name] = stream.dropped
             if tail:
-                self._send(
-                    {"op": "output", "id": execution.id, "stream": name, "text": tail, "dropped": stream.dropped}
-                )
+                self._say(execution, name, tail, stream.dropped)
         header: dict[str, Any] = {
             "op": "end", "id": execution.id, "seconds": time.monotonic() - execution.started, "dropped": dropped,
         }  # fmt: skip
@@ -1393,9 +1444,12 @@ class Supervisor:
             if number == signal.SIGKILL:
                 kills, self._memory_kills = self._memory_kills, self._count_memory_kills()
                 header["out_of_memory"] = self._memory_kills > kills
-        if process.context is not None and (code is not None or number is not None):
+        ended = code is not None or number is not None
+        if process.context is not None and ended:
             header["state_lost"] = True
         self._send(header, body)
+        if process.waiting and not ended:
+            self._begin(process, *process.waiting.pop(0))
 
     def _sweep(self) -> None:
         """Kills what an ended execution left running.

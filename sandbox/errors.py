@@ -34,7 +34,7 @@ class RlmBatchError(Exception):
         return str(self).partition("\n")[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return error_from_json, (error_to_json(self),)
+        return _restored, (error_to_json(self), self.__dict__)
 
 
 class CodeError(RlmBatchError):
@@ -184,6 +184,12 @@ class ExecutionsFailed(RlmBatchError):
         self.results = results or []
         self.failures = failures or []
         self.results_path = results_path
+
+
+def _restored(data: dict[str, Any], attributes: dict[str, Any]) -> RlmBatchError:
+    error = error_from_json(data)
+    error.__dict__.update(attributes)
+    return error
 
 
 def _family(kind: type[RlmBatchError]) -> dict[str, type[RlmBatchError]]:

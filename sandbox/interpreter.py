@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable
@@ -81,6 +82,9 @@ class Interpreter:
             if self._ended:
                 raise SandboxLost("this interpreter was shut down: make a new one")
             sandbox = await self._open()
+            if self._ended:
+                await shielded(sandbox.remove())
+                raise SandboxLost("this interpreter was shut down while its sandbox was being opened")
             conversation = self._conversation = Conversation(sandbox)
             try:
                 self._channel = await self._start_driver(conversation)
@@ -220,18 +224,25 @@ class Interpreter:
                 calls.add(task)
                 task.add_done_callback(calls.discard)
 
-    async def _answer(self, conversation: Conversation, pending: Pending, call: Frame) -> None:
+    async def _answer(self, conversation: Conversation, pending: Pending, frame: Frame) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
-        header, body = call
+        header, body = frame
         try:
             tool = pending.tools[header["name"]]
             args, kwargs = arguments(body)
             if inspect.iscoroutinefunction(tool):
                 value = await tool(*args, **kwargs)
             else:
-                value = await to_thread.run_sync(lambda: tool(*args, **kwargs), limiter=self._threads)
+                call = functools.partial(tool, *args, **kwargs)
+                value = await to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
+                if inspect.isawaitable(value):
+                    value = await value
             reply = answer(header["name"], value)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
+        except asyncio.CancelledError as error:
+            if pending.end is not None or pending.id not in conversation.pending:
+                raise  # the call's own execution has ended
+            reply = refusal(error)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
             reply = refusal(error)
         if self._channel is not None and not conversation.gone:
             with contextlib.suppress(SandboxLost):  # the execution that asked learns of it by its own end
