@@ -33,19 +33,16 @@ class _Background:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="rlm-batch", daemon=True).start()
-        loop, done, tasks = self._loop, Future[T](), list[asyncio.Task[T]]()
+        loop, done, tasks = self._loop, Future[T](), list[asyncio.Task[None]]()
 
-        def finish(task: asyncio.Task[T]) -> None:
-            if task.cancelled():
-                done.set_exception(asyncio.CancelledError())
-            elif (error := task.exception()) is not None:
+        async def settle() -> None:
+            try:
+                done.set_result(await work)
+            except BaseException as error:  # noqa: BLE001 - also what would end the loop, such as a tool's SystemExit
                 done.set_exception(error)
-            else:
-                done.set_result(task.result())
 
         def begin() -> None:
-            tasks.append(loop.create_task(work))
-            tasks[0].add_done_callback(finish)
+            tasks.append(loop.create_task(settle()))
 
         loop.call_soon_threadsafe(begin)
         try:

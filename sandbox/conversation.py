@@ -167,6 +167,8 @@ class Conversation:
         meta = replace(pending.told(), seconds=header.get("seconds", 0.0))
         try:
             outcome = json.loads(body, parse_constant=_no_constant)
+            if b"\\u" in body:  # the driver escapes no letters; whoever wrote this may have escaped half a one
+                json.dumps(outcome, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError):
             header, outcome = {"status": "channel"}, {"message": "an outcome that is no JSON"}
         given: dict[str, Any] = outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]

@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from queue import SimpleQueue
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .conversation import ANSWER_GRACE, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, refusal
 from .driver import BadFrame
 from .errors import ConfigurationError, SandboxLost
+from .threads import Threads
 
 if TYPE_CHECKING:
     from .conversation import Tools
@@ -41,9 +42,7 @@ class DirectConversation:
         self._run = run
         self._sending = threading.Lock()
         self._executing = threading.Lock()
-        self._counting = threading.Lock()
-        self._calls: SimpleQueue[tuple[Pending, Frame] | None] = SimpleQueue()
-        self._idle = 0  # threads that wait for a call
+        self._threads = Threads()
         self._in_tool = threading.local()
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(reads, select.POLLIN)
@@ -81,8 +80,7 @@ class DirectConversation:
     def close(self) -> None:
         """Lets go of the threads; the descriptors are the sandbox's."""
         self._conversation.gone = self._conversation.gone or "it was shut down"
-        for _ in range(self._idle):
-            self._calls.put(None)
+        self._threads.close()
 
     def _cancel(self, pending: Pending) -> None:
         try:
@@ -113,27 +111,12 @@ class DirectConversation:
         try:
             for pending, call in self._conversation.hear(data):
                 if pending.end is None:
-                    self._calls.put((pending, call))
-                    if self._idle < self._calls.qsize():
-                        # A daemon: a tool that hangs keeps no script from ending.
-                        threading.Thread(target=self._serve, name="rlm-batch-tool", daemon=True).start()
+                    self._threads.run(partial(self._answer, pending, call))
         except BadFrame as error:
             self._conversation.gone = f"it sent what is no frame ({error})"
 
-    def _serve(self) -> None:
-        """A thread that calls tools, one after the other, for as long as the conversation lasts."""
-        self._in_tool.yes = True
-        while not self._conversation.gone:
-            with self._counting:
-                self._idle += 1
-            work = self._calls.get()
-            with self._counting:
-                self._idle -= 1
-            if work is None:
-                return
-            self._answer(*work)
-
     def _answer(self, pending: Pending, call: Frame) -> None:
+        self._in_tool.yes = True
         header, body = call
         try:
             tool = pending.tools[header["name"]]

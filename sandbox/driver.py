@@ -382,17 +382,25 @@ class Confinement:
 class Submitted(SystemExit):
     """Ends an execution whose value has been recorded. A SystemExit, which threads and event loops let pass quietly."""
 
+    __module__ = "builtins"  # tracebacks name it as the code knows it
 
-class Interrupted(BaseException):
+
+class Interrupted(KeyboardInterrupt):
     """Ends an execution that has outlived its timeout or was cancelled."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
 
 
 class SubmitError(ValueError):
     """SUBMIT was given something that cannot be handed back."""
 
+    __module__ = "builtins"  # tracebacks name it as the code knows it
+
 
 class ToolError(RuntimeError):
     """A function of the host failed; the message begins with the type of its error."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
 
 
 class Waiter:
@@ -456,7 +464,8 @@ class Child:
         # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         for name, fd in (("stdout", 1), ("stderr", 2)):
-            stream = open(fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+            how = {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1, "closefd": False}
+            stream: Any = open(fd, "w", **how)  # type: ignore[call-overload]  # noqa: SIM115
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         import builtins
@@ -631,6 +640,7 @@ class Child:
             self._unshield()
         if self._get_ident() != self._main:
             signal.pthread_kill(self._main, signal.SIGINT)
+            raise SystemExit  # which is how a thread ends without a word
         raise Submitted
 
     @staticmethod
@@ -736,10 +746,10 @@ class Child:
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
         kind = "code"
+        line = self._line(error)  # before the traceback is trimmed
         if isinstance(error, MemoryError):
             kind = "memory"
-            if self._stateless:
-                self._module.__dict__.clear()  # what filled the memory, so that there is some to report with
+            self._release(error)
         elif isinstance(error, SubmitError):
             kind = "submit"
         elif isinstance(error, Interrupted):
@@ -752,7 +762,6 @@ class Child:
             message = str(error)
         except BaseException:
             message = "(its message could not be read)"
-        line = self._line(error)  # before the traceback is trimmed
         try:
             text = self._traceback(error)
         except BaseException as failure:
@@ -763,9 +772,21 @@ class Child:
             "type": type(error).__qualname__,
             "message": message[:TRACEBACK_LIMIT],
             "traceback": text,
-            "exit_code": code if type(code) is int else None,
+            "exit_code": code if type(code) is int and abs(code) < 1 << 31 else None,
             "line": line,
         }
+
+    def _release(self, error: BaseException) -> None:
+        """Lets go of what filled the memory, so that there is some to report with."""
+        if self._stateless:
+            self._module.__dict__.clear()
+        trace = error.__traceback__
+        while trace is not None:
+            try:
+                trace.tb_frame.clear()
+            except RuntimeError:
+                pass  # a frame that is still running: the driver's own
+            trace = trace.tb_next
 
     def _line(self, error: BaseException) -> int | None:
         """The line of the code that failed: the innermost that is the code's own."""
@@ -1243,9 +1264,10 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        high = [
-            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CHANNEL_OUT + 1) for fd in ends
-        ]  # clear of the numbers that they go to
+        mine = self._descriptors()
+        for fd in mine:
+            os.close(fd)  # first, so that there are some left for what follows
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CHANNEL_OUT + 1) for fd in ends]  # clear of where they go
         os.dup2(high[0], CHANNEL_IN, inheritable=False)
         os.dup2(high[1], CHANNEL_OUT, inheritable=False)
         os.dup2(high[2], 1)
@@ -1257,7 +1279,7 @@ class Supervisor:
             message = dumps({"message": f"the confinement could not be had: {error.strerror or error}"}).encode()
             os.write(CHANNEL_OUT, encode({"op": "end", "token": execution.token, "status": "setup"}, message))
             os._exit(0)
-        os.closerange(CHANNEL_OUT + 1, max(*high, *self._descriptors()) + 1)
+        os.closerange(CHANNEL_OUT + 1, max(*high, *mine, *ends) + 1)
         os.environ.update(self._settings["environment"])
         sys.path += self._settings["path"]
 

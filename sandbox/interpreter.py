@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import inspect
-import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
-
-from anyio import CapacityLimiter, to_thread
 
 from .conversation import (
     ANSWER_GRACE,
@@ -29,6 +27,7 @@ from .conversation import (
 )
 from .driver import BadFrame
 from .errors import RlmBatchError, SandboxLost, SandboxStartError
+from .threads import Threads
 
 if TYPE_CHECKING:
     from .contract import Channel, Sandbox
@@ -62,7 +61,7 @@ class Interpreter:
         self._beats: asyncio.Task[None] | None = None
         self._ended = False
         self._spoke_at = self._heard_at = 0.0
-        self._threads = CapacityLimiter(math.inf)
+        self._threads = Threads()
 
     @property
     def alive(self) -> bool:
@@ -119,6 +118,7 @@ class Interpreter:
         """Removes the sandbox, whatever it is doing; what runs ends with an error. The second time does nothing."""
         self._ended = True
         self._closed("it was shut down")
+        self._threads.close()
         if self._beats is not None:
             self._beats.cancel()
         conversation, self._conversation = self._conversation, None
@@ -233,8 +233,7 @@ class Interpreter:
             if inspect.iscoroutinefunction(tool):
                 value = await tool(*args, **kwargs)
             else:
-                call = functools.partial(tool, *args, **kwargs)
-                value = await to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
+                value = await self._in_thread(functools.partial(tool, *args, **kwargs))
                 if inspect.isawaitable(value):
                     value = await value
             reply = answer(header["name"], value)
@@ -247,6 +246,27 @@ class Interpreter:
         if self._channel is not None and not conversation.gone:
             with contextlib.suppress(SandboxLost):  # the execution that asked learns of it by its own end
                 await self._send(self._channel, conversation.reply(header, reply))
+
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def finish(value: Any, error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result((value, error))
+
+        def work() -> None:
+            try:
+                outcome = call(), None
+            except BaseException as error:  # noqa: BLE001 - it is raised where the call was asked for
+                outcome = None, error
+            with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
+                loop.call_soon_threadsafe(finish, *outcome)
+
+        self._threads.run(functools.partial(contextvars.copy_context().run, work))
+        value, error = await done
+        if error is not None:
+            raise error
+        return value
 
     def _closed(self, reason: str) -> None:
         """The wire has ended: so has everything that waits on it."""
