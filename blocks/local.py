@@ -496,7 +496,8 @@ def _readable() -> tuple[str, ...]:
 def _system_binds() -> tuple[str, ...]:
     """The system's directories. All of /etc, for each mount costs a tenth of a millisecond; Landlock leaves a part."""
     links = [path for path in confinement.SYSTEM if os.path.islink(path)]
-    binds = [path for path in (*confinement.SYSTEM, "/etc", *_prefixes()) if path not in links and os.path.isdir(path)]
+    etc = ("/etc",) if _abi() else confinement.ETC
+    binds = [path for path in (*confinement.SYSTEM, *etc, *_prefixes()) if path not in links and os.path.exists(path)]
     arguments: list[str] = []
     # bubblewrap makes missing parents for its own user alone, and the code may run as another.
     parents = dict.fromkeys(str(parent) for path in binds for parent in reversed(Path(path).parents))
@@ -525,7 +526,7 @@ def _bubblewrap(folder: Path) -> list[str]:
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox", "--die-with-parent", "--new-session"),
         *_system_binds(),
-        *("--proc", "/proc", "--dev", "/dev"),
+        *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
         *("--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"),
         *("--chdir", "/sandbox", "--remount-ro", "/"),
     ]

@@ -59,9 +59,8 @@ def _with_parameters(function: Callable[..., Any]) -> str:
     """The docstring, with a section on the parameters: that is where Prefect's schema takes their descriptions from."""
     lines = [inspect.cleandoc(function.__doc__ or ""), "", "Args:"]
     for parameter, hint in get_type_hints(function, include_extras=True).items():
-        for field in get_args(hint):
-            if isinstance(field, FieldInfo) and field.description:
-                lines.append(f"    {parameter}: {field.description}.")
+        described = [field.description for field in get_args(hint) if isinstance(field, FieldInfo)]
+        lines += [f"    {parameter}: {text}." for text in described if text]
     return "\n".join(lines)
 
 

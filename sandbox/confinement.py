@@ -63,23 +63,38 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
     "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    # Attributes that are read, and changes that are watched for, which it does not govern either
+    "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
+    "llistxattr": (195, 12), "flistxattr": (196, 13), "inotify_add_watch": (254, 27),
+    # What stays in the kernel, and is shared with the host where there is no namespace for it
+    "shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
     # Looked at more closely below
     "socket": (41, 198), "clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29), "kill": (62, 129),
     "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424), "truncate": (76, 45), "open": (2, None), "openat": (257, 56),
-    "openat2": (437, 437),
+    "openat2": (437, 437), "fcntl": (72, 25), "socketpair": (53, 199), "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
+    "setpriority": (141, 140), "ioprio_set": (251, 30), "migrate_pages": (256, 238), "move_pages": (279, 239),
 }  # fmt: skip
 NAMES = list(CALLS)
 DENIED = NAMES[: NAMES.index("chmod")]
-QUIET = NAMES[NAMES.index("chmod") : NAMES.index("socket")]
+QUIET = NAMES[NAMES.index("chmod") : NAMES.index("setxattr")]
+MARKS = NAMES[NAMES.index("setxattr") : NAMES.index("getxattr")]
+WATCHED = NAMES[NAMES.index("getxattr") : NAMES.index("shmget")]
+SHARED = NAMES[NAMES.index("shmget") : NAMES.index("socket")]
+UNKNOWN = 463  # the first number of a call that this list knows nothing of; from 424 on they are the same everywhere
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000  # SECCOMP_RET_*
-EPERM, ENOSYS = 1, 38
+EPERM, ENOSYS, ENOTSUP = 1, 38, 95
 NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET, TIME
-TIOCSTI = 0x5412
+TIOCSTI, FIOSETOWN, SIOCSPGRP = 0x5412, 0x8901, 0x8902
+F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY = 8, 10, 15, 1024, 1026
+PRIO_USER, IOPRIO_USER = 2, 3
 O_TRUNC, O_ACCMODE = 0o1000, 0o3
 OWN_PID = 0x7E57A11D  # stands in the filter for the child's own process id, which the driver fills in
+SOCK_STREAM = 1
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 
 
@@ -157,27 +172,55 @@ class Policy:
             add((jump_ge, 0, 1, 0x40000000), refuse(EPERM))  # the x32 numbers, which would go around the rest
         for name in DENIED:
             on(name, refuse(EPERM))
-        if not (self.own_mounts or self.own_uid):
-            for name in QUIET:
-                on(name, refuse(0))  # done, says the kernel: so shutil.copy2 works, and nothing has changed
+        add((jump_ge, 0, 1, UNKNOWN), refuse(ENOSYS))
+        if not self.own_mounts:
+            # Done, says the kernel: so shutil.copy2 works, and nothing has changed.
+            for name in [*MARKS, *([] if self.own_uid else QUIET)]:
+                on(name, refuse(0))
+            for name in WATCHED:
+                on(name, refuse(ENOTSUP))
+            for name in SHARED:
+                on(name, refuse(EPERM))
         on("clone3", refuse(ENOSYS))  # its flags are in memory, where no filter sees them; the C library falls back
         on("clone", (load, 0, 0, argument(0)), (jump_set, 0, 1, NEW_NAMESPACES), refuse(EPERM), allow)
-        on("ioctl", (load, 0, 0, argument(1)), (jump_equal, 0, 1, TIOCSTI), refuse(EPERM), allow)
+        requests = (TIOCSTI, FIOSETOWN, SIOCSPGRP)
+        wrong = [(jump_equal, len(requests) - i, 0, request) for i, request in enumerate(requests)]
+        on("ioctl", (load, 0, 0, argument(1)), *wrong, allow, refuse(EPERM))
+        commands = (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY)  # signals to whoever is named the owner
+        wrong = [(jump_equal, len(commands) - i, 0, command) for i, command in enumerate(commands)]
+        on("fcntl", (load, 0, 0, argument(1)), *wrong, allow, refuse(EPERM))
+        own = [(jump_equal, 2, 0, OWN_PID), (jump_equal, 1, 0, 0)]
+        for name in ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr",
+                     "migrate_pages", "move_pages"):  # fmt: skip
+            on(name, (load, 0, 0, argument(0)), *own, refuse(EPERM), allow)
+        for name, everyone in (("setpriority", PRIO_USER), ("ioprio_set", IOPRIO_USER)):
+            whose = [(load, 0, 0, argument(0)), (jump_equal, 3, 0, everyone), (load, 0, 0, argument(1))]
+            on(name, *whose, *own, refuse(EPERM), allow)
         families = (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK) if self.network else ()
         checks = [(jump_equal, len(families) - i, 0, family) for i, family in enumerate(families)]
         on("socket", (load, 0, 0, argument(0)), *checks, refuse(EPERM), *([allow] if families else []))
+        # A pair of datagram sockets can also send to a path: to a server of the host's, where its files are seen.
+        unix = [(load, 0, 0, argument(0)), (jump_equal, 0, 1 if self.own_mounts else 4, AF_UNIX)]
+        stream = [(load, 0, 0, argument(1)), (mask, 0, 0, 0xF), (jump_equal, 0, 1, SOCK_STREAM)]
+        on("socketpair", *unix, *([] if self.own_mounts else stream), allow, refuse(EPERM))
         if self.abi < 6:
             for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
-                own = [(jump_equal, 2, 0, OWN_PID), (jump_equal, 1, 0, 0)]
                 on(name, (load, 0, 0, argument(0)), *own, refuse(EPERM), allow)
             for name in ("tkill", "pidfd_send_signal"):
                 on(name, refuse(EPERM))
         if self.abi < 3 and not self.own_mounts:
-            # Opening for reading with O_TRUNC empties a file, and Landlock saw nothing of that before its ABI 3.
             on("truncate", refuse(EPERM))
-            on("openat2", refuse(ENOSYS))
-            for name, flags in (("open", 1), ("openat", 2)):
-                check = [(mask, 0, 0, O_TRUNC | O_ACCMODE), (jump_equal, 0, 1, O_TRUNC), refuse(EPERM), allow]
-                on(name, (load, 0, 0, argument(flags)), *check)
+        on("openat2", refuse(ENOSYS))  # its flags are in memory
+        for name, flags in (("open", 1), ("openat", 2)):
+            # Opening for reading with O_TRUNC empties a file, of which Landlock saw nothing before its ABI 3. Opening
+            # for neither reading nor writing is no access to it at all, and gives what ioctl works on.
+            emptied = [(jump_equal, 3, 0, O_TRUNC)] if self.abi < 3 and not self.own_mounts else [(jump_equal, 3, 0, 3)]
+            check = [
+                (mask, 0, 0, O_TRUNC | O_ACCMODE),
+                *emptied,
+                (jump_equal, 2, 0, 3),
+                (jump_equal, 1, 0, O_TRUNC | 3),
+            ]
+            on(name, (load, 0, 0, argument(flags)), *check, allow, refuse(EPERM))
         add(allow)
         return b"".join(struct.pack("<HBBI", *instruction) for instruction in program).hex()

@@ -112,7 +112,7 @@ except ImportError:  # another Python than CPython
 
 def _fits(value: Any) -> bool:
     """Whether a value is certainly JSON; quick, and silent about why not."""
-    kind: Any = type(value)
+    kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     if kind is str or kind is bool or value is None:
         return True
     if kind is int:
@@ -126,7 +126,7 @@ def _fits(value: Any) -> bool:
 
 def _check(value: Any, place: str) -> None:
     """Raises NotJson for what is no JSON at or below a value, which `place` names."""
-    kind: Any = type(value)
+    kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     if kind.__module__.partition(".")[0] == "numpy":
         raise NotJson(f"{place} is numpy's {kind.__name__}: hand over {place}.item() or {place}.tolist()")
     if isinstance(value, int) and not -LARGEST < value < LARGEST:
@@ -345,7 +345,9 @@ class Confinement:
         for limit, value in self._limits:
             hard = resource.getrlimit(limit)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(limit, (value, value))
+            # At the soft limit of CPU seconds the signal says what it is about; at the hard one it is SIGKILL.
+            more = 1 if limit == resource.RLIMIT_CPU and hard in (resource.RLIM_INFINITY, max(hard, value + 1)) else 0
+            resource.setrlimit(limit, (value, value + more))
         if self._uid is not None:
             self._become(self._uid)
         self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,12 +1,14 @@
 """What every test runs under: a temporary directory and a Prefect home of its own, and nothing left behind."""
 
 import asyncio
+import atexit
 import ctypes
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,16 +26,13 @@ HOME = tempfile.mkdtemp(prefix="tests-of-rlm-batch-")
 os.chmod(HOME, 0o1777)
 os.environ["TMPDIR"] = tempfile.tempdir = HOME
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
+atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be registered, so after Prefect's own
 
 
 def pytest_configure() -> None:
     if os.path.exists("/proc/self"):
         # What outlives its parent becomes a child of the tests, where `no_process_left` finds it.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def pytest_unconfigure() -> None:
-    shutil.rmtree(HOME, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -108,18 +107,14 @@ def processes() -> Callable[[], dict[int, str]]:
 
 def descendants() -> dict[int, str]:
     """The command lines of the processes below this one, by their ids, without those that have ended."""
-    found: dict[int, tuple[int, str, str]] = {}
-    for name in os.listdir("/proc") if os.path.exists("/proc/self") else ():
-        if name.isdigit():
-            try:
-                state, parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:2]
-                command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ")
-            except OSError:
-                continue  # it ended meanwhile
-            found[int(name)] = int(parent), state, command.decode("utf-8", "replace").strip()
-    below: dict[int, str] = {}
-    ours = {os.getpid()}
-    while ours:
-        ours = {pid for pid, (parent, _, _) in found.items() if parent in ours}
-        below.update({pid: found[pid][2] for pid in ours if found[pid][1] not in "ZX"})
-    return below
+    found: dict[int, str] = {}
+    parents = [os.getpid()]
+    while parents:
+        for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
+            with suppress(OSError):  # it ended meanwhile
+                parents += (pids := [int(pid) for pid in children.read_text().split()])
+                for pid in pids:
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    if command:  # a process that has ended, and whose parent has not asked, has none
+                        found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    return found

@@ -31,6 +31,7 @@ def run(server: str, no_process_left: None, tmp_path: Path) -> Run:
             capture_output=True,
             text=True,
             timeout=100,
+            check=False,
             **options,  # type: ignore[call-overload]
         )
 

@@ -59,7 +59,7 @@ async def test_each_failure_is_its_own_error_and_the_others_finish(reuse):
 async def test_memory_without_end_is_out_of_memory_and_the_next_execution_works(results):
     from rlm_batch import LocalSandbox
 
-    await LocalSandbox(memory_mib=256).save("small", overwrite=True)
+    await LocalSandbox(memory_mib=256).save("small", overwrite=True)  # type: ignore[misc]
     code = ["x = []\nwhile True: x.append(bytearray(10**6))", "SUBMIT(fine=1)"]
     first, second = await batch(
         code, provider="local-sandbox/small", max_workers=1, reuse_sandboxes=True, on_failure="return"
@@ -261,6 +261,7 @@ async def test_the_server_shows_a_run_for_each_execution_with_its_state_tags_and
     from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 
     await batch(["SUBMIT(a=1)", "1/0"], on_failure="return")
+    states, tasks = {}, []
     async with get_client() as client:
         for _ in range(100):
             (run,) = await client.read_flow_runs(sort="START_TIME_DESC", limit=1)  # type: ignore[arg-type]

@@ -7,7 +7,12 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.result import Meta
 from rlm_batch.tasks.index import ResultIndex
-from rlm_batch.tasks.ledger import Ledger
+from rlm_batch.tasks.ledger import Ledger, Line
+
+
+def value_of(line: Line | None):
+    assert line is not None
+    return line.outcome().value
 
 
 def success(value: int, index: int = 0) -> Result:
@@ -96,7 +101,7 @@ def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(
         ledger.close()
     index = ResultIndex(tmp_path)
     index.refresh()
-    assert index.find("good one").outcome().value == 1
+    assert value_of(index.find("good one")) == 1
     assert index.find("good two") is not None
     assert index.find("bad one") is None
     later = Ledger(tmp_path / "two")
@@ -104,7 +109,7 @@ def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(
     later.close()
     assert index.find("later") is None
     index.refresh()
-    assert index.find("later").outcome().value == 3
+    assert value_of(index.find("later")) == 3
 
 
 def test_the_index_forgets_a_ledger_that_is_gone(tmp_path):
