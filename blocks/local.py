@@ -9,6 +9,7 @@ import marshal
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -117,8 +118,8 @@ class LocalSandbox(SandboxProvider):
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """The local sandboxes of this user and this temporary directory."""
         found: list[SandboxInfo] = []
-        for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
-            with suppress(OSError, ValueError):
+        for folder in filter(_ours, Path(tempfile.gettempdir()).glob(PREFIX + "*")):
+            with suppress(OSError, ValueError, KeyError, TypeError):  # it is going, or not ours
                 found.append(SandboxInfo(folder.name, json.loads((folder / "sandbox.json").read_text())["labels"]))
         return found
 
@@ -127,6 +128,8 @@ class LocalSandbox(SandboxProvider):
         folder = Path(tempfile.gettempdir()) / sandbox_id
         if not sandbox_id.startswith(PREFIX) or "/" in sandbox_id:
             raise ConfigurationError(f"{sandbox_id!r} is no id of a local sandbox: they begin with {PREFIX}")
+        if not _ours(folder):
+            return  # it has gone, or somebody else has put something there
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in _processes_of(folder):
                 with suppress(ProcessLookupError):
@@ -310,6 +313,15 @@ async def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return process.poll() is not None
 
 
+def _ours(folder: Path) -> bool:
+    """Whether it is a directory that this user has made, in a place where others may make some too."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
 def _processes_of(folder: Path) -> list[int]:
     """The drivers (and bubblewraps) of a sandbox: what has its folder in its command line or as its directory."""
     found: list[int] = []
@@ -335,14 +347,10 @@ def _remove_empty(folder: Path) -> bool:
 
 
 def _remove_folder(folder: Path) -> None:
-    def open_up(function: Callable[..., Any], path: str, _error: object) -> None:
-        with suppress(OSError):  # code may have closed a directory to its own user
-            os.chmod(os.path.dirname(path), 0o700)
-            os.chmod(path, 0o700)
-            function(path) if os.path.isdir(path) is False else shutil.rmtree(path, ignore_errors=True)
-
-    shutil.rmtree(folder, onerror=open_up)
-    shutil.rmtree(folder, ignore_errors=True)
+    """Removes it whatever the code has made of it: trees of any depth, directories closed to their own user."""
+    for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        if folder.exists():
+            subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ isolation
@@ -420,7 +428,10 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
         (folder / "tmp").mkdir(mode=0o755)
         (folder / "sandbox.json").write_text(json.dumps({"labels": labels}))
         if uid is not None:
-            for path in (folder, folder / "work", folder / "tmp"):
+            # The code may go through the folder itself, and no more than that.
+            os.chown(folder, 0, uid)
+            folder.chmod(0o710)
+            for path in (folder / "work", folder / "tmp"):
                 os.chown(path, uid, uid)
     except OSError as error:
         _remove_folder(folder)

@@ -298,6 +298,8 @@ def _error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout:
         )
     if status == "lost":
         return StateLost(f"the state of the earlier executions is lost: {message}. Start again from the first step")
+    if status == "unconfined":
+        return CodeCrashed(f"the code was not run: {outcome.get('message')}. Ask rlm-batch doctor", **details)
     if status == "setup":
         return SandboxStartError(f"the code was not run: {message}")
     if status == "cancelled":

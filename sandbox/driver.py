@@ -461,7 +461,7 @@ class Child:
         self._shown: dict[str, str] = {}
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
-        sys.path.insert(0, cwd)
+        sys.path.append(cwd)  # last: what an execution leaves there does not stand for a module of the library
         signal.signal(signal.SIGINT, self._on_interrupt)
         # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
@@ -1306,8 +1306,11 @@ class Supervisor:
             self._unwatch(process.writes)
 
     def _drain(self, process: Process, stream: str) -> None:
-        """Reads all that is in an output pipe. What comes between two executions of a context belongs to neither."""
-        while True:
+        """Reads what is in an output pipe. What comes between two executions of a context belongs to neither.
+
+        Never more at a time than a pipe holds: who writes without end shall not keep the others waiting.
+        """
+        for _ in range(16):
             try:
                 data = os.read(process.outputs[stream], READ_SIZE)
             except BlockingIOError:
@@ -1351,7 +1354,7 @@ class Supervisor:
         op, execution = header.get("op"), process.execution
         if body is None or b"\n" in body or op not in ("submit", "call", "end"):
             raise BadFrame(f"a frame of kind {op!r} that is none of a child's")
-        if op != "call" and len(body) > OUTCOME_LIMIT:
+        if op != "call" and len(body) > (SUBMIT_LIMIT if op == "submit" else OUTCOME_LIMIT):
             raise BadFrame(f"an outcome of {len(body):,} bytes")
         if execution is None or header.get("token") != execution.token:
             return  # from a thread that an earlier execution left behind
@@ -1370,7 +1373,8 @@ class Supervisor:
             if status not in ("finished", "error", "setup"):
                 raise BadFrame(f"an end with the status {status!r}")
             if not execution.status:
-                execution.status, execution.outcome = str(status), body
+                # The child's own word, and it may be the code that speaks: nothing is tried again because of it.
+                execution.status, execution.outcome = "unconfined" if status == "setup" else str(status), body
             if process.context is not None:
                 self._finish(process, execution)
 

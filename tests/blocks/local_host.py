@@ -1,0 +1,130 @@
+"""A host of local sandboxes, as a program of its own: it does what it is asked to, one line of JSON each.
+
+`local_host.py SETTINGS`, where the settings are JSON: `uid`, the user to become after every import (for the packages
+may be closed to that user), with `python`, an interpreter that this user may start, and `prefix`, where it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import sys
+import traceback
+from contextvars import ContextVar
+from typing import Any
+
+from rlm_batch.blocks import local
+from rlm_batch.sandbox import confinement, errors
+from rlm_batch.sandbox.interpreter import Interpreter
+
+PR_SET_DUMPABLE = 4
+
+# The version of Landlock that a sandbox is made for; the kernel's own where it is None.
+believed: ContextVar[int | None] = ContextVar("believed", default=None)
+
+
+def landlock_abi() -> int:
+    """Stands in for `local._abi`, so that what an older kernel gets is tested on a newer one."""
+    abi = believed.get()
+    return confinement.landlock_abi() if abi is None else min(abi, confinement.landlock_abi())
+
+
+async def run(interpreter: Interpreter, request: dict[str, Any]) -> dict[str, Any]:
+    """What became of one execution, as JSON."""
+    options = {name: request[name] for name in ("timeout", "context") if name in request}
+    answer: dict[str, Any]
+    try:
+        result = await interpreter.execute(request["code"], request.get("variables"), **options)
+        meta, answer = result.meta, {"outputs": result.outputs}
+    except errors.RlmBatchError as error:
+        meta, answer = error.meta, {"error": errors.error_to_json(error)}
+    except Exception:  # noqa: BLE001 - whatever it is, the asking side says so
+        return {"broken": traceback.format_exc()}
+    if meta is not None:
+        answer |= {"stdout": meta.stdout, "stderr": meta.stderr, "layers": meta.layers, "sandbox": meta.sandbox_id}
+    return answer
+
+
+class Host:
+    """Interpreters by the name that the asking side gave them."""
+
+    def __init__(self) -> None:
+        self.interpreters: dict[str, Interpreter] = {}
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Serves one request: an execution, the end of a sandbox, or what a provider can be asked."""
+        believed.set(request.get("abi"))
+        if request["op"] == "list":
+            return {"found": {info.id: info.labels for info in await local.LocalSandbox().list_sandboxes()}}
+        if request["op"] == "delete":
+            await local.LocalSandbox().delete_sandbox(request["sandbox"])
+            return {}
+        name = request["box"]
+        if request["op"] == "execute":
+            if name not in self.interpreters:
+                block = local.LocalSandbox(**request["fields"])
+                self.interpreters[name] = block.interpreter(timeout=60, tools={"echo": lambda value: value})
+            return await run(self.interpreters[name], request)
+        interpreter = self.interpreters.pop(name, None)
+        try:
+            if interpreter is not None:
+                await interpreter.shutdown()
+        except Exception:  # noqa: BLE001 - whatever it is, the asking side says so
+            return {"broken": traceback.format_exc()}
+        return {}
+
+    async def serve(self) -> None:
+        """Answers until standard input ends, and removes every sandbox then."""
+        loop = asyncio.get_running_loop()
+        lines = asyncio.StreamReader(limit=1 << 26)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer)
+
+        async def reply(request: dict[str, Any]) -> None:
+            say(await self.answer(request) | {"id": request["id"]})
+
+        say({"id": 0, "pid": os.getpid()})
+        async with asyncio.TaskGroup() as tasks:
+            while line := await lines.readline():
+                tasks.create_task(reply(json.loads(line)))
+        for interpreter in self.interpreters.values():
+            await interpreter.shutdown()
+
+
+def say(answer: dict[str, Any]) -> None:
+    """One line for the asking side."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+async def warm_up() -> None:
+    """Runs through what is imported late, while every package can still be read."""
+    async with local.LocalSandbox(isolation="none").interpreter() as interpreter:
+        await run(interpreter, {"code": "1 / 0"})
+    await asyncio.to_thread(int)
+
+
+def become(uid: int, python: str, prefix: str) -> None:
+    """Turns root into an ordinary user, with a Python that this user may start."""
+    asyncio.run(warm_up())
+    sys._base_executable = python  # type: ignore[attr-defined]
+    sys.base_prefix = sys.base_exec_prefix = prefix
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    # As if this user had started it: then its memory and its environment are open to the user's other processes.
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def main() -> None:
+    """Becomes who it is told to be, and serves."""
+    settings = json.loads(sys.argv[1])
+    if settings.get("uid") is not None:
+        become(settings["uid"], settings["python"], settings["prefix"])
+    local._abi = landlock_abi  # type: ignore[assignment]
+    asyncio.run(Host().serve())
+
+
+if __name__ == "__main__":
+    main()

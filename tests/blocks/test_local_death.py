@@ -1,0 +1,241 @@
+"""What is left of local sandboxes when their host is killed: no process after 15 s, and folders that can be removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .conftest import Box, Host, Marked
+
+RUNGS = ("bubblewrap", "landlock", "none")
+SECONDS = 15
+
+# Processes that do what they can to stay: away from their session and their group, deaf, with nothing open.
+STAYING = """
+import subprocess
+libc.prctl(15, mark.encode(), 0, 0, 0)  # PR_SET_NAME
+def stay():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    libc.prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG
+    os.closerange(0, 100)
+    while True:
+        time.sleep(60)
+for depth in (1, 2):
+    if os.fork() == 0:
+        libc.prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        os.setsid()
+        if depth == 1 or os.fork() == 0:
+            stay()
+        os._exit(0)
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+libc.prctl(36, 0, 0, 0, 0)
+libc.prctl(1, 0, 0, 0, 0)
+"""
+FORKING = """
+libc.prctl(15, mark.encode(), 0, 0, 0)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(20):
+    if os.fork() == 0:
+        while True:
+            try:
+                if os.fork():
+                    os._exit(0)
+                os.setsid()
+            except OSError:
+                pass
+"""
+FLOODING = """
+libc.prctl(15, mark.encode(), 0, 0, 0)
+fcntl.fcntl(1, 1031, 1 << 20)  # F_SETPIPE_SZ
+page = ctypes.create_string_buffer(1 << 20)
+vector = struct.pack("QQ", ctypes.addressof(page), 1 << 20)
+for _ in range(12):
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            libc.vmsplice(1, vector, 1, 0)
+"""
+
+
+def below(pid: int) -> dict[int, str]:
+    """The processes below one, by their ids, with when they began: the two together name a process for good."""
+    parents: dict[int, tuple[int, str]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                words = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended meanwhile
+            if words[0] not in "ZX":
+                parents[int(name)] = int(words[1]), words[19]
+    found: dict[int, str] = {}
+    new = {pid}
+    while new:
+        new = {child for child, (parent, _) in parents.items() if parent in new}
+        found |= {child: parents[child][1] for child in new}
+    return found
+
+
+def still_there(known: dict[int, str]) -> dict[int, str]:
+    """Those of them that have not ended, with their command lines."""
+    found: dict[int, str] = {}
+    for pid, started in known.items():
+        try:
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")[:100].decode("utf-8", "replace")
+        except OSError:
+            continue
+        if words[19] == started and words[0] not in "ZX":
+            found[pid] = command
+    return found
+
+
+@pytest.fixture
+def own_host(new_host: Callable[[str], Host], request: pytest.FixtureRequest) -> Iterator[Host]:
+    """A host of the test's own, to be killed; its folders are removed after it."""
+    host = new_host(request.param)
+    yield host
+    host.process.kill()
+    host.process.wait()
+    for pipe in (host.process.stdin, host.process.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+as_each_user = pytest.mark.parametrize("own_host", ["root", "user"], indirect=True)
+
+
+def boxes_of(host: Host, make: type[Box], rungs: tuple[str, ...] = RUNGS) -> list[Box]:
+    """A sandbox on each of the rungs that this host can have."""
+    found: list[Box] = []
+    for rung in rungs:
+        box = make(host, rung)
+        answer = box.run("pass")
+        if "error" in answer:
+            assert answer["error"]["error"] == "ConfigurationError", answer
+            continue
+        found.append(box)
+    return found
+
+
+def wait_for(marked: Marked, count: int) -> None:
+    """Waits until there are so many processes with the mark."""
+    until = time.monotonic() + 20
+    while len(marked.pids()) < count and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(marked.pids()) >= count
+
+
+def ended(known: dict[int, str], marked: Marked) -> tuple[dict[int, str], list[int]]:
+    """What is left of the known processes, and of those that carry the mark, after the time that they have."""
+    until = time.monotonic() + SECONDS
+    while (still_there(known) or marked.pids()) and time.monotonic() < until:
+        time.sleep(0.05)
+    left = still_there(known), marked.pids()
+    for pid in left[0]:
+        os.kill(pid, signal.SIGKILL)
+    return left
+
+
+@as_each_user
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
+def test_no_process_outlives_its_host(own_host: Host, box_type: type[Box], marked: Marked, number: int) -> None:
+    boxes = boxes_of(own_host, box_type)
+    for box in boxes:
+        box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600)
+        box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600, context="stays")
+        box.send("while True: pass", timeout=600)
+    wait_for(marked, 6 * len(boxes))
+    known = below(own_host.pid)
+    assert len(known) > 10 * len(boxes)
+    own_host.process.send_signal(number)
+    own_host.process.wait()
+    assert ended(known, marked) == ({}, [])
+
+
+@as_each_user
+def test_no_process_outlives_its_host_whatever_it_was_doing(
+    own_host: Host, box_type: type[Box], marked: Marked
+) -> None:
+    boxes = boxes_of(own_host, box_type, RUNGS[:2])
+    for box in boxes:
+        box.send(FORKING + "time.sleep(600)", mark=marked.mark, timeout=600)
+        flooded = box_type(own_host, box.rung, fields={"lifetime": 60_000})
+        flooded.send(FLOODING + "time.sleep(600)", mark=marked.mark, timeout=600)
+    wait_for(marked, 13 * len(boxes))
+    time.sleep(0.2)
+    known = below(own_host.pid)
+    own_host.process.kill()
+    own_host.process.wait()
+    assert ended(known, marked) == ({}, [])
+
+
+@as_each_user
+def test_the_folders_of_a_killed_host_are_listed_and_removed(
+    own_host: Host, hosts: Callable[[str], Host], box_type: type[Box]
+) -> None:
+    boxes = boxes_of(own_host, box_type)
+    ids = [box.run("open('left', 'w').write('x')")["sandbox"] for box in boxes]
+    own_host.process.kill()
+    own_host.process.wait()
+    another = hosts("root" if own_host.uid == 0 else "user")
+    listed = another.list_sandboxes()
+    assert set(ids) <= set(listed)
+    for sandbox in ids:
+        assert listed[sandbox]["managed-by"] == "rlm-batch"
+        another.delete_sandbox(sandbox)
+        another.delete_sandbox(sandbox)  # one that has gone is no error
+        assert not (another.folders / sandbox).exists()
+    assert not set(ids) & set(another.list_sandboxes())
+    assert stat.S_IMODE(another.folders.stat().st_mode) == 0o1777
+
+
+@as_each_user
+def test_a_sandbox_that_runs_can_be_removed_by_another_host(
+    own_host: Host, hosts: Callable[[str], Host], box_type: type[Box], marked: Marked
+) -> None:
+    boxes = boxes_of(own_host, box_type)
+    ids = [box.run("pass")["sandbox"] for box in boxes]
+    before = below(own_host.pid)
+    running = [box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600) for box in boxes]
+    wait_for(marked, 3 * len(boxes))
+    known = below(own_host.pid)
+    assert len(known) > len(before) + 3 * len(boxes)
+    another = hosts("root" if own_host.uid == 0 else "user")
+    for sandbox in ids:
+        another.delete_sandbox(sandbox)
+        assert not (another.folders / sandbox).exists()
+    assert ended(known, marked) == ({}, [])
+    for number in running:
+        assert own_host.wait(number)["error"]["error"] == "OutcomeUnknown"
+
+
+@pytest.mark.parametrize("own_host", ["user"], indirect=True)
+def test_a_supervisor_that_does_not_answer_is_ended_with_all_that_it_has(
+    own_host: Host, box_type: type[Box], marked: Marked
+) -> None:
+    """Stopped here; with a kernel that is short of memory, or a bug of ours, it may be worse."""
+    boxes = boxes_of(own_host, box_type, RUNGS[:2])
+    ids = [box.run("pass")["sandbox"] for box in boxes]
+    for box in boxes:
+        box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600)
+    wait_for(marked, 3 * len(boxes))
+    known = below(own_host.pid)
+    # The supervisors are the parents of what is marked.
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in marked.pids()}
+    for pid in parents - set(marked.pids()):
+        os.kill(pid, signal.SIGSTOP)
+    closing = [own_host.ask({**box.request, "op": "close"}) for box in boxes]
+    for number in closing:
+        assert own_host.wait(number).keys() == {"id"}
+    assert ended(known, marked) == ({}, [])
+    assert not [sandbox for sandbox in ids if (own_host.folders / sandbox).exists()]

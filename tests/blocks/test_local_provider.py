@@ -1,0 +1,434 @@
+"""The local provider: which rung it takes, what it says where there is none, its sandboxes and their folders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import SecretStr
+
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
+from rlm_batch.blocks import local
+
+if TYPE_CHECKING:
+    from .conftest import Box, Boxes
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def unknown_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Nothing has been found out about this machine yet, and what a test finds out is forgotten after it."""
+    known = dict(local._probed)
+    local._probed.clear()
+    yield monkeypatch
+    local._probed.clear()
+    local._probed.update(known)
+
+
+def hide_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A PATH with nothing on it but an empty folder."""
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def put_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """A program of that name which does something else."""
+    (folder / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+async def rung_or_skip(**fields: Any) -> LocalSandbox:
+    """The block, where this machine has its rung."""
+    block = LocalSandbox(**fields)
+    try:
+        await block.check()
+    except ConfigurationError as error:
+        pytest.skip(error.summary)
+    return block
+
+
+# ------------------------------------------------------------------------------------------------------------ the rung
+
+
+async def test_auto_takes_the_strongest_that_works() -> None:
+    works: list[str] = []
+    for rung in ("bubblewrap", "landlock"):
+        try:
+            await LocalSandbox(isolation=rung).check()  # type: ignore[arg-type]
+            works.append(rung)
+        except ConfigurationError:
+            pass
+    if not works:
+        pytest.skip("this machine has no rung")
+    block = LocalSandbox()
+    assert await block.rung() == works[0]
+    assert (await block.check()).startswith(works[0])
+    async with block.interpreter() as interpreter:
+        meta = (await interpreter.execute("pass")).meta
+    assert meta.isolation == works[0]
+    assert meta.layers
+    assert "limits" in meta.layers
+
+
+async def test_auto_takes_landlock_where_bubblewrap_is_not(unknown_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hide_bubblewrap(unknown_machine, tmp_path)
+    block = await rung_or_skip(isolation="landlock")
+    assert await block.rung() == "landlock"
+    async with LocalSandbox().interpreter() as interpreter:
+        result = await interpreter.execute("SUBMIT(works=True)")
+    assert result.works
+    assert result.meta.isolation == "landlock"
+    assert {"seccomp", "limits"} < set(result.meta.layers)
+
+
+async def test_auto_takes_landlock_where_bubblewrap_does_not_work(
+    unknown_machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container: it is installed, and the kernel refuses it the namespaces."""
+    put_bubblewrap(unknown_machine, tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
+    await rung_or_skip(isolation="landlock")
+    assert await LocalSandbox().rung() == "landlock"
+    with pytest.raises(ConfigurationError, match="No permissions to create new namespace"):
+        await LocalSandbox(isolation="bubblewrap").check()
+
+
+async def test_a_rung_that_shows_the_host_s_files_is_not_taken(
+    unknown_machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A rung is believed when code in it has been refused a file, not because its parts are there."""
+    hide_bubblewrap(unknown_machine, tmp_path)
+    await rung_or_skip(isolation="landlock")
+    local._probed.clear()
+    unknown_machine.setattr(local, "_confinement", lambda *_: {"limits": {}})
+    for isolation in ("auto", "landlock"):
+        with pytest.raises(ConfigurationError, match="could read a file that it must not see"):
+            await LocalSandbox(isolation=isolation).rung()  # type: ignore[arg-type]
+
+
+async def test_a_machine_without_any_rung_is_told_what_to_do(
+    unknown_machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hide_bubblewrap(unknown_machine, tmp_path)
+    unknown_machine.setattr(local, "_abi", lambda: 0)
+    block = LocalSandbox()
+    for action in (block.rung, block.check, lambda: block.open(block.labels(""))):
+        with pytest.raises(ConfigurationError) as refused:
+            await action()
+        text = str(refused.value)
+        assert "apt install bubblewrap" in text
+        assert "Landlock" in text
+        assert "isolation='none'" in text
+        assert "not on the PATH" in text
+    with pytest.raises(ConfigurationError, match="cannot isolate"):
+        async with block.interpreter() as interpreter:
+            await interpreter.execute("pass")
+    assert await block.list_sandboxes() == []
+
+
+@pytest.mark.parametrize("rung", ["bubblewrap", "landlock"])
+async def test_a_rung_by_name_is_that_rung_or_an_error(
+    unknown_machine: pytest.MonkeyPatch, tmp_path: Path, rung: str
+) -> None:
+    hide_bubblewrap(unknown_machine, tmp_path)
+    unknown_machine.setattr(local, "_abi", lambda: 0)
+    with pytest.raises(ConfigurationError, match=f"'{rung}' does not work"):
+        await LocalSandbox(isolation=rung).check()  # type: ignore[arg-type]
+
+
+async def test_none_is_taken_by_name_only(unknown_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hide_bubblewrap(unknown_machine, tmp_path)
+    unknown_machine.setattr(local, "_abi", lambda: 0)
+    async with LocalSandbox(isolation="none").interpreter() as interpreter:
+        result = await interpreter.execute("SUBMIT(works=True)")
+    assert result.meta.isolation == "none"
+    assert result.meta.layers == ()
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "riscv64")])
+async def test_another_system_is_named(
+    unknown_machine: pytest.MonkeyPatch, system: str, machine: str, tmp_path: Path
+) -> None:
+    unknown_machine.setattr(sys, "platform", system)
+    if system == "linux":
+        unknown_machine.setattr("platform.machine", lambda: machine)
+    with pytest.raises(ConfigurationError, match="Linux" if system != "linux" else "x86_64 and aarch64"):
+        await LocalSandbox().rung()
+
+
+async def test_a_machine_is_asked_once(unknown_machine: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    attempt = local._try
+
+    async def counting(rung: Any) -> str:
+        asked.append(rung)
+        return await attempt(rung)
+
+    unknown_machine.setattr(local, "_try", counting)
+    block = await rung_or_skip()
+    for _ in range(3):
+        await block.rung()
+    assert len(asked) == len(set(asked))
+
+
+# ------------------------------------------------------------------------------------------------- listing and removing
+
+
+async def test_a_sandbox_is_listed_with_its_labels_while_it_is_open(rung: str) -> None:
+    block = LocalSandbox(isolation=rung, lifetime=600)  # type: ignore[arg-type]
+    async with block.interpreter(run="run-1") as interpreter:
+        sandbox = (await interpreter.execute("pass")).meta.sandbox_id
+        (found,) = [info for info in await block.list_sandboxes() if info.id == sandbox]
+        assert found.labels["managed-by"] == "rlm-batch"
+        assert found.labels["rlm-batch-run"] == "run-1"
+        assert found.labels["rlm-batch-host"]
+        assert found.expires > 0
+    assert sandbox not in {info.id for info in await block.list_sandboxes()}
+
+
+@pytest.mark.usefixtures("no_process_left")
+async def test_a_sandbox_that_is_removed_while_it_runs_is_lost_to_its_interpreter(rung: str) -> None:
+    block = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
+    async with block.interpreter() as interpreter:
+        sandbox = (await interpreter.execute("pass")).meta.sandbox_id
+        running = asyncio.create_task(interpreter.execute("import time\ntime.sleep(60)"))
+        await asyncio.sleep(0.2)
+        await block.delete_sandbox(sandbox)
+        with pytest.raises(OutcomeUnknown):
+            await running
+        with pytest.raises(SandboxLost):
+            await interpreter.execute("pass")
+    assert not (Path(tempfile.gettempdir()) / sandbox).exists()
+
+
+async def test_removing_one_that_has_gone_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    (folder / "of-another").mkdir(mode=0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    assert [path.name for path in folder.iterdir()] == ["of-another"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "x", "../rlm-batch-x", "rlm-batch-/../x", "/tmp/rlm-batch-x", "rlm-batch-x/../.."]
+)
+async def test_only_ids_of_local_sandboxes_are_removed(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="no id of a local sandbox"):
+        await LocalSandbox().delete_sandbox(name)
+
+
+async def test_a_folder_with_a_damaged_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    records = ("", "{", "[]", "5", "null", '{"pid": 1}', '{"labels": 5}', "\xff")
+    for number, text in enumerate(records):
+        folder = tmp_path / f"rlm-batch-{number:012}"
+        folder.mkdir()
+        (folder / "sandbox.json").write_bytes(text.encode("latin-1"))
+    (tmp_path / "rlm-batch-file").write_text("no folder")
+    (tmp_path / "rlm-batch-empty").mkdir()
+    assert [info for info in await LocalSandbox().list_sandboxes() if type(info.labels) is dict] == []
+    await LocalSandbox().delete_sandbox("rlm-batch-000000000000")
+    assert not (tmp_path / "rlm-batch-000000000000").exists()
+
+
+async def test_what_another_user_has_planted_is_neither_listed_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In /tmp anyone may make a folder that looks like a sandbox's, and name any process in it."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to make the files of another user")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "rlm-batch-00000000000a"
+    (folder / "work").mkdir(parents=True)
+    process = subprocess.Popen(["sleep", "60"], cwd="/")  # noqa: ASYNC220 - it starts at once
+    started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    record = {"labels": {"managed-by": "rlm-batch"}, "pid": process.pid, "started": started}
+    (folder / "sandbox.json").write_text(json.dumps(record))
+    for path in (folder, folder / "work", folder / "sandbox.json"):
+        os.chown(path, 54321, 54321)
+    (tmp_path / "rlm-batch-00000000000b").symlink_to(tmp_path)
+    try:
+        assert await LocalSandbox().list_sandboxes() == []
+        await LocalSandbox().delete_sandbox("rlm-batch-00000000000a")
+        await LocalSandbox().delete_sandbox("rlm-batch-00000000000b")
+        assert (folder / "sandbox.json").exists()
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+HOSTILE = {
+    "closed directories": """
+os.makedirs("a/b/c")
+open("a/b/c/file", "w").close()
+for path in ("a/b/c", "a/b", "a"):
+    os.chmod(path, 0)
+os.mkdir("unwritable", 0o500)
+os.mkdir("unreadable", 0o300)
+""",
+    "a tree deeper than a stack": """
+for _ in range(1500):
+    os.mkdir("d")
+    os.chdir("d")
+open("file", "w").close()
+""",
+    "a deep tree that is closed": """
+for _ in range(300):
+    os.mkdir("d", 0o700)
+    os.chdir("d")
+for _ in range(300):
+    os.chdir("..")
+    os.chmod("d", 0o500)
+""",
+    "names that are no text": """
+for name in (b"\\xff\\xfe", b"a\\nb", b"-rf", b"...", b" ", b"\\xf0"):
+    open(name, "w").close()
+    os.mkdir(name + b".d")
+""",
+    "files of every kind": """
+os.mkfifo("pipe")
+os.symlink("nowhere", "dangling")
+os.symlink(".", "loop")
+os.symlink("..", "up")
+os.symlink("/", "root")
+os.link("kept", "linked") if os.path.exists("kept") else None
+""",
+    "many files": """
+for number in range(600):
+    open(f"f{number}", "w").close()
+""",
+}
+
+
+@pytest.mark.each_once
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_folder_is_removed_whatever_the_code_has_made_of_it(own_box: Boxes, what: str) -> None:
+    box = own_box()
+    sandbox = box.run(f"{HOSTILE[what]}\nos._exit(0)")["sandbox"]
+    folder = box.host.folders / sandbox
+    try:
+        box.close()
+        assert not folder.exists()
+    finally:
+        subprocess.run(["rm", "-rf", str(folder)], check=False)  # which would be too deep for the tests' own clean-up
+    box.run("pass")  # in a new one, for the fixture to close
+
+
+def test_removing_a_folder_changes_nothing_that_its_links_lead_to(own_box: Boxes, open_folder: Path) -> None:
+    box = own_box()
+    outside = Path(tempfile.mkdtemp(dir=open_folder))
+    (outside / "file").write_text("kept")
+    (outside / "inner").mkdir()
+    (outside / "inner" / "file").write_text("kept")
+    for path, mode in ((outside / "file", 0o604), (outside / "inner", 0o705), (outside, 0o705)):
+        path.chmod(mode)
+    for path in (outside, *outside.rglob("*")):
+        os.chown(path, box.host.uid, box.host.uid)
+    before = {path: path.stat().st_mode for path in (outside, *outside.rglob("*"))}
+    box.run(
+        """
+for closed in (0o500, 0o300, 0o100, 0):
+    folder = f"closed{closed}"
+    os.mkdir(folder)
+    for number, path in enumerate(paths):
+        os.symlink(path, f"{folder}/link{number}")
+    os.chmod(folder, closed)
+made = "made"
+os.mkdir(made)
+for number, path in enumerate(paths):
+    os.symlink(path, f"{made}/link{number}")
+for mode in (0o500, 0o100):
+    try:
+        os.mkdir(f"under{mode}", 0o700)
+        os.rename(made, f"under{mode}/{made}")
+        os.chmod(f"under{mode}", mode)
+    except OSError:
+        pass
+""",
+        paths=[str(path) for path in before],
+    )
+    box.close()
+    assert {path: path.stat().st_mode for path in before} == before
+    assert (outside / "file").read_text() == (outside / "inner" / "file").read_text() == "kept"
+    box.run("pass")  # in a new one, for the fixture to close
+
+
+# ------------------------------------------------------------------------------------------------ what it is given
+
+
+async def test_the_environment_of_the_block_reaches_the_code_and_nothing_else_does(
+    rung: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOST_SECRET", "of-the-host")
+    block = LocalSandbox(isolation=rung, environment={"TOKEN": SecretStr("given-to-code")})  # type: ignore[arg-type]
+    async with block.interpreter() as interpreter:
+        result = await interpreter.execute("import os\nSUBMIT(token=os.environ['TOKEN'], all=str(dict(os.environ)))")
+        sandbox = result.meta.sandbox_id
+        record = (Path(tempfile.gettempdir()) / sandbox / "sandbox.json").read_text()
+    assert result.token == "given-to-code"
+    assert "of-the-host" not in result["all"]
+    assert "given-to-code" not in record + repr(block) + repr(result.meta) + str(block.fingerprint())
+
+
+def test_a_sandbox_outlives_the_thread_that_started_it(rung: str) -> None:
+    """The kernel tells a process of its parent's death when the thread that forked it has ended."""
+    interpreter = LocalInterpreter(isolation=rung)
+    starting = threading.Thread(target=interpreter.start)
+    starting.start()
+    starting.join()
+    try:
+        assert interpreter.execute("x = 1\nSUBMIT(x=x)").x == 1
+        results: list[Any] = []
+        executing = threading.Thread(target=lambda: results.append(interpreter.execute("SUBMIT(x=x + 1)").x))
+        executing.start()
+        executing.join()
+        assert results == [2]
+        assert interpreter.execute("SUBMIT(x=x + 2)").x == 3
+    finally:
+        interpreter.shutdown()
+
+
+@pytest.mark.usefixtures("no_process_left")
+async def test_many_sandboxes_at_once_are_apart(rung: str) -> None:
+    block = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
+
+    async def one(number: int) -> tuple[int, int]:
+        async with block.interpreter() as interpreter:
+            await interpreter.execute("open('mine', 'w').write(str(n))", {"n": number})
+            code = "import os, time\ntime.sleep(0.1)\nSUBMIT(n=int(open('mine').read()), files=len(os.listdir()))"
+            result = await interpreter.execute(code)
+            return result.n, result.files
+
+    assert await asyncio.gather(*(one(number) for number in range(8))) == [(number, 1) for number in range(8)]
+
+
+def test_one_sandbox_cannot_reach_into_another(box: Box) -> None:
+    other = type(box)(box.host, box.rung, fields={"lifetime": 70_000})
+    sandbox = other.run("open('secret', 'w').write('x')")["sandbox"]
+    found = box.tried(
+        """
+for part in ("", "/work", "/tmp", "/work/secret", "/sandbox.json"):
+    path = f"{folder}{part}"
+    attempt(f"read {part}", lambda: os.listdir(path) if part in ("", "/work", "/tmp") else read(path))
+    attempt(f"written {part}", lambda: os.close(os.open(f"{path}/new", os.O_CREAT | os.O_WRONLY)))
+    attempt(f"mode {part}", lambda: os.rename(path, path + ".moved"))
+""",
+        folder=str(box.host.folders / sandbox),
+    )
+    assert found.done == {}
+    assert other.outputs("SUBMIT(files=os.listdir())") == {"files": ["secret"]}
+    other.close()

@@ -1,0 +1,232 @@
+"""The synchronous face: the same executions, step by step, from threads that have no event loop."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch import (
+    CodeCrashed,
+    CodeError,
+    CodeSyntaxError,
+    ConfigurationError,
+    ExecutionTimeout,
+    OutcomeUnknown,
+    StateLost,
+    SubmitError,
+)
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.blocking import BlockingInterpreter
+
+Make = Callable[..., BlockingInterpreter]
+
+
+@pytest.fixture
+def make(provider: SandboxProvider) -> Iterator[Make]:
+    """Makes interpreters that are shut down in the end."""
+    made: list[BlockingInterpreter] = []
+
+    def make(**settings: Any) -> BlockingInterpreter:
+        made.append(BlockingInterpreter(lambda: provider.open(provider.labels("")), **{"timeout": 20, **settings}))
+        return made[-1]
+
+    yield make
+    for interpreter in made:
+        interpreter.shutdown()
+
+
+def test_results_state_and_output_come_back(make: Make) -> None:
+    with make() as interpreter:
+        first = interpreter.execute("x = total + 1\nprint('hello')\nSUBMIT(x=x)", {"total": 41})
+        assert first.x == 42
+        assert (first.meta.stdout, first.meta.variables) == ("hello\n", {"total": 41})
+        assert interpreter.execute("SUBMIT(x=x)").x == 42
+        assert not interpreter.execute("x += 1").meta.submitted
+        assert interpreter.execute("SUBMIT(x)").output == 43
+
+
+def test_each_failure_is_its_own_error_and_the_next_execution_works(make: Make) -> None:
+    interpreter = make()
+    interpreter.execute("kept = 1")
+    for code, kind in (
+        ("1 / 0", CodeError),
+        ("SUBMIT(x=object())", SubmitError),
+        ("exit(3)", CodeCrashed),
+        ("x = = 1", CodeSyntaxError),
+    ):
+        with pytest.raises(kind) as caught:
+            interpreter.execute(f"print('begun')\n{code}")
+        assert type(caught.value) is kind
+        assert caught.value.meta is not None
+        assert caught.value.meta.stdout == ("" if kind is CodeSyntaxError else "begun\n")
+        assert interpreter.execute("SUBMIT(kept=kept)").kept == 1
+
+
+def test_a_timeout_keeps_the_state_and_a_kill_loses_it(make: Make) -> None:
+    interpreter = make(timeout=0.4)
+    interpreter.execute("x = 1", timeout=20)
+    with pytest.raises(ExecutionTimeout, match="line 1"):
+        interpreter.execute("import time; time.sleep(1000)")
+    assert interpreter.execute("SUBMIT(x=x)", timeout=20).x == 1
+    with pytest.raises(ExecutionTimeout, match="lost"):
+        interpreter.execute("while True:\n    try: time.sleep(9)\n    except BaseException: pass")
+    with pytest.raises(StateLost):
+        interpreter.execute("SUBMIT(x=x)", timeout=20)
+    interpreter.shutdown()
+    assert interpreter.execute("SUBMIT(known='x' in globals())", timeout=20).known is False
+
+
+def test_wrong_arguments_are_refused(make: Make) -> None:
+    interpreter = make()
+    for arguments in ({"code": b""}, {"code": "", "variables": {"a b": 1}}, {"code": "", "variables": {"x": b""}}):
+        with pytest.raises(ConfigurationError):
+            interpreter.execute(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="timeout"):
+        interpreter.execute("", timeout=-1)
+    assert interpreter.execute("SUBMIT(1)").output == 1
+
+
+def test_a_timeout_of_months_is_as_good_as_any(make: Make) -> None:
+    interpreter = make()
+    for timeout in (30 * 86_400, 1e15):
+        assert interpreter.execute("import time; time.sleep(0.1); SUBMIT(x=1)", timeout=timeout).x == 1
+
+
+def test_large_values_pass_both_ways(make: Make) -> None:
+    with make() as interpreter:
+        text = "0123456789abcdé\n" * (20 * 65_536)
+        assert interpreter.execute("SUBMIT(n=len(text))", {"text": text}).n == len(text)
+        assert interpreter.execute("SUBMIT(part=text[:900_000])").part == text[:900_000]
+
+
+def test_tools_of_both_kinds_are_called_and_raise(make: Make) -> None:
+    async def greet(name: str) -> str:
+        await asyncio.sleep(0.01)
+        return f"hello {name}"
+
+    def fail() -> None:
+        raise LookupError("nothing there")
+
+    interpreter = make(tools={"greet": greet, "fail": fail, "add": lambda a, b: a + b})
+    code = """
+        try:
+            fail()
+        except LookupError as error:
+            SUBMIT(said=str(error), sum=add(1, b=2), greeting=greet("you"))
+        """
+    expected = {"said": "nothing there", "sum": 3, "greeting": "hello you"}
+    assert interpreter.execute(dedent(code)).outputs == expected
+
+
+def test_tools_that_fail_badly_are_errors_in_the_code(make: Make) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    def unprintable() -> None:
+        raise Unprintable
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    tools = {f.__name__: f for f in (leave, unprintable, cancelled)}
+    interpreter = make(tools=tools, timeout=3)
+    for name in tools:
+        result = interpreter.execute(f"try:\n    {name}()\nexcept Exception as error:\n    SUBMIT(said=str(error))")
+        assert result.said
+
+
+def test_sixteen_threads_call_at_once_and_none_waits_for_the_slow_one(make: Make) -> None:
+    calls = threading.Semaphore(0)
+
+    def call(i: int) -> int:
+        if i == 0:
+            for _ in range(15 * 10):
+                assert calls.acquire(timeout=15)
+        else:
+            calls.release()
+        return i
+
+    code = """
+        from concurrent.futures import ThreadPoolExecutor
+        def work(i):
+            return [call(i) for _ in range(10 if i else 1)]
+        with ThreadPoolExecutor(16) as pool:
+            SUBMIT(answers=list(pool.map(work, range(16))))
+        """
+    assert make(tools={"call": call}).execute(dedent(code)).answers == [[0], *([i] * 10 for i in range(1, 16))]
+
+
+def test_a_tool_that_runs_code_in_the_same_interpreter_is_refused(make: Make) -> None:
+    interpreter = make()
+    interpreter.tools["nested"] = lambda: interpreter.execute("SUBMIT(1)").output
+    result = interpreter.execute(
+        "try:\n    nested()\nexcept Exception as error:\n    SUBMIT(said=str(error))", timeout=5
+    )
+    assert "another" in result.said
+
+
+def test_several_threads_take_turns(make: Make) -> None:
+    interpreter = make()
+    interpreter.execute("n = 0")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: interpreter.execute("old = n; import time; time.sleep(0.005); n = old + 1"), range(24)))
+    assert interpreter.execute("SUBMIT(n=n)").n == 24
+
+
+def test_several_threads_start_one_sandbox(make: Make) -> None:
+    interpreter = make()
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: interpreter.execute("SUBMIT()").meta.sandbox_id, range(8)))
+    assert len(found) == 1
+
+
+@pytest.mark.anyio
+async def test_it_works_where_an_event_loop_runs(make: Make) -> None:
+    with make() as interpreter:
+        assert interpreter.execute("SUBMIT(x=1)").x == 1
+        assert (await asyncio.to_thread(interpreter.execute, "SUBMIT(x=2)")).x == 2
+
+
+def test_shutdown_from_another_thread_ends_the_execution(make: Make) -> None:
+    begun = threading.Event()
+    interpreter = make(tools={"begin": begun.set}, timeout=None)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(interpreter.execute, "begin()\nimport time; time.sleep(1000)")
+        assert begun.wait(15)
+        time.sleep(0.05)
+        interpreter.shutdown()
+        with pytest.raises(OutcomeUnknown, match="shut down"):
+            running.result(15)
+
+
+def test_shutdown_twice_is_no_error_and_a_new_start_is_a_new_sandbox(make: Make) -> None:
+    interpreter = make()
+    interpreter.shutdown()
+    first = interpreter.start().execute("x = 1; SUBMIT()").meta.sandbox_id
+    interpreter.start()
+    assert interpreter.execute("SUBMIT(x=x)").meta.sandbox_id == first
+    interpreter.shutdown()
+    interpreter.shutdown()
+    second = interpreter.execute("SUBMIT(known='x' in globals())")
+    assert second.known is False
+    assert second.meta.sandbox_id != first
+
+
+def test_output_is_capped(make: Make) -> None:
+    result = make().execute("for i in range(5_000): print('0123456789' * 10)")
+    assert "characters dropped" in result.meta.stdout
+    assert len(result.meta.stdout) < 101_000
+
+
+def test_a_hundred_executions(make: Make) -> None:
+    interpreter = make()
+    assert [interpreter.execute("SUBMIT(i=i)", {"i": i}).i for i in range(100)] == list(range(100))

@@ -1,0 +1,216 @@
+"""A context keeps its state from execution to execution, until its process has ended or it is forgotten."""
+
+import asyncio
+from textwrap import dedent
+
+import pytest
+
+from rlm_batch import CodeCrashed, CodeError, CodeSyntaxError, ExecutionTimeout, StateLost, SubmitError
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.interpreter import Interpreter
+
+pytestmark = pytest.mark.anyio
+
+STUBBORN = """
+import time
+while True:
+    try:
+        time.sleep(1000)
+    except BaseException:
+        pass
+"""
+
+
+async def test_names_stay(interpreter: Interpreter) -> None:
+    await interpreter.execute("import math\nx = 20\ndef double(n): return 2 * n", {"y": 1}, context="c")
+    result = await interpreter.execute("SUBMIT(double(x) + y, pi=math.pi > 3)", context="c")
+    assert result.outputs == {"output": 41, "pi": True}
+
+
+async def test_names_stay_after_errors_and_submits(interpreter: Interpreter) -> None:
+    for code, kind in (
+        ("x = 1; 1 / 0", CodeError),
+        ("y = = 2", CodeSyntaxError),
+        ("SUBMIT(x=object())", SubmitError),
+        ("exit(3)", CodeCrashed),
+    ):
+        with pytest.raises(kind):
+            await interpreter.execute(code, context="c")
+    await interpreter.execute("x += 1; SUBMIT()", context="c")
+    assert (await interpreter.execute("SUBMIT(x=x)", context="c")).x == 2
+
+
+async def test_contexts_are_apart_from_each_other_and_from_the_rest(interpreter: Interpreter) -> None:
+    await interpreter.execute("x = 'a'", context="a")
+    await interpreter.execute("x = 'b'", context="b")
+    assert (await interpreter.execute("SUBMIT(x=x)", context="a")).x == "a"
+    assert (await interpreter.execute("SUBMIT(x=x)", context="b")).x == "b"
+    assert (await interpreter.execute("SUBMIT(known='x' in globals())")).known is False
+
+
+async def test_executions_of_one_context_run_one_after_the_other(interpreter: Interpreter) -> None:
+    await interpreter.execute("order = []", context="c")
+    code = "import time; time.sleep(0.02); order.append(i); SUBMIT(order=order)"
+    results = await asyncio.gather(*(interpreter.execute(code, {"i": i}, context="c") for i in range(5)))
+    assert [result.order for result in results] == [list(range(i + 1)) for i in range(5)]
+
+
+async def test_variables_replace_names_and_functions_see_them(interpreter: Interpreter) -> None:
+    await interpreter.execute("def get(): return x", {"x": 1}, context="c")
+    assert (await interpreter.execute("SUBMIT(x=get())", {"x": 2}, context="c")).x == 2
+
+
+WAITING = {
+    "asleep": "import time; time.sleep(1000)",
+    "busy": "while True: pass",
+    "in a lock": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "waiting for a subprocess": "import subprocess; subprocess.run(['sleep', '1000'])",
+    "in a loop of coroutines": "import asyncio; asyncio.run(asyncio.sleep(1000))",
+    "in a task that nobody awaits": """
+import asyncio
+async def spin():
+    while True:
+        await asyncio.sleep(0)
+async def main():
+    task = asyncio.create_task(spin())
+    await asyncio.sleep(1000)
+asyncio.run(main())
+""",
+    "waiting for the host": "forever()",
+    "printing": "while True: print('x' * 1000)",
+    "calling the host": "while True: quick()",
+}
+
+
+async def test_a_timeout_interrupts_and_keeps_the_state(provider: SandboxProvider) -> None:
+    async def forever() -> None:
+        await asyncio.sleep(1000)
+
+    tools = {"forever": forever, "quick": lambda: None}
+
+    async def interrupted(interpreter: Interpreter, name: str) -> None:
+        await interpreter.execute("kept = []", context=name)
+        for i in range(2):
+            with pytest.raises(ExecutionTimeout) as caught:
+                await interpreter.execute(f"kept.append({i})\n{WAITING[name]}", context=name, timeout=0.4)
+            assert "lost" not in str(caught.value), name
+        assert (await interpreter.execute("SUBMIT(kept=kept)", context=name)).kept == [0, 1], name
+
+    async with provider.interpreter(timeout=20, tools=tools) as interpreter:
+        await asyncio.gather(*(interrupted(interpreter, name) for name in WAITING))
+
+
+async def test_code_that_swallows_the_interrupt_is_killed_and_the_state_is_lost(interpreter: Interpreter) -> None:
+    await interpreter.execute("x = 1", context="c")
+    with pytest.raises(ExecutionTimeout, match="state that earlier executions had left is lost"):
+        await interpreter.execute(STUBBORN, context="c", timeout=0.3)
+    for _ in range(2):
+        with pytest.raises(StateLost, match="Start again from the first step"):
+            await interpreter.execute("SUBMIT(x=x)", context="c")
+    assert (await interpreter.execute("SUBMIT(x=2)", context="d")).x == 2
+    assert (await interpreter.execute("SUBMIT(x=3)")).x == 3
+
+
+async def test_a_crash_loses_the_state_and_says_so(interpreter: Interpreter) -> None:
+    await interpreter.execute("x = 1", context="c")
+    with pytest.raises(CodeCrashed, match=r"status 3.* lost"):
+        await interpreter.execute("import os; os._exit(3)", context="c")
+    with pytest.raises(StateLost, match="status 3"):
+        await interpreter.execute("SUBMIT(x=x)", context="c")
+
+
+async def test_a_process_that_ends_between_two_executions_has_lost_the_state(interpreter: Interpreter) -> None:
+    code = "import os, threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), os._exit(4))).start()"
+    await interpreter.execute(code, context="c")
+    await asyncio.sleep(0.6)
+    with pytest.raises(StateLost, match="status 4"):
+        await interpreter.execute("SUBMIT()", context="c")
+
+
+async def test_a_forgotten_context_begins_anew(interpreter: Interpreter) -> None:
+    for pause in (0.0, 0.2):
+        await interpreter.execute("x = 1", context="c")
+        await interpreter.forget("c")
+        await asyncio.sleep(pause)
+        assert (await interpreter.execute("SUBMIT(known='x' in globals())", context="c")).known is False
+        assert (await interpreter.execute("x = 1; SUBMIT(x=x)", context="c")).x == 1
+        await interpreter.forget("c")
+
+
+async def test_forgetting_begins_anew_after_the_state_was_lost(interpreter: Interpreter) -> None:
+    with pytest.raises(CodeCrashed):
+        await interpreter.execute("import os; os._exit(3)", context="c")
+    await interpreter.forget("c")
+    assert (await interpreter.execute("SUBMIT(x=1)", context="c")).x == 1
+
+
+async def test_forgetting_what_never_was_is_no_error(interpreter: Interpreter) -> None:
+    await interpreter.forget("never")
+    assert (await interpreter.execute("SUBMIT(x=1)", context="never")).x == 1
+
+
+async def test_forgetting_ends_what_runs(interpreter: Interpreter) -> None:
+    heard = asyncio.Event()
+    running = asyncio.ensure_future(
+        interpreter.execute("print('on')\n" + STUBBORN, context="c", on_output=lambda *_: heard.set())
+    )
+    await heard.wait()
+    await interpreter.forget("c")
+    with pytest.raises(CodeError):
+        await running
+    assert (await interpreter.execute("SUBMIT(x=1)", context="c")).x == 1
+
+
+async def test_a_thread_of_an_earlier_execution_cannot_submit_in_a_later_one(interpreter: Interpreter) -> None:
+    early = """
+        import threading, time
+        go, done = threading.Event(), threading.Event()
+        def late(submit=SUBMIT):
+            go.wait()
+            try:
+                submit(x="early")
+            except BaseException:
+                done.set()
+        threading.Thread(target=late, daemon=True).start()
+        """
+    await interpreter.execute(dedent(early), context="c")
+    result = await interpreter.execute("go.set()\ndone.wait()\ntime.sleep(0.1)\nSUBMIT(x='later')", context="c")
+    assert result.x == "later"
+
+
+async def test_a_thread_of_an_earlier_execution_works_on(provider: SandboxProvider) -> None:
+    async with provider.interpreter(timeout=20, tools={"add": lambda a, b: a + b}) as interpreter:
+        early = """
+            import queue, threading
+            asked, answered = queue.Queue(), queue.Queue()
+            def serve():
+                while True:
+                    answered.put(add(asked.get(), 1))
+            threading.Thread(target=serve, daemon=True).start()
+            """
+        await interpreter.execute(dedent(early), context="c")
+        for i in range(3):
+            result = await interpreter.execute("asked.put(i); SUBMIT(answered.get())", {"i": i}, context="c")
+            assert result.output == i + 1
+
+
+async def test_classes_of_a_context_can_be_pickled(interpreter: Interpreter) -> None:
+    code = "import dataclasses, pickle\n@dataclasses.dataclass\nclass Point:\n    x: int\ndata = pickle.dumps(Point(3))"
+    await interpreter.execute(code, context="c")
+    assert (await interpreter.execute("SUBMIT(x=pickle.loads(data).x)", context="c")).x == 3
+
+
+async def test_a_traceback_shows_the_lines_of_the_execution_that_wrote_them(interpreter: Interpreter) -> None:
+    await interpreter.execute("def fail():\n    raise ValueError('first')  # of the first", context="c")
+    with pytest.raises(CodeError) as caught:
+        await interpreter.execute("x = 1\nfail()  # of the second", context="c")
+    assert "# of the first" in caught.value.traceback
+    assert "# of the second" in caught.value.traceback
+    assert caught.value.line == 2
+
+
+async def test_a_hundred_executions_of_one_context(interpreter: Interpreter) -> None:
+    await interpreter.execute("n = 0", context="c")
+    for _ in range(100):
+        await interpreter.execute("n += 1", context="c")
+    assert (await interpreter.execute("SUBMIT(n=n)", context="c")).n == 100

@@ -1,0 +1,148 @@
+"""Which values SUBMIT takes, and what it says of the others."""
+
+import re
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch import SubmitError
+from rlm_batch.sandbox.interpreter import Interpreter
+
+pytestmark = pytest.mark.anyio
+
+REFUSED = {
+    "nan": ("float('nan')", "None or a string"),
+    "infinity": ("-float('inf')", "None or a string"),
+    "integer keys": ("{1: 2}", r"str\(1\)"),
+    "a tuple for a key": ("{(1, 2): 3}", "str"),
+    "bytes": ("b'abc'", "decode"),
+    "a bytearray": ("bytearray(3)", "decode"),
+    "a set": ("{3, 1, 2}", "sorted|list"),
+    "an object": ("object()", "numbers, text, lists and dicts"),
+    "a function": ("print", "numbers, text, lists and dicts"),
+    "a complex number": ("1j", "numbers, text, lists and dicts"),
+    "a generator": ("(i for i in range(3))", "numbers, text, lists and dicts"),
+    "numpy's number": ("type('float64', (float,), {'__module__': 'numpy'})(1.5)", r"\.item\(\)"),
+    "numpy's array": ("type('ndarray', (), {'__module__': 'numpy'})()", r"\.tolist\(\)"),
+}
+
+
+async def refusal(interpreter: Interpreter, code: str) -> str:
+    """What the error says with which the code's SUBMIT is refused."""
+    with pytest.raises(SubmitError) as caught:
+        await interpreter.execute(code)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("place", "path"), [("{}", "loss"), ("{{'a': [1, {}]}}", "loss['a'][1]")])
+async def test_what_is_not_json_is_an_error_that_names_the_field_and_the_remedy(
+    interpreter: Interpreter, place: str, path: str
+) -> None:
+    for name, (value, remedy) in REFUSED.items():
+        text = await refusal(interpreter, f"fine = 1\nSUBMIT(fine=fine, loss={place.format(value)})")
+        assert text.startswith(path), name
+        assert re.search(remedy, text), name
+        assert "line 2" in text, name
+        assert "fine" not in text, name
+
+
+async def test_a_lone_surrogate_is_an_error_that_names_the_field(interpreter: Interpreter) -> None:
+    for value in ("chr(0xD800)", "{'a': ['x' + chr(0xDFFF)]}", "{chr(0xD800): 1}"):
+        text = await refusal(interpreter, f"SUBMIT(fine='ü', loss={value})")
+        assert "surrogate" in text
+        assert text.encode()
+        assert "loss" in text
+
+
+async def test_a_value_that_contains_itself_is_an_error_that_names_the_field(interpreter: Interpreter) -> None:
+    for make in ("x = []; x.append(x)", "x = {}; x['x'] = [x]"):
+        text = await refusal(interpreter, f"{make}\nSUBMIT(fine=1, loss=x)")
+        assert "contains itself" in text
+        assert "loss" in text
+
+
+async def test_an_integer_with_too_many_digits_is_an_error_that_names_the_field(interpreter: Interpreter) -> None:
+    for value in ("10 ** 4999", "-(10 ** 4999)", "[10 ** 100000]"):
+        text = await refusal(interpreter, f"SUBMIT(fine=1, loss={value})")
+        assert "digits" in text
+        assert "loss" in text
+
+
+async def test_an_integer_with_too_many_digits_stays_one_when_the_code_lifts_its_limit(
+    interpreter: Interpreter,
+) -> None:
+    code = """
+        import sys
+        if hasattr(sys, "set_int_max_str_digits"):
+            sys.set_int_max_str_digits(0)
+        SUBMIT(loss=10 ** 4999)
+        """
+    with pytest.raises(SubmitError, match="loss"):
+        await interpreter.execute(dedent(code))
+
+
+async def test_a_nested_value_comes_back_whole_or_is_refused(interpreter: Interpreter) -> None:
+    code = """
+        value = 0
+        for _ in range(depth):
+            value = [value]
+        SUBMIT(value=value)
+        """
+    for depth in (10, 100, 400, *range(800, 1000, 20), 5000):
+        try:
+            value: Any = (await interpreter.execute(dedent(code), {"depth": depth})).value
+        except SubmitError as error:
+            assert depth > 100, "that much nesting is usual"
+            assert "nested too deeply" in str(error)  # noqa: PT017 - either outcome is right
+            continue
+        for _ in range(depth):
+            (value,) = value
+        assert value == 0
+
+
+async def test_two_mebibytes_are_an_error_that_names_the_volume(interpreter: Interpreter) -> None:
+    with pytest.raises(SubmitError, match="save_to_volume") as caught:
+        await interpreter.execute("SUBMIT(text='x' * 2 * 1024 * 1024)")
+    assert "1,048,576" in str(caught.value)
+    assert "2,097,1" in str(caught.value)
+
+
+async def test_the_limit_counts_the_bytes_of_all_fields_together(interpreter: Interpreter) -> None:
+    full = 1024 * 1024 - len('{"a":"","b":""}')
+    result = await interpreter.execute("SUBMIT(a='x' * 1000, b='y' * (n - 1000))", {"n": full})
+    assert len(result.a) + len(result.b) == full
+    with pytest.raises(SubmitError, match="1,048,577 bytes"):
+        await interpreter.execute("SUBMIT(a='x' * 1000, b='y' * (n - 999))", {"n": full})
+    with pytest.raises(SubmitError, match="bytes of JSON"):
+        await interpreter.execute("SUBMIT(a='é' * (n // 2), b='y' * 1000)", {"n": full})
+
+
+async def test_values_come_back_as_they_were(interpreter: Interpreter) -> None:
+    values: dict[str, Any] = {
+        "integers": [0, -1, 2**53 + 1, 10**4000, -(2**64)],
+        "floats": [0.1, -0.0, 1e308, 5e-324, 1e16, 123456789.123456789],
+        "texts": ["", 'quotes " and \\', "line\nbreak\r\t\0\x1f\x7f\u2028", "😀 é", "</script>", "\ufeff\ufffe"],
+        "others": [True, False, None, [], {}, [[]], {"": {"": None}}],
+    }
+    result = await interpreter.execute("SUBMIT(**values)", {"values": values})
+    assert repr(result.outputs) == repr(values)
+
+
+async def test_kinds_of_json_types_come_back_as_those(interpreter: Interpreter) -> None:
+    code = """
+        import collections, enum
+        class Size(enum.IntEnum):
+            S = 3
+        class Text(str): pass
+        Point = collections.namedtuple("Point", "x y")
+        counts = collections.Counter("aab")
+        SUBMIT(size=Size.S, text=Text("t"), point=Point(1, 2), counts=counts,
+               ordered=collections.OrderedDict(b=1, a=2), default=collections.defaultdict(list, k=[1]))
+        """
+    result = await interpreter.execute(dedent(code))
+    assert result.outputs == {
+        "size": 3, "text": "t", "point": [1, 2], "counts": {"a": 2, "b": 1},
+        "ordered": {"b": 1, "a": 2}, "default": {"k": [1]},
+    }  # fmt: skip
+    assert list(result.ordered) == ["b", "a"]

@@ -1,0 +1,121 @@
+"""A driver that is started by hand and spoken to in frames, and the check that its processes are gone."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from rlm_batch.sandbox import driver
+from rlm_batch.sandbox.contract import DriverSettings
+
+Frame = tuple[dict[str, Any], bytes | None]
+PATIENCE = 20.0  # seconds after which a driver that says nothing fails the test
+
+
+class Driver:
+    """A driver's process, and both ends of its wire."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, **options
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._writes, self._reads = self.process.stdin.fileno(), self.process.stdout.fileno()
+        self._frames = driver.Frames()
+        self.heard: list[Frame] = []
+        self.n = -1
+
+    def frame(self, op: str, number: int = 0, body: object = None, **header: Any) -> bytes:
+        """A frame's bytes, with the next number."""
+        self.n += 1
+        data = None if body is None else driver.dumps(body).encode()
+        return driver.encode({"op": op, "id": number, "n": self.n, **header}, data)
+
+    def send(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._writes, data) :]
+
+    def start(self, cwd: Path, **settings: Any) -> Self:
+        values = {"cwd": str(cwd), "heartbeat": None, **settings}
+        self.send(self.frame("start", body=asdict(DriverSettings(**values))))
+        self.until("ready")
+        return self
+
+    def execution(self, number: int, code: str, **header: Any) -> bytes:
+        """The frame of an execution."""
+        body = {"code": code, "variables": {}, "names": ["ask"], "output_fields": None}
+        return self.frame("execute", number, body, **{"timeout": None, "context": None, **header})
+
+    def listen(self, seconds: float) -> bool:
+        """Takes what the driver says within that time; false where it has closed the wire."""
+        if select.select([self._reads], [], [], seconds)[0]:
+            data = os.read(self._reads, 65_536)
+            self.heard += self._frames.feed(data)
+            return data != b""
+        return True
+
+    def until(self, op: str, number: int = 0) -> Frame:
+        """The next frame of that kind, which may have been heard already."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            for i, (header, body) in enumerate(self.heard):
+                if (header["op"], header["id"]) == (op, number):
+                    del self.heard[i]
+                    return header, body
+            assert time.monotonic() < end, f"no {op} within {PATIENCE} s"
+            assert self.listen(1.0), f"the driver has ended: {self.words()}"
+
+    def submitted(self, number: int) -> Any:
+        """What that execution hands back."""
+        header, body = self.until("end", number)
+        assert header["status"] == "submitted", (header, body)
+        return driver.loads((body or b"").decode())
+
+    def words(self) -> str:
+        assert self.process.stderr is not None
+        os.set_blocking(self.process.stderr.fileno(), False)
+        return (self.process.stderr.read() or b"").decode()
+
+    def close(self) -> None:
+        """Ends the wire."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def ends(self) -> bool:
+        """Whether it has ended, after a while at most."""
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[..., Driver]]:
+    """Starts drivers, with this Python or with the command line that is given."""
+    launched: list[Driver] = []
+
+    def launch(*command: str, **options: Any) -> Driver:
+        launched.append(Driver([*(command or (sys.executable, "-I", "-S")), driver.__file__], **options))
+        return launched[-1]
+
+    yield launch
+    for one in launched:
+        one.process.kill()
+        one.process.wait()
+        for pipe in (one.process.stdin, one.process.stdout, one.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture(autouse=True)
+def clean(no_process_left: None) -> None:
+    """Every test here starts processes."""

@@ -1,0 +1,120 @@
+"""The driver's own way to JSON agrees with the standard library's."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from rlm_batch.sandbox import driver
+
+TEXTS = [
+    "",
+    "a",
+    'quotes " \\ /',
+    "\0\x1f\x7f\x80",
+    "\b\f\n\r\t",
+    "é😀\u2028\u2029",
+    "\ud800",
+    "\udfff\ud800",
+    "x" * 999,
+]
+FLOATS = [0.0, -0.0, 0.1, 1e16, 1e22, 1e-7, 5e-324, 1.7976931348623157e308, 123456789.123, 1 / 3]
+INTEGERS = [0, -1, 2**31, 2**53 + 1, -(2**64), 10**300]
+
+
+def value(chance: random.Random, depth: int = 0) -> Any:
+    """Some JSON value."""
+    kind = chance.randrange(8 if depth < 5 else 6)
+    if kind == 0:
+        return chance.choice([None, True, False])
+    if kind == 1:
+        return chance.choice([*INTEGERS, chance.getrandbits(60)])
+    if kind == 2:
+        return chance.choice(
+            [*FLOATS, chance.uniform(-1e9, 1e9), math.ldexp(chance.random(), chance.randrange(-900, 900))]
+        )
+    if kind < 6:
+        return chance.choice([*TEXTS, "".join(chr(chance.randrange(0x110000)) for _ in range(chance.randrange(9)))])
+    if kind == 6:
+        return [value(chance, depth + 1) for _ in range(chance.randrange(6))]
+    return {chance.choice(TEXTS) + str(i): value(chance, depth + 1) for i in range(chance.randrange(6))}
+
+
+def plain(thing: Any) -> str:
+    return json.dumps(thing, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def test_values_are_written_and_read_as_the_standard_library_does() -> None:
+    chance = random.Random(0)
+    for _ in range(5000):
+        thing = value(chance)
+        text = driver.dumps(thing)
+        assert text == plain(thing)
+        assert repr(driver.loads(text)) == repr(thing)
+        ascii_text = json.dumps(thing, separators=(",", ":"))
+        assert repr(driver.loads(ascii_text)) == repr(json.loads(ascii_text))
+
+
+def test_what_the_standard_library_refuses_to_write_is_refused() -> None:
+    for thing in (math.nan, [math.inf], {"a": -math.inf}, 10**5000):
+        with pytest.raises(ValueError, match=r".+"):
+            driver.dumps(thing)
+    for thing in (object(), {1}, b"x", {(1, 2): 3}, 1j):
+        with pytest.raises((TypeError, ValueError)):
+            driver.dumps(thing)
+
+
+def test_what_is_not_json_is_not_read() -> None:
+    texts = ["", " ", "{", "[1,]", "nul", "NaN", "Infinity", "-Infinity", "[NaN]", "1 2", "{}x", "'a'", '"\n"', "01"]
+    texts += ['{"a"}', "{1:2}", "+1", ".5", "1.", '"\\x"', "1" * 5000]
+    for text in texts:
+        with pytest.raises(ValueError, match=r".+"):
+            driver.loads(text)
+    with pytest.raises((ValueError, RecursionError)):
+        driver.loads("[" * 100_000)
+
+
+def test_the_slow_way_agrees_with_the_fast_one() -> None:
+    chance = random.Random(1)
+    things = [value(chance) for _ in range(300)]
+    texts = [plain(thing) for thing in things] + ["", "{", "NaN", "[1,]", "1 2"]
+    program = """
+import sys
+sys.modules["_json"] = None
+sys.path.insert(0, sys.argv[1])
+import driver, json
+assert not hasattr(driver, "_scan")
+for text in json.load(sys.stdin):
+    try:
+        print(json.dumps(driver.dumps(driver.loads(text))))
+    except ValueError:
+        print('"refused"')
+"""
+    folder = driver.__file__.rpartition("/")[0]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program, folder],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [plain(thing) for thing in things] + [
+        "refused"
+    ] * 5
+
+
+def test_strict_json_takes_what_json_can_hold() -> None:
+    fields = {"a": (1, [2.5, None]), "b": {"c": "é", "d": {}}}
+    assert driver.strict_json(fields) == '{"a":[1,[2.5,null]],"b":{"c":"é","d":{}}}'.encode()
+
+
+def test_strict_json_names_the_place() -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+    for thing in (math.nan, b"", {1: 2}, {3}, object(), "\ud800", itself, 10**5000):
+        with pytest.raises(driver.NotJson, match="loss"):
+            driver.strict_json({"fine": 1, "loss": [thing]})
