@@ -421,9 +421,9 @@ def test_one_sandbox_cannot_reach_into_another(box: Box) -> None:
     sandbox = other.run("open('secret', 'w').write('x')")["sandbox"]
     found = box.tried(
         """
-for part in ("", "/work", "/tmp", "/work/secret", "/sandbox.json"):
-    path = f"{folder}{part}"
-    attempt(f"read {part}", lambda: os.listdir(path) if part in ("", "/work", "/tmp") else read(path))
+for part in (".", "work", "tmp", os.path.join("work", "secret"), "sandbox.json"):
+    path = os.path.join(folder, part)
+    attempt(f"read {part}", lambda: os.listdir(path) if part in (".", "work", "tmp") else read(path))
     attempt(f"written {part}", lambda: os.close(os.open(f"{path}/new", os.O_CREAT | os.O_WRONLY)))
     attempt(f"mode {part}", lambda: os.rename(path, path + ".moved"))
 """,
