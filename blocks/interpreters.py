@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
 
 from ..sandbox.blocking import BlockingInterpreter
 from ..sandbox.errors import ConfigurationError
 from .local import LocalSandbox
+from .provider import SandboxProvider
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .provider import SandboxProvider
+    from ..sandbox.contract import Sandbox
+
+DEFAULT = "default"  # the saved block that is asked for credentials that nobody else has
+
+
+class _ProviderInterpreter(BlockingInterpreter):
+    """An interpreter whose sandbox comes from the block that a subclass names."""
+
+    block: ClassVar[type[SandboxProvider]]
+
+    def __init__(
+        self,
+        *,
+        timeout: float | None = 120.0,
+        tools: dict[str, Callable[..., Any]] | None = None,
+        **fields: Any,
+    ) -> None:
+        self._fields = fields
+        self._provider = _configured(self.block, fields)
+        super().__init__(self._open_sandbox, timeout=timeout, tools=tools)
+
+    async def _open_sandbox(self) -> Sandbox:
+        provider = self._provider
+        # Without that address, asking for a block would start a server.
+        if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
+            try:
+                saved = await self.block.aload(DEFAULT)
+            except ValueError:
+                pass  # there is none of that name: the provider says what is missing
+            else:
+                provider = self._provider = _configured(
+                    self.block, {**{name: getattr(saved, name) for name in saved.model_fields_set}, **self._fields}
+                )
+        return await provider.open(provider.labels(""))
 
 
 def _configured(block: type[SandboxProvider], fields: dict[str, Any]) -> SandboxProvider:
@@ -29,7 +64,7 @@ def _configured(block: type[SandboxProvider], fields: dict[str, Any]) -> Sandbox
         raise ConfigurationError(f"{block.__name__} cannot be configured like that: {wrong}") from None
 
 
-class LocalInterpreter(BlockingInterpreter):
+class LocalInterpreter(_ProviderInterpreter):
     """Runs code in a sandbox on this machine, step by step.
 
     Keywords are `LocalSandbox`'s fields (`isolation="landlock"`, `memory_mib=1024`), `timeout` (seconds, the default
@@ -41,12 +76,4 @@ class LocalInterpreter(BlockingInterpreter):
         499500
     """
 
-    def __init__(
-        self,
-        *,
-        timeout: float | None = 120.0,
-        tools: dict[str, Callable[..., Any]] | None = None,
-        **fields: Any,
-    ) -> None:
-        provider = _configured(LocalSandbox, fields)
-        super().__init__(lambda: provider.open(provider.labels("")), timeout=timeout, tools=tools)
+    block = LocalSandbox

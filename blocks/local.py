@@ -18,15 +18,16 @@ import weakref
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ..sandbox import confinement, driver
 from ..sandbox.contract import DriverSettings, Sandbox
-from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
+from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ..sandbox.interpreter import Interpreter, shielded
+from .beneath import read_beneath, write_beneath
 from .provider import SandboxInfo, SandboxProvider
 
 if TYPE_CHECKING:
@@ -140,9 +141,9 @@ class LocalSandbox(SandboxProvider):
                 await asyncio.sleep(0.05)
         await asyncio.to_thread(_remove_folder, folder)
 
-    def fingerprint(self) -> dict[str, Any]:
-        """The provider alone: where code runs and what it may use up decide whether there is a result, not which."""
-        return {"provider": self.provider_name, "python": sys.version.split()[0]}
+    async def fingerprint(self) -> dict[str, Any]:
+        """The common settings and the Python: what code may use up decides whether there is a result, not which."""
+        return {**await super().fingerprint(), "python": sys.version.split()[0]}
 
 
 # ------------------------------------------------------------------------------------------------------------ sandboxes
@@ -265,6 +266,25 @@ class LocalBox(Sandbox):
         with suppress(OSError, ValueError):
             self._said += os.read(process.stderr.fileno(), READ_SIZE)
         return self._said[-2000:].decode("utf-8", "replace").strip()
+
+    async def upload(self, path: str, data: bytes) -> None:
+        """Writes a file; see `Sandbox.upload`."""
+        await asyncio.to_thread(write_beneath, *self._place(path), data)
+
+    async def download(self, path: str) -> bytes:
+        """A file's bytes; see `Sandbox.download`."""
+        return await asyncio.to_thread(read_beneath, *self._place(path))
+
+    def _place(self, path: str) -> tuple[Path, str]:
+        """Where a path of the code's is on the host: a directory, and the path below it."""
+        settings = self.settings
+        places = {settings.cwd: self._folder / "work", settings.environment["TMPDIR"]: self._folder / "tmp"}
+        for inside, outside in places.items():
+            if PurePosixPath(path).is_relative_to(inside):
+                return outside, str(PurePosixPath(path).relative_to(inside))
+        if path.startswith("/"):
+            raise VolumeError(f"{path} is in no directory that the code may write: {', '.join(places)}")
+        return self._folder / "work", path
 
     async def remove(self) -> None:
         """Closes the wire, upon which the driver ends everything; ends the driver itself if it does not."""

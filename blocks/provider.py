@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prefect.blocks.core import Block
-from pydantic import Field, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr
 
 from ..sandbox.interpreter import Interpreter
+from . import repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,38 @@ class SandboxProvider(Block, ABC):
 
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
     provider_name: ClassVar[str]
+    _commit: str | None = PrivateAttr(default=None)
 
+    volume_name: str | None = Field(
+        default=None,
+        title="Volume",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="A durable directory that every sandbox of this block has, made when it is first asked for.",
+    )
+    volume_mount_path: str = Field(
+        default="/data", title="Mount path", pattern="^/.", description="Where the code finds the volume."
+    )
+    repo_url: str | None = Field(
+        default=None,
+        title="Repository",
+        description="A Git repository that is cloned for each sandbox; the code runs in the clone's directory.",
+    )
+    repo_ref: str | None = Field(
+        default=None,
+        title="Revision",
+        description="A branch, a tag or a commit; by default what the repository's HEAD names. It is resolved once for "
+        "a flow run, so that all of its executions see the same commit.",
+    )
+    repo_token: SecretStr | None = Field(
+        default=None,
+        title="Repository token",
+        description="For a private repository over HTTPS. The code cannot read it.",
+    )
+    packages: list[str] = Field(
+        default_factory=list,
+        title="Packages",
+        description="Requirements (numpy, pandas>=2) that are installed before the first execution.",
+    )
     environment: dict[str, SecretStr] = Field(
         default_factory=dict,
         title="Environment",
@@ -69,9 +101,32 @@ class SandboxProvider(Block, ABC):
     async def check(self) -> str:
         """What keeps code in, in a line for a log. Raises ConfigurationError where no sandbox can be opened."""
 
-    @abstractmethod
-    def fingerprint(self) -> dict[str, Any]:
-        """The settings that a result depends on: no secrets, no limits."""
+    async def fingerprint(self) -> dict[str, Any]:
+        """The settings that a result depends on, no secrets and no limits: JSON.
+
+        A provider adds its own (an image, resources). Raises ConfigurationError where the repository has no such ref.
+        """
+        found: dict[str, Any] = {"provider": self.provider_name}
+        if self.repo_url is not None:
+            found["repository"] = [self.repo_url, await self.commit()]
+        if self.packages:
+            found["packages"] = sorted(self.packages)
+        if self.volume_name is not None:
+            found["volume"] = [self.volume_name, self.volume_mount_path]
+        return found
+
+    async def commit(self) -> str | None:
+        """The commit that every sandbox of this block has, None without a repository; found out once.
+
+        Raises ConfigurationError.
+        """
+        if self.repo_url is not None and self._commit is None:
+            self._commit = await repository.commit(self.repo_url, self.repo_ref, self.repo_token)
+        return self._commit
+
+    def has_credentials(self) -> bool:
+        """Whether it can sign in with what it was given and what the environment has."""
+        return True
 
     def labels(self, run: str) -> dict[str, str]:
         """What a sandbox of the flow run (or script) `run` is labelled with."""

@@ -114,7 +114,7 @@ async def run_all(
     observer.get().begun(total, isolation, str(ledger.path))
     run = _Run(provider, run_id, ledger, options, total, label, log)
     try:
-        await run.drive(identified(items, provider.fingerprint()))
+        await run.drive(identified(items, await provider.fingerprint()))
     finally:
         ledger.close()
     outcomes = Outcomes(run.outcomes(), str(ledger.path))

@@ -20,10 +20,11 @@ class DriverSettings:
     `sys.path`. `heartbeat` is the number of seconds after which a side that has said nothing sends a beat, and after
     `silence` seconds without any frame each side takes the other for dead; None where the wire's end is enough.
     `lifetime` is the number of seconds after which the driver ends whatever the host says. `confinement` is what each
-    child does to itself (driver.Confinement).
+    child does to itself (driver.Confinement). `volume` is the directory where the volume is mounted, None without one.
     """
 
     cwd: str
+    volume: str | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
     path: list[str] = field(default_factory=list[str])
     heartbeat: float | None = 15.0
@@ -67,6 +68,17 @@ class Sandbox(ABC):
     def last_words(self) -> str:
         """What the driver's process said before it ended, if anything was heard of it."""
         return ""
+
+    @abstractmethod
+    async def upload(self, path: str, data: bytes) -> None:
+        """Writes a file, with the directories above it; a relative path is below the directory that code runs in.
+
+        Raises VolumeError where it cannot be written, SandboxLost where the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def download(self, path: str) -> bytes:
+        """A file's bytes. Raises as `upload` does."""
 
     @abstractmethod
     async def remove(self) -> None:

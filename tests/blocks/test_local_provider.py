@@ -381,7 +381,7 @@ async def test_the_environment_of_the_block_reaches_the_code_and_nothing_else_do
         record = (Path(tempfile.gettempdir()) / sandbox / "sandbox.json").read_text()
     assert result.token == "given-to-code"
     assert "of-the-host" not in result["all"]
-    assert "given-to-code" not in record + repr(block) + repr(result.meta) + str(block.fingerprint())
+    assert "given-to-code" not in record + repr(block) + repr(result.meta) + str(await block.fingerprint())
 
 
 def test_a_sandbox_outlives_the_thread_that_started_it(rung: str) -> None:

@@ -53,6 +53,12 @@ class Deaf(Sandbox):
     async def send(self, data: bytes) -> None:
         """Takes it and does nothing."""
 
+    async def upload(self, path: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    async def download(self, path: str) -> bytes:
+        raise NotImplementedError
+
     async def remove(self) -> None:
         self.removed += 1
 
