@@ -1548,12 +1548,21 @@ def keep_watch() -> None:
     if pid == 0:
         return
     ended: list[int] = []
-    signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(pid, signal.SIGKILL))
+
+    def end(_number: int, _frame: object) -> None:
+        """Comes once for each thread of the host that this process was handed on to when they ended."""
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    signal.signal(signal.SIGTERM, end)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)  # the wire is the supervisor's: its end has to be seen
     while pid not in ended:
         ended.append(os.waitpid(-1, 0)[0])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its id may be another's from now on
     until = time.monotonic() + 5.0
     while time.monotonic() < until:
         for child in children():
