@@ -226,14 +226,21 @@ class LocalBox(Sandbox):
 
         loop.add_reader(reads, on_output)
         channel = LocalChannel(writes)
-        await channel.send(_driver_code())
+        await self._send_driver(channel)
         return channel
 
     async def attach(self) -> tuple[int, int]:
         """Starts the driver; see `Sandbox.attach`."""
         reads, writes = self._launch()
-        await LocalChannel(writes).send(_driver_code())
+        await self._send_driver(LocalChannel(writes))
         return reads, writes
+
+    async def _send_driver(self, channel: LocalChannel) -> None:
+        try:
+            await channel.send(_driver_code())
+        except SandboxLost:
+            words = self.last_words() or "its process ended at once"
+            raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {words}") from None
 
     def _launch(self) -> tuple[int, int]:
         # On this thread and no other: a parent-death signal comes when the thread that started a process ends.

@@ -50,7 +50,8 @@ class DirectConversation:
 
     def start(self) -> None:
         """Starts the driver. Raises SandboxStartError."""
-        self._say(self._conversation.start)
+        with suppress(SandboxLost):  # why it is not ready is known below
+            self._say(self._conversation.start)
         deadline = time.monotonic() + START_TIMEOUT
         while not self._conversation.ready and not self._conversation.gone and time.monotonic() < deadline:
             self._listen(deadline)

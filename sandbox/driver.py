@@ -361,6 +361,11 @@ class Confinement:
             for at in self._own:
                 self._program[at : at + 4] = os.getpid().to_bytes(4, sys.byteorder)
             self._prctl("PR_SET_SECCOMP", self.PR_SET_SECCOMP, 2, self._ctypes.addressof(self._filter))
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 0)  # closed to other executions until it has its own
+
+    def unveil(self) -> None:
+        """Opens the calling process's own /proc/self to the code that it is about to run."""
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
 
     def _become(self, uid: int) -> None:
         if self._search:
@@ -374,8 +379,6 @@ class Confinement:
             sets = b"".join(keep.to_bytes(4, sys.byteorder) for _ in range(3)) + bytes(12)
             self._call("capset", self._libc.capset(header, sets))
             self._prctl("PR_CAP_AMBIENT", self.PR_CAP_AMBIENT, 2, self.CAP_DAC_READ_SEARCH)
-        # A change of uid makes a process undumpable, and its own /proc/self unreadable to it.
-        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
 
 
 # --------------------------------------------------------------------------------------------- inside a child: the code
@@ -825,23 +828,25 @@ class Child:
             text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
         return text
 
-    def run_once(self, token: str, body: bytes) -> NoReturn:
-        """A stateless execution: the process ends with it, as a script's would."""
-        self._stateless = True
-        self.run(token, body)
+    def serve(self, confinement: Confinement) -> NoReturn:
+        """Waits for an execution. The process ends with a stateless one; a context's others follow on its globals."""
+        waiter = self._waiters[self.NEXT] = Waiter()
+        header, body = self._wait(self.NEXT, waiter)
+        confinement.unveil()
+        self._stateless = header["once"]
+        while True:
+            waiter = self._waiters[self.NEXT] = Waiter()  # before the end of this one is known to anyone
+            self.run(header["token"], body or b"{}")
+            if self._stateless:
+                self._end()
+            header, body = self._wait(self.NEXT, waiter)
+
+    def _end(self) -> NoReturn:
+        """Ends the process as a script's would."""
         try:
             self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
         finally:
             os._exit(0)
-
-    def stay(self) -> NoReturn:
-        """A context: executions one after the other, on the same globals."""
-        frame = None
-        while True:
-            waiter = self._waiters[self.NEXT] = Waiter()  # before the end of the last is known to anyone
-            if frame is not None:
-                self.run(frame[0]["token"], frame[1] or b"{}")
-            frame = self._wait(self.NEXT, waiter)
 
 
 # ------------------------------------------------------------------------------------------------------- the supervisor
@@ -890,6 +895,7 @@ class Execution:
         self.deadline: float | None = None
         self.begin()
         self.kill_at: float | None = None
+        self.interrupt_again = False
         self.cause = ""  # why we ended it: timeout, cancelled, channel
         self.submitted: bytes | None = None
         self.status = ""  # what the child said last
@@ -906,13 +912,14 @@ class Execution:
 class Process:
     """A child, seen from the supervisor."""
 
-    def __init__(self, pid: int, context: str | None) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.context = context
+        self.context: str | None = None
         self.execution: Execution | None = None
         self.waiting: list[tuple[Execution, bytes]] = []
         self.reads = self.writes = -1  # our ends of its channel
         self.outputs: dict[str, int] = {}
+        self.unconfined: bytes | None = None  # why it could not be confined, if so
         self.frames = Frames(CALL_LIMIT)
         self.backlog = bytearray()
         self.broken = ""  # what was wrong with what it wrote to its channel
@@ -940,6 +947,7 @@ class Supervisor:
         self._heard = -1
         self._processes: dict[int, Process] = {}
         self._contexts: dict[str, Process] = {}
+        self._spare: Process | None = None  # confined and waiting, for the next execution
         self._lost: dict[str, str] = {}
         self._confinement: Confinement | None = None
         self._settings: dict[str, Any] = {}
@@ -1037,8 +1045,12 @@ class Supervisor:
                 continue
             if execution.kill_at is not None:
                 if now >= execution.kill_at:
-                    self._kill(process)
                     execution.kill_at = now + INTERRUPT_GRACE
+                    if execution.interrupt_again:
+                        execution.interrupt_again = False
+                        self._signal(process.pid, signal.SIGINT)
+                    else:
+                        self._kill(process)
             elif execution.deadline is not None and now >= execution.deadline:
                 self._stop(process, execution, "timeout")
 
@@ -1053,6 +1065,8 @@ class Supervisor:
             return
         self._signal(process.pid, signal.SIGINT)
         execution.kill_at = time.monotonic() + INTERRUPT_GRACE
+        # Python drops what is raised in a finalizer, and the state is worth a second try.
+        execution.interrupt_again = process.context is not None
 
     @staticmethod
     def _signal(pid: int, number: int) -> None:
@@ -1143,6 +1157,8 @@ class Supervisor:
         os.chdir(settings["cwd"])
         self._confinement = Confinement(settings["confinement"])
         self._confinement.supervise()
+        os.environ.update(settings["environment"])  # here once, and inherited
+        sys.path += settings["path"]
         self._memory_kills = self._count_memory_kills()
         self._send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
         # The first compilation of a process makes a hundred types, a millisecond that each child would take.
@@ -1164,22 +1180,38 @@ class Supervisor:
             self._refuse(execution, "lost", self._lost[context])
             return
         process = self._contexts.get(context) if context is not None else None
+        if process is not None and process.execution is not None:
+            process.waiting.append((execution, body))  # the last was cancelled, and is about to end
+            return
+        if process is None:
+            process, self._spare = self._spare, None
         try:
             if process is None:
-                process = self._fork(context, execution, body)
-            elif process.execution is not None:
-                process.waiting.append((execution, body))  # the last was cancelled, and is about to end
-                return
-            if context is not None:
-                self._begin(process, execution, body)
+                process = self._fork()
         except OSError as error:
             self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
+            return
+        if context is not None:
+            process.context = context
+            self._contexts[context] = process
+        self._begin(process, execution, body)
+        if context is None and self._executions > 1 and self._spare is None:
+            # While this one runs: the making of its process is half of what a short execution takes.
+            try:
+                self._spare = self._fork()
+            except OSError:
+                pass  # the next execution says so, if it is still the case
 
     def _begin(self, process: Process, execution: Execution, body: bytes) -> None:
-        """Hands an execution to a context that is free."""
+        """Hands an execution to a child that is free."""
         execution.begin()
         process.execution = execution
-        self._tell(process, encode({"op": "execute", "token": execution.token}, body))
+        if process.unconfined is not None:
+            execution.status, execution.outcome = "unconfined", process.unconfined
+        if len(body) > READ_SIZE:
+            widen(process.writes, CONTEXT_PIPE)
+        header = {"op": "execute", "token": execution.token, "once": process.context is None}
+        self._tell(process, encode(header, body))
 
     def _refuse(self, execution: Execution, status: str, message: str) -> None:
         body = dumps({"message": message}).encode("utf-8")
@@ -1218,7 +1250,8 @@ class Supervisor:
 
     # -- children
 
-    def _fork(self, context: str | None, execution: Execution, body: bytes) -> Process:
+    def _fork(self) -> Process:
+        """A child that is confined and waits for an execution. Raises OSError."""
         pipes: list[int] = []
         try:
             for _ in range(4):
@@ -1232,11 +1265,8 @@ class Supervisor:
         in_reads, in_writes, out_reads, out_writes, stdout_reads, stdout_writes, stderr_reads, stderr_writes = pipes
         if pid == 0:
             try:
-                self._become_child(supervisor, (in_reads, out_writes, stdout_writes, stderr_writes), execution)
-                child = Child(self._settings["cwd"])
-                if context is None:
-                    child.run_once(execution.token, body)
-                child.stay()
+                confinement = self._become_child(supervisor, (in_reads, out_writes, stdout_writes, stderr_writes))
+                Child(self._settings["cwd"]).serve(confinement)
             except BaseException as error:
                 os.write(2, f"the driver failed: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
             finally:
@@ -1245,14 +1275,10 @@ class Supervisor:
             os.close(fd)
         for fd in (in_writes, out_reads, stdout_reads, stderr_reads):
             os.set_blocking(fd, False)
-        process = Process(pid, context)
-        process.execution = execution
+        process = Process(pid)
         process.reads, process.writes = out_reads, in_writes
         process.outputs = {"stdout": stdout_reads, "stderr": stderr_reads}
         self._processes[pid] = process
-        if context is not None:
-            self._contexts[context] = process
-            widen(in_writes, CONTEXT_PIPE)
         self._outputs.update((stdout_reads, stderr_reads))
         self._watch(stdout_reads, lambda: self._drain(process, "stdout"))
         self._watch(stderr_reads, lambda: self._drain(process, "stderr"))
@@ -1260,7 +1286,7 @@ class Supervisor:
             self._watch(out_reads, lambda: self._on_channel(process))
         return process
 
-    def _become_child(self, supervisor: int, ends: tuple[int, int, int, int], execution: Execution) -> None:
+    def _become_child(self, supervisor: int, ends: tuple[int, int, int, int]) -> Confinement:
         """Leaves everything of the supervisor's behind. Ends the process if the confinement cannot be had."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -1279,11 +1305,10 @@ class Supervisor:
             self._confinement.enter(supervisor)
         except OSError as error:
             message = dumps({"message": f"the confinement could not be had: {error.strerror or error}"}).encode()
-            os.write(CHANNEL_OUT, encode({"op": "end", "token": execution.token, "status": "setup"}, message))
+            os.write(CHANNEL_OUT, encode({"op": "end", "status": "setup"}, message))
             os._exit(0)
         os.closerange(CHANNEL_OUT + 1, max(*high, *mine, *ends) + 1)
-        os.environ.update(self._settings["environment"])
-        sys.path += self._settings["path"]
+        return self._confinement
 
     def _descriptors(self) -> list[int]:
         mine = [self._reads, self._writes, self._poll.fileno(), *self._wake]
@@ -1356,6 +1381,12 @@ class Supervisor:
             raise BadFrame(f"a frame of kind {op!r} that is none of a child's")
         if op != "call" and len(body) > (SUBMIT_LIMIT if op == "submit" else OUTCOME_LIMIT):
             raise BadFrame(f"an outcome of {len(body):,} bytes")
+        if op == "end" and header.get("status") == "setup":
+            # The child's own word, and it may be the code that speaks: nothing is tried again because of it.
+            process.unconfined = body
+            if execution is not None and not execution.status:
+                execution.status, execution.outcome = "unconfined", body
+            return
         if execution is None or header.get("token") != execution.token:
             return  # from a thread that an earlier execution left behind
         if op == "call":
@@ -1370,11 +1401,10 @@ class Supervisor:
                 execution.kill_at = time.monotonic() + SUBMIT_GRACE
         else:
             status = header.get("status")
-            if status not in ("finished", "error", "setup"):
+            if status not in ("finished", "error"):
                 raise BadFrame(f"an end with the status {status!r}")
             if not execution.status:
-                # The child's own word, and it may be the code that speaks: nothing is tried again because of it.
-                execution.status, execution.outcome = "unconfined" if status == "setup" else str(status), body
+                execution.status, execution.outcome = str(status), body
             if process.context is not None:
                 self._finish(process, execution)
 
@@ -1426,6 +1456,8 @@ class Supervisor:
         for stream in process.outputs:
             self._drain(process, stream)
         execution = process.execution
+        if process is self._spare:
+            self._spare = None
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         if process.context is not None and self._contexts.get(process.context) is process:

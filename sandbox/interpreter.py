@@ -100,10 +100,12 @@ class Interpreter:
         ready = self._waiting[0] = loop.create_future()
         self._spoke_at = self._heard_at = loop.time()
         channel = await conversation.sandbox.connect(self._receive, self._closed)
-        await channel.send(conversation.start())
         try:
+            await channel.send(conversation.start())
             async with asyncio.timeout(START_TIMEOUT):
                 await ready
+        except SandboxLost:
+            self._closed(conversation.hung_up())
         except TimeoutError:
             pass
         if not conversation.ready:
