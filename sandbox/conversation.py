@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .driver import Frames, NotJson, encode, strict_json
+from .driver import VOLUME_NAMES, Frames, NotJson, encode, strict_json
 from .errors import (
     CodeCrashed,
     CodeError,
@@ -27,6 +27,7 @@ from .errors import (
     SandboxStartError,
     StateLost,
     SubmitError,
+    VolumeError,
 )
 from .result import Meta, Result
 
@@ -217,8 +218,10 @@ def request(
     for name in variables:
         if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
-        if name == "SUBMIT" or name in tools:
-            raise ConfigurationError(f"the variable {name!r} would hide a function of that name: rename it")
+        if name == "SUBMIT" or name in VOLUME_NAMES or name in tools:
+            raise ConfigurationError(
+                f"the variable {name!r} would hide a function or a constant of that name: rename it"
+            )
     try:
         # As Python itself does to a name in the code.
         values = strict_json({unicodedata.normalize("NFKC", name): value for name, value in variables.items()})
@@ -306,6 +309,8 @@ def _error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout:
         return CodeCrashed(f"the execution was cancelled.{lost}", **details)
     if kind == "submit":
         return SubmitError(f"{message}{where}")
+    if kind == "volume":
+        return VolumeError(f"{message}{where}")
     if kind == "memory":
         return CodeCrashed(
             f"the code ran out of memory{where}: work on less at a time, or give the sandbox more\n{traceback}",

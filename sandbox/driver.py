@@ -18,11 +18,13 @@ importing ``enum`` and ``re`` would cost more than everything else that happens 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
 import resource
 import select
+import stat
 import sys
 import time
 from codecs import getincrementaldecoder
@@ -52,6 +54,8 @@ READ_SIZE = 64 * 1024  # bytes that are read at a time; a larger buffer would be
 CONTEXT_PIPE = 1024 * 1024  # bytes of pipe to a context, the most that an ordinary user may ask for
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # where a child finds its own channel
 CODE_NAME = "<code>"
+VOLUME_NAMES = ("VOLUME", "save_to_volume", "load_from_volume", "list_volume")  # that code finds, asked for or not
+OUR_FILES = ".rlm-batch"  # how the names of what we put on a volume begin; lists leave it out
 INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
 
 
@@ -256,8 +260,9 @@ class Frames:
 class Confinement:
     """What a child does to itself before it runs code. The policy is the host's; here are only the system calls.
 
-    Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root),
-    ``search`` (keep the capability to reach the interpreter under a closed home), ``landlock`` and ``seccomp``.
+    Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root), ``gid``
+    (of the files that it makes, by default the uid's number), ``umask``, ``search`` (keep the capability to reach the
+    interpreter under a closed home), ``landlock`` and ``seccomp``.
     """
 
     PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
@@ -277,6 +282,8 @@ class Confinement:
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._uid: int | None = settings.get("uid")
+        self._gid: int | None = settings.get("gid")
+        self._umask: int | None = settings.get("umask")
         self._search = bool(settings.get("search"))
         self._ruleset = -1
         self._filter: Any = None
@@ -348,6 +355,8 @@ class Confinement:
             # At the soft limit of CPU seconds the signal says what it is about; at the hard one it is SIGKILL.
             more = 1 if limit == resource.RLIMIT_CPU and hard in (resource.RLIM_INFINITY, max(hard, value + 1)) else 0
             resource.setrlimit(limit, (value, value + more))
+        if self._umask is not None:
+            os.umask(self._umask)
         if self._uid is not None:
             self._become(self._uid)
         self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -365,8 +374,9 @@ class Confinement:
     def _become(self, uid: int) -> None:
         if self._search:
             self._prctl("PR_SET_KEEPCAPS", self.PR_SET_KEEPCAPS, 1)
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
+        gid = uid if self._gid is None else self._gid
+        os.setgroups([] if gid == uid else [uid])  # the way to its own folder is open to the group of that number
+        os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
         if self._search:
             keep = 1 << self.CAP_DAC_READ_SEARCH
@@ -399,6 +409,12 @@ class SubmitError(ValueError):
     __module__ = "builtins"  # tracebacks name it as the code knows it
 
 
+class VolumeError(OSError):
+    """A path that leaves the volume, a file that is not there or could not be written, or no volume at all."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
+
+
 class ToolError(RuntimeError):
     """A function of the host failed; the message begins with the type of its error."""
 
@@ -424,6 +440,222 @@ class Waiter:
             self.event.release()
 
 
+class Volume:
+    """The volume as the code knows it. `root` is where it is mounted, None where nobody asked for one.
+
+    Files are written as the least of the file systems below it can: once, from the first byte to the last, and closed.
+    Where a file can be renamed it gets its name when it is complete; elsewhere (S3 behind FUSE) what was begun is
+    removed again when it cannot be completed.
+    """
+
+    def __init__(self, root: str | None, shield: Callable[[], None], unshield: Callable[[], None]) -> None:
+        self.root = root
+        self._real: str | None = None
+        self._shield, self._unshield = shield, unshield
+        self._renames: bool | None = None  # None: not tried yet
+
+    def names(self) -> dict[str, Any]:
+        """What the code finds."""
+
+        def save_to_volume(path: str | os.PathLike[str], data: str | bytes) -> str:
+            """Saves text (as UTF-8) or bytes as the file of that path, and returns the path in the volume.
+
+            Directories on the way are made, and a file that was there is replaced. Nothing is left of a file that
+            could not be written whole. Raises VolumeError, and TypeError for data of another type.
+            """
+            return self._save(path, data)
+
+        def load_from_volume(path: str | os.PathLike[str], *, binary: bool | None = None) -> str | bytes:
+            """What was saved as that path: text if it is UTF-8, else bytes.
+
+            A file does not say which of the two it was: with `binary=True` it is always bytes, with `binary=False`
+            always text, and a VolumeError where it is not UTF-8. Raises VolumeError.
+            """
+            return self._load(path, binary)
+
+        def list_volume(path: str | os.PathLike[str] = "") -> list[str]:
+            """The paths in the volume of every file at or below that path, sorted. Raises VolumeError."""
+            return self._list(path)
+
+        found: dict[str, Any] = {"VOLUME": self.root, "VolumeError": VolumeError}
+        for function in (save_to_volume, load_from_volume, list_volume):
+            function.__qualname__ = function.__name__
+            found[function.__name__] = function
+        return found
+
+    def _place(self, path: str | os.PathLike[str], what: str) -> tuple[str, str]:
+        """A path in the volume, and where that is once links are followed. Raises VolumeError where it leads out."""
+        if self.root is None:
+            raise VolumeError(
+                f"{what} needs a volume, and this sandbox has none: ask for one with volume_name, "
+                "as in volume_name='results'"
+            )
+        text = os.fspath(path)
+        if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{what}: a path is text, not {type(text).__name__}")
+        inside = text
+        if text.startswith("/"):
+            inside = os.path.normpath(text)
+            if inside != self.root and not inside.startswith(self.root + "/"):
+                raise VolumeError(f"{text!r} is not on the volume, which is at {self.root}: paths are relative to it")
+            inside = inside[len(self.root) + 1 :]
+        names = [name for name in inside.split("/") if name not in ("", ".")]
+        if ".." in names or ".." in text.split("/"):
+            raise VolumeError(f"{text!r} leaves the volume: name a path in it, without '..'")
+        if "\0" in text:
+            raise VolumeError(f"{text!r} is no path: it has a null character")
+        if self._real is None:
+            if not os.path.isdir(self.root):
+                raise VolumeError(f"the volume is not there: nothing is mounted at {self.root}")
+            self._real = os.path.realpath(self.root)
+        inside = "/".join(names)
+        try:
+            real = os.path.realpath(os.path.join(self._real, inside))
+        except OSError as error:
+            raise self._error(error, inside, what) from None
+        if real != self._real and not real.startswith(self._real + "/"):
+            raise VolumeError(f"{inside!r} is a symbolic link that leaves the volume: name the file itself")
+        return inside, real
+
+    @staticmethod
+    def _error(error: OSError, path: str, what: str) -> VolumeError:
+        number = error.errno
+        if what != "save_to_volume" and number in (errno.ENOENT, errno.ENOTDIR):
+            return VolumeError(f"there is no {path!r} on the volume: list_volume() says what there is")
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return VolumeError(
+                f"the volume is full: {path!r} was not saved, and nothing of it is left; make room on it"
+            )
+        if number == errno.EFBIG:
+            return VolumeError(
+                f"{path!r} was not saved, and nothing of it is left: it is larger than one file of this sandbox may "
+                "be; cut it into several, or allow more"
+            )
+        how = {"save_to_volume": "saved", "load_from_volume": "read"}.get(what, "listed")
+        return VolumeError(f"{path!r} could not be {how}: {error.strerror or error}")
+
+    # -- saving
+
+    def _save(self, path: str | os.PathLike[str], data: str | bytes) -> str:
+        inside, real = self._place(path, "save_to_volume")
+        if isinstance(data, str):
+            try:
+                data = data.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise VolumeError(f"{inside!r} was not saved: its text is not UTF-8 ({error.reason})") from None
+        elif not isinstance(data, (bytes, bytearray, memoryview)):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"save_to_volume takes text or bytes, not {type(data).__name__}: json.dumps makes text of most values"
+            )
+        try:
+            if real == self._real or os.path.isdir(real):
+                raise VolumeError(f"{inside!r} is a directory of the volume: name a file")
+            folder = os.path.dirname(real)
+            os.makedirs(folder, exist_ok=True)
+            if self._can_rename(folder):
+                partial = self._partial(folder)
+                self._write(partial, os.O_EXCL, data, then=real)
+            else:
+                self._write(real, os.O_TRUNC, data, then=None)
+        except VolumeError:
+            raise
+        except OSError as error:
+            raise self._error(error, inside, "save_to_volume") from None
+        return inside
+
+    @staticmethod
+    def _partial(folder: str) -> str:
+        return os.path.join(folder, f"{OUR_FILES}-{os.urandom(8).hex()}.partial")
+
+    def _can_rename(self, folder: str) -> bool:
+        """Whether files can be renamed here, found out by renaming an empty one."""
+        if self._renames is None:
+            before, after = self._partial(folder), self._partial(folder)
+            self._write(before, os.O_EXCL, b"", then=None)
+            try:
+                os.rename(before, after)
+                before = after
+                self._renames = True
+            except OSError:
+                self._renames = False
+            finally:
+                os.unlink(before)
+        return self._renames
+
+    def _write(self, path: str, flag: int, data: Any, then: str | None) -> None:
+        """Writes a file in one go, and renames it if `then` says so; removes it again if either fails."""
+        file = -1
+        try:
+            self._shield()
+            try:
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o666)
+            finally:
+                self._unshield()
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            open_file, file = file, -2
+            os.close(open_file)  # where what is full, or gone, may be told only now
+            if then is not None:
+                os.rename(path, then)
+        except BaseException:
+            if file >= 0:
+                os.close(file)
+            if file != -1:
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass
+            raise
+
+    # -- loading and listing
+
+    def _load(self, path: str | os.PathLike[str], binary: bool | None) -> str | bytes:
+        inside, real = self._place(path, "load_from_volume")
+        try:
+            # Not to wait for the other end, where it is a pipe that some code has made.
+            with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                if not stat.S_ISREG(mode):
+                    kind = "a directory" if stat.S_ISDIR(mode) else "no file"
+                    raise VolumeError(f"{inside!r} is {kind}: list_volume() says what there is")
+                data = file.read()
+        except VolumeError:
+            raise
+        except OSError as error:
+            raise self._error(error, inside, "load_from_volume") from None
+        if binary:
+            return data
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if binary is None:
+                return data
+            raise VolumeError(f"{inside!r} is not UTF-8 ({error.reason}): load it with binary=True") from None
+
+    def _list(self, path: str | os.PathLike[str]) -> list[str]:
+        inside, real = self._place(path, "list_volume")
+        found: list[str] = []
+        folders = [(inside, real)]
+        try:
+            if not stat.S_ISDIR(os.stat(real).st_mode):
+                return [inside]
+            while folders:
+                within, folder = folders.pop()
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if entry.name.startswith(OUR_FILES):
+                            continue
+                        name = f"{within}/{entry.name}" if within else entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append((name, entry.path))
+                        else:
+                            found.append(name)
+        except OSError as error:
+            raise self._error(error, inside, "list_volume") from None
+        return sorted(found)
+
+
 class Child:
     """The inside of a forked child: runs code, and speaks with the supervisor over a channel of its own.
 
@@ -433,7 +665,7 @@ class Child:
 
     NEXT = -1  # the waiter that stands for the next execution of a context
 
-    def __init__(self, cwd: str) -> None:
+    def __init__(self, cwd: str, volume: str | None) -> None:
         import _thread
 
         self._pid = os.getpid()
@@ -459,6 +691,7 @@ class Child:
         self._name = CODE_NAME
         self._source = ""
         self._shown: dict[str, str] = {}
+        self._volume = Volume(volume, self._shield, self._unshield)
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
         sys.path.append(cwd)  # last: what an execution leaves there does not stand for a module of the library
@@ -713,6 +946,7 @@ class Child:
             self._submit(token, values, fields, expected)
 
         submit.__name__ = submit.__qualname__ = "SUBMIT"
+        namespace.update(self._volume.names())
         for name in request["names"]:
             namespace[name] = self._tool(name)
         namespace["SUBMIT"] = submit
@@ -754,6 +988,8 @@ class Child:
             self._release(error)
         elif isinstance(error, SubmitError):
             kind = "submit"
+        elif isinstance(error, VolumeError):
+            kind = "volume"
         elif isinstance(error, Interrupted):
             kind = "interrupted"
         elif isinstance(error, SystemExit):
@@ -1233,7 +1469,7 @@ class Supervisor:
         if pid == 0:
             try:
                 self._become_child(supervisor, (in_reads, out_writes, stdout_writes, stderr_writes), execution)
-                child = Child(self._settings["cwd"])
+                child = Child(self._settings["cwd"], self._settings["volume"])
                 if context is None:
                     child.run_once(execution.token, body)
                 child.stay()

@@ -111,7 +111,7 @@ class SubmitError(RlmBatchError):
 
 
 class VolumeError(RlmBatchError):
-    """A path that leaves the volume, a file that is not there, or no volume at all."""
+    """A path that leaves the volume, a file that is not there or could not be written, or no volume at all."""
 
 
 class StateLost(RlmBatchError):
