@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .driver import VOLUME_NAMES, Frames, NotJson, encode, strict_json
+from .driver import FILES_LIMIT, VOLUME_NAMES, Frames, NotJson, encode, strict_json
 from .errors import (
     CodeCrashed,
     CodeError,
@@ -46,7 +46,7 @@ Frame = tuple[dict[str, Any], bytes]
 class Pending:
     """An execution that has been sent, and what has come of it so far. `end` is its last frame, once it is there."""
 
-    __slots__ = ("end", "failed", "id", "meta", "on_output", "output", "timeout", "tools")
+    __slots__ = ("end", "failed", "files", "id", "meta", "on_output", "output", "timeout", "tools")
 
     def __init__(
         self, number: int, meta: Meta, timeout: float | None, tools: Tools, on_output: Callable[[str, str], None] | None
@@ -57,6 +57,7 @@ class Pending:
         self.tools = tools
         self.on_output = on_output
         self.output: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self.files: tuple[str, ...] = ()
         self.end: Frame | None = None
         self.failed: Exception | None = None  # what a listener raised
 
@@ -73,7 +74,8 @@ class Pending:
 
     def told(self) -> Meta:
         """The meta, with the output that has come."""
-        return replace(self.meta, stdout="".join(self.output["stdout"]), stderr="".join(self.output["stderr"]))
+        stdout, stderr = "".join(self.output["stdout"]), "".join(self.output["stderr"])
+        return replace(self.meta, stdout=stdout, stderr=stderr, files=self.files)
 
 
 class Conversation:
@@ -153,6 +155,9 @@ class Conversation:
             if op == "output":
                 pending.write(header["stream"], json.loads(body or b'""'), header["dropped"])
                 continue
+            if op == "files":
+                pending.files = _names(body or b"[]")
+                continue
             if op == "end":
                 pending.end = (header, body or b"null")
                 del self.pending[pending.id]
@@ -210,12 +215,19 @@ class Conversation:
 
 
 def request(
-    code: str, variables: dict[str, Any], tools: Tools, output_fields: list[dict[str, str]] | None = None
+    code: str,
+    variables: dict[str, Any],
+    tools: Tools,
+    output_fields: list[dict[str, str]] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> bytes:
-    """An execution's body. Raises ConfigurationError for what cannot be sent."""
+    """An execution's body; `files` are the paths in the sandbox of variables that lie there as JSON.
+
+    Raises ConfigurationError for what cannot be sent.
+    """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
-    for name in variables:
+    for name in (*variables, *(files or ())):
         if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
         if name == "SUBMIT" or name in VOLUME_NAMES or name in tools:
@@ -225,10 +237,25 @@ def request(
     try:
         # As Python itself does to a name in the code.
         values = strict_json({unicodedata.normalize("NFKC", name): value for name, value in variables.items()})
-        rest = strict_json({"code": code, "names": list(tools), "output_fields": output_fields})
+        rest = strict_json(
+            {"code": code, "names": list(tools), "output_fields": output_fields, "files": dict(files or {})}
+        )
     except NotJson as error:
         raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
     return b"".join((rest[:-1], b',"variables":', values, b"}"))
+
+
+def _names(body: bytes) -> tuple[str, ...]:
+    """Names of files; the code may have written them, and anything else is none."""
+    try:
+        found: Any = json.loads(body)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):
+        return ()
+    if not isinstance(found, list):
+        return ()
+    names: list[Any] = found  # type: ignore[reportUnknownVariableType]
+    return tuple(name for name in names[:FILES_LIMIT] if isinstance(name, str))
 
 
 def limit(timeout: float | None, default: float | None) -> float | None:

@@ -10,7 +10,8 @@ sandbox) and, on the host's wire, ``n``, a number that grows by one: a frame tha
 
     host to driver   start (first, body: the settings), execute (timeout, context, body: code, variables, names),
                      reply (call, body), cancel, forget (context), beat, stop
-    driver to host   ready, output (stream, text, dropped), call (call, name, body), end (status, body), beat
+    driver to host   ready, output (stream, text, dropped), call (call, name, body), files (body: what was written on
+                     the volume), end (status, body), beat
 
 Modules that ``signal``, ``json`` and ``collections`` are made of are taken directly where that saves start-up time:
 importing ``enum`` and ``re`` would cost more than everything else that happens before the first answer.
@@ -55,6 +56,7 @@ CONTEXT_PIPE = 1024 * 1024  # bytes of pipe to a context, the most that an ordin
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # where a child finds its own channel
 CODE_NAME = "<code>"
 VOLUME_NAMES = ("VOLUME", "save_to_volume", "load_from_volume", "list_volume")  # that code finds, asked for or not
+FILES_LIMIT = 1000  # names of files on the volume that one execution reports
 OUR_FILES = ".rlm-batch"  # how the names of what we put on a volume begin; lists leave it out
 INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
 
@@ -453,6 +455,54 @@ class Volume:
         self._real: str | None = None
         self._shield, self._unshield = shield, unshield
         self._renames: bool | None = None  # None: not tried yet
+        self._written: dict[str, None] = {}
+        if root is not None and hasattr(sys, "addaudithook"):
+            sys.addaudithook(self._watch)
+
+    def begin(self) -> None:
+        """Another execution: what it writes is noted from here on."""
+        self._written = {}
+
+    def written(self) -> list[str]:
+        """The files on the volume that Python code of this process has opened for writing and that are there now.
+
+        What other processes have written is not among them, nor what native code has opened by itself.
+        """
+        assert self.root is not None
+        return [path for path in self._written if os.path.lexists(os.path.join(self.root, path))]
+
+    def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Python's own word, before it happens, on every file that is opened, renamed or removed."""
+        if event == "open":
+            if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
+                self._note(arguments[0])
+        elif event == "os.rename":
+            self._forget(arguments[0])
+            self._note(arguments[1])
+        elif event == "os.remove":
+            self._forget(arguments[0])
+
+    def _note(self, path: Any) -> None:
+        inside = self._inside(path)
+        if inside is not None and len(self._written) < FILES_LIMIT:
+            self._written[inside] = None
+
+    def _forget(self, path: Any) -> None:
+        if self._written:
+            self._written.pop(self._inside(path) or "", None)
+
+    def _inside(self, path: Any) -> str | None:
+        """The path in the volume of a file there; None for files elsewhere, our own, and what is no path."""
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+        if not isinstance(path, str):
+            return None
+        path = os.path.abspath(path)
+        for root in (self.root, self._real):
+            if root is not None and path.startswith(root + "/"):
+                found = path[len(root) + 1 :]
+                return None if found.rpartition("/")[2].startswith(OUR_FILES) else found
+        return None
 
     def names(self) -> dict[str, Any]:
         """What the code finds."""
@@ -933,10 +983,18 @@ class Child:
             self._flush()
             os._exit(0 if outcome is None else outcome["exit_code"] or 1)
         self._flush()
+        self._report_files()
         status = "finished" if outcome is None or self._submitted else "error"
         self._send({"op": "end", "token": token, "status": status}, dumps(outcome).encode("utf-8", "replace"))
 
+    def _report_files(self) -> None:
+        if self._volume.root is not None:
+            files = self._volume.written()
+            if files:
+                self._send({"op": "files", "token": self._token}, dumps(files).encode("utf-8", "replace"))
+
     def _execute(self, body: bytes) -> None:
+        self._volume.begin()
         request = loads(body.decode("utf-8"))
         namespace = self._module.__dict__
         token, expected = self._token, request["output_fields"]
@@ -951,6 +1009,8 @@ class Child:
             namespace[name] = self._tool(name)
         namespace["SUBMIT"] = submit
         namespace.update(request["variables"])
+        for name, path in request.get("files", {}).items():
+            namespace[name] = self._from_file(path)
         self._source = request["code"]
         self._shown[self._name] = self._source
         if len(self._shown) > SOURCES:
@@ -961,6 +1021,17 @@ class Child:
         exec(code, namespace)
         if self._stateless and os.getpid() == self._pid:
             self._end_as_a_script()
+
+    @staticmethod
+    def _from_file(path: str) -> Any:
+        """The value of a variable that was too large for a frame; the file is not the code's and goes."""
+        with open(path, "rb") as file:
+            value = loads(file.read().decode("utf-8"))
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+        return value
 
     @staticmethod
     def _end_as_a_script() -> None:
@@ -1130,6 +1201,7 @@ class Execution:
         self.submitted: bytes | None = None
         self.status = ""  # what the child said last
         self.outcome: bytes | None = None
+        self.files: bytes | None = None  # that it wrote on the volume
         self.cap = cap
         self.streams: dict[str, Stream] = {}  # of those that it has written to
 
@@ -1588,7 +1660,7 @@ class Supervisor:
 
     def _from_child(self, process: Process, header: dict[str, Any], body: bytes | None) -> None:
         op, execution = header.get("op"), process.execution
-        if body is None or b"\n" in body or op not in ("submit", "call", "end"):
+        if body is None or b"\n" in body or op not in ("submit", "call", "files", "end"):
             raise BadFrame(f"a frame of kind {op!r} that is none of a child's")
         if op != "call" and len(body) > (SUBMIT_LIMIT if op == "submit" else OUTCOME_LIMIT):
             raise BadFrame(f"an outcome of {len(body):,} bytes")
@@ -1604,6 +1676,8 @@ class Supervisor:
                 execution.submitted = body
                 execution.deadline = None
                 execution.kill_at = time.monotonic() + SUBMIT_GRACE
+        elif op == "files":
+            execution.files = body
         else:
             status = header.get("status")
             if status not in ("finished", "error", "setup"):
@@ -1691,6 +1765,8 @@ class Supervisor:
                 dropped[name] = stream.dropped
             if tail:
                 self._say(execution, name, tail, stream.dropped)
+        if execution.files is not None:
+            self._send({"op": "files", "id": execution.id}, execution.files)
         header: dict[str, Any] = {
             "op": "end", "id": execution.id, "seconds": time.monotonic() - execution.started, "dropped": dropped,
         }  # fmt: skip

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from .conversation import (
     refusal,
     request,
 )
-from .driver import BadFrame
+from .driver import OUR_FILES, BadFrame
 from .errors import RlmBatchError, SandboxLost, SandboxStartError
 from .threads import Threads
 
@@ -143,6 +144,7 @@ class Interpreter:
         context: str | None = None,
         output_fields: list[dict[str, str]] | None = None,
         on_output: Callable[[str, str], None] | None = None,
+        large: dict[str, bytes] | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -150,16 +152,20 @@ class Interpreter:
         takes the interpreter's. Without a `context` the code finds fresh globals in a process of its own; with one, it
         finds what earlier executions of that context have left. With `output_fields` (name, and optionally type: str,
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
-        "stderr", text) as the code writes it, on the event loop.
+        "stderr", text) as the code writes it, on the event loop. `large` are more variables, as JSON, which are
+        handed over as files: they are not in the result's meta.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
         OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold. Those of the code have `meta`.
         """
         variables = {} if variables is None else variables
         tools = dict(self.tools)
-        body = request(code, variables, tools, output_fields)
+        places = {name: f"{OUR_FILES}-{uuid.uuid4().hex}.json" for name in large or {}}
+        body = request(code, variables, tools, output_fields, places)
         seconds = limit(timeout, self.timeout)
         await self.start()
+        for name, place in places.items():
+            await self._upload(place, (large or {})[name])
         one_by_one = contextlib.nullcontext() if context is None else self._contexts.setdefault(context, asyncio.Lock())
         async with one_by_one:
             conversation, channel = self._conversation, self._channel
@@ -167,6 +173,11 @@ class Interpreter:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
             return await self._await(conversation, channel, pending, frame)
+
+    async def _upload(self, path: str, data: bytes) -> None:
+        if self._conversation is None:
+            raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
+        await self._conversation.sandbox.upload(path, data)
 
     async def _await(self, conversation: Conversation, channel: Channel, pending: Pending, frame: bytes) -> Result:
         ended = self._waiting[pending.id] = asyncio.get_running_loop().create_future()
