@@ -450,8 +450,11 @@ class Volume:
     removed again when it cannot be completed.
     """
 
-    def __init__(self, root: str | None, shield: Callable[[], None], unshield: Callable[[], None]) -> None:
+    def __init__(
+        self, root: str | None, shared: bool, shield: Callable[[], None], unshield: Callable[[], None]
+    ) -> None:
         self.root = root
+        self._shared = shared  # by users who have a group in common: the next execution is another one
         self._real: str | None = None
         self._shield, self._unshield = shield, unshield
         self._renames: bool | None = None  # None: not tried yet
@@ -469,7 +472,17 @@ class Volume:
         What other processes have written is not among them, nor what native code has opened by itself.
         """
         assert self.root is not None
-        return [path for path in self._written if os.path.lexists(os.path.join(self.root, path))]
+        found: list[str] = []
+        for path in self._written:
+            place = os.path.join(self.root, path)
+            try:
+                entry = os.lstat(place)
+                found.append(path)
+                if self._shared and stat.S_ISREG(entry.st_mode) and entry.st_mode & 0o060 != 0o060:
+                    os.chmod(place, stat.S_IMODE(entry.st_mode) | 0o060)  # tempfile makes files for their user alone
+            except OSError:
+                continue  # it has gone, or is another's
+        return found
 
     def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Python's own word, before it happens, on every file that is opened, renamed or removed."""
@@ -572,6 +585,8 @@ class Volume:
         number = error.errno
         if what != "save_to_volume" and number in (errno.ENOENT, errno.ENOTDIR):
             return VolumeError(f"there is no {path!r} on the volume: list_volume() says what there is")
+        if what == "save_to_volume" and number in (errno.EEXIST, errno.ENOTDIR):
+            return VolumeError(f"{path!r} could not be saved: one of the directories on its way is a file")
         if number in (errno.ENOSPC, errno.EDQUOT):
             return VolumeError(
                 f"the volume is full: {path!r} was not saved, and nothing of it is left; make room on it"
@@ -715,7 +730,7 @@ class Child:
 
     NEXT = -1  # the waiter that stands for the next execution of a context
 
-    def __init__(self, cwd: str, volume: str | None) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         import _thread
 
         self._pid = os.getpid()
@@ -741,10 +756,12 @@ class Child:
         self._name = CODE_NAME
         self._source = ""
         self._shown: dict[str, str] = {}
-        self._volume = Volume(volume, self._shield, self._unshield)
+        shared = settings["confinement"].get("umask") is not None
+        self._volume = Volume(settings["volume"], shared, self._shield, self._unshield)
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
-        sys.path.append(cwd)  # last: what an execution leaves there does not stand for a module of the library
+        # Last: what an execution leaves there does not stand for a module of the library.
+        sys.path.append(settings["cwd"])
         signal.signal(signal.SIGINT, self._on_interrupt)
         # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
@@ -1541,7 +1558,7 @@ class Supervisor:
         if pid == 0:
             try:
                 self._become_child(supervisor, (in_reads, out_writes, stdout_writes, stderr_writes), execution)
-                child = Child(self._settings["cwd"], self._settings["volume"])
+                child = Child(self._settings)
                 if context is None:
                     child.run_once(execution.token, body)
                 child.stay()
