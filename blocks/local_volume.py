@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import re
 import shutil
 import stat
 from contextlib import suppress
@@ -14,9 +13,8 @@ from pathlib import Path
 from ..sandbox.errors import ConfigurationError, VolumeError
 from .beneath import folder_beneath, read_beneath, replace_beneath
 from .places import kept
-from .volume import VolumeFile, VolumeStore, names, ours
+from .volume import VolumeFile, VolumeStore, check_name, names, ours
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
 GIDS = 1 << 24
 UMASK = 0o002  # of code that runs as a user of its own: what it writes is open to its group, which is the volume's
@@ -32,11 +30,7 @@ class LocalVolume(VolumeStore):
     """A directory below the root. Nothing that sandboxed code left there, a link say, leads the host out of it."""
 
     def __init__(self, root: Path, name: str) -> None:
-        if NAME.fullmatch(name) is None:
-            raise ConfigurationError(
-                f"{name!r} is no name of a volume: it has letters, digits, dots, dashes and underscores, 100 at most"
-            )
-        self.path = root / name
+        self.path = root / check_name(name)
 
     def make(self) -> int | None:
         """Makes the directory if it is not there; returns the group that owns it where the host is root, else None.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 from ..sandbox.blocking import run_blocking
 from ..sandbox.driver import OUR_FILES
-from ..sandbox.errors import VolumeError
+from ..sandbox.errors import ConfigurationError, VolumeError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,15 @@ def names(path: str) -> tuple[str, ...]:
     if path.startswith("/") or ".." in found or "\0" in path:
         raise VolumeError(f"{path!r} is no path on a volume: paths are relative to it and have no '..'")
     return found
+
+
+def check_name(name: str) -> str:
+    """The name of a volume, if it is one on every provider. Raises ConfigurationError."""
+    if NAME.fullmatch(name) is None:
+        raise ConfigurationError(
+            f"{name!r} is no name of a volume: it has letters, digits, dots, dashes and underscores, 100 at most"
+        )
+    return name
 
 
 def ours(name: str) -> bool:

@@ -38,6 +38,7 @@ START_TIMEOUT = 60.0  # seconds for the driver to answer in a sandbox that its p
 ANSWER_GRACE = 30.0  # seconds beyond a timeout after which a driver that has not reported it is taken for lost
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SIGXCPU = 24
+FILE_OVER = 256 * 1024  # bytes of JSON above which a value goes into the sandbox as a file and not in a frame
 
 Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
@@ -219,15 +220,16 @@ def request(
     variables: dict[str, Any],
     tools: Tools,
     output_fields: list[dict[str, str]] | None = None,
+    encoded: Mapping[str, bytes] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> bytes:
-    """An execution's body; `files` are the paths in the sandbox of variables that lie there as JSON.
+    """An execution's body; `encoded` are variables that are JSON already, `files` the paths of such in the sandbox.
 
     Raises ConfigurationError for what cannot be sent.
     """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
-    for name in (*variables, *(files or ())):
+    for name in (*variables, *(encoded or ()), *(files or ())):
         if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
         if name == "SUBMIT" or name in VOLUME_NAMES or name in tools:
@@ -242,6 +244,8 @@ def request(
         )
     except NotJson as error:
         raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
+    more = b",".join(strict_json({name: None})[1:-5] + value for name, value in (encoded or {}).items())
+    values = b"".join((values[:-1], b"," if variables and more else b"", more, b"}"))
     return b"".join((rest[:-1], b',"variables":', values, b"}"))
 
 
@@ -367,4 +371,4 @@ def _crash(header: dict[str, Any], lost: str, meta: Meta) -> CodeCrashed:
         text = f"the code's process was killed by {name}: look for native code, or for what sends that signal"
     else:
         text = f"the code's process exited with status {code} before the code had ended: look for os._exit"
-    return CodeCrashed(text + lost, exit_code=code, signal=signal, out_of_memory=memory, stdout=meta.stdout)
+    return CodeCrashed(f"{text}.{lost}" if lost else text, exit_code=code, signal=signal, out_of_memory=memory, stdout=meta.stdout)

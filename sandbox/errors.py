@@ -163,6 +163,10 @@ class DeadlineExceeded(RlmBatchError):
     """The time that was given to the whole flow, or to a tree of queries, is over."""
 
 
+class NotRun(RlmBatchError):
+    """The execution was not begun, because one that it builds on has failed."""
+
+
 class QueryError(RlmBatchError):
     """No model answered."""
 

@@ -11,11 +11,12 @@ import contextvars
 import functools
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .conversation import (
     ANSWER_GRACE,
+    FILE_OVER,
     START_TIMEOUT,
     Conversation,
     Frame,
@@ -144,7 +145,7 @@ class Interpreter:
         context: str | None = None,
         output_fields: list[dict[str, str]] | None = None,
         on_output: Callable[[str, str], None] | None = None,
-        large: dict[str, bytes] | None = None,
+        encoded: Mapping[str, bytes] | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -152,20 +153,22 @@ class Interpreter:
         takes the interpreter's. Without a `context` the code finds fresh globals in a process of its own; with one, it
         finds what earlier executions of that context have left. With `output_fields` (name, and optionally type: str,
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
-        "stderr", text) as the code writes it, on the event loop. `large` are more variables, as JSON, which are
-        handed over as files: they are not in the result's meta.
+        "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as
+        compact JSON: those over 256 KiB are handed over as files, and none of them stands in the result's meta.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
         OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold. Those of the code have `meta`.
         """
         variables = {} if variables is None else variables
         tools = dict(self.tools)
-        places = {name: f"{OUR_FILES}-{uuid.uuid4().hex}.json" for name in large or {}}
-        body = request(code, variables, tools, output_fields, places)
+        large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_OVER}
+        places = {name: f"{OUR_FILES}-{uuid.uuid4().hex}.json" for name in large}
+        small = {name: value for name, value in (encoded or {}).items() if name not in large}
+        body = request(code, variables, tools, output_fields, small, places)
         seconds = limit(timeout, self.timeout)
         await self.start()
         for name, place in places.items():
-            await self._upload(place, (large or {})[name])
+            await self._upload(place, large[name])
         one_by_one = contextlib.nullcontext() if context is None else self._contexts.setdefault(context, asyncio.Lock())
         async with one_by_one:
             conversation, channel = self._conversation, self._channel
