@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .blocks.interpreters import LocalInterpreter
     from .blocks.local import LocalSandbox
+    from .blocks.volume import Volume
     from .flows.batch import batch
+    from .flows.chunks import ChunksReport, chunks
+    from .flows.sequence import sequence
     from .flows.sweep import SweepReport, sweep
     from .sandbox.errors import (
         BudgetExceeded,
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
         DepthExceeded,
         ExecutionsFailed,
         ExecutionTimeout,
+        NotRun,
         OutcomeUnknown,
         QueryError,
         QuotaExceeded,
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BudgetExceeded",
+    "ChunksReport",
     "CodeCrashed",
     "CodeError",
     "CodeSyntaxError",
@@ -42,6 +47,7 @@ __all__ = [
     "Failure",
     "LocalInterpreter",
     "LocalSandbox",
+    "NotRun",
     "OutcomeUnknown",
     "QueryError",
     "QuotaExceeded",
@@ -51,8 +57,11 @@ __all__ = [
     "StateLost",
     "SubmitError",
     "SweepReport",
+    "Volume",
     "VolumeError",
     "batch",
+    "chunks",
+    "sequence",
     "sweep",
 ]
 
@@ -60,7 +69,11 @@ __all__ = [
 _MODULES = {
     "LocalInterpreter": ".blocks.interpreters",
     "LocalSandbox": ".blocks.local",
+    "Volume": ".blocks.volume",
     "batch": ".flows.batch",
+    "ChunksReport": ".flows.chunks",
+    "chunks": ".flows.chunks",
+    "sequence": ".flows.sequence",
     "SweepReport": ".flows.sweep",
     "sweep": ".flows.sweep",
     "Failure": ".sandbox.result",

@@ -28,6 +28,7 @@ from ..sandbox.contract import DriverSettings, Sandbox
 from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ..sandbox.interpreter import Interpreter, shielded
 from .beneath import read_beneath, write_beneath
+from .local_volume import UMASK, LocalVolume, volumes_root
 from .provider import SandboxInfo, SandboxProvider
 
 if TYPE_CHECKING:
@@ -92,6 +93,13 @@ class LocalSandbox(SandboxProvider):
         description="CPU seconds for each process of the code; unlimited by default, for the timeout ends it anyway.",
     )
 
+    volume_root: str | None = Field(
+        default=None,
+        title="Volumes",
+        description="The directory that local volumes are in; by default RLM_BATCH_VOLUMES, or one below the user's "
+        "data directory.",
+    )
+
     async def open(self, labels: dict[str, str]) -> LocalBox:
         """Opens a sandbox. Raises ConfigurationError where this machine cannot isolate, SandboxStartError otherwise."""
         rung = await self.rung()
@@ -143,7 +151,14 @@ class LocalSandbox(SandboxProvider):
 
     async def fingerprint(self) -> dict[str, Any]:
         """The common settings and the Python: what code may use up decides whether there is a result, not which."""
-        return {**await super().fingerprint(), "python": sys.version.split()[0]}
+        found = {**await super().fingerprint(), "python": sys.version.split()[0]}
+        if self.volume_name is not None:
+            found["volume"] += [str(volumes_root(self.volume_root))]  # the same name elsewhere is another volume
+        return found
+
+    async def open_volume(self, name: str) -> LocalVolume:
+        """The directory of that name below the root."""
+        return LocalVolume(volumes_root(self.volume_root), name)
 
 
 # ------------------------------------------------------------------------------------------------------------ sandboxes
@@ -194,7 +209,15 @@ class LocalBox(Sandbox):
 
     provider = "local"
 
-    def __init__(self, folder: Path, rung: Rung, settings: DriverSettings, command: list[str], cwd: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rung: Rung,
+        settings: DriverSettings,
+        command: list[str],
+        cwd: str,
+        volume: LocalVolume | None,
+    ) -> None:
         self.id = folder.name
         self.isolation = rung
         self.layers = _layers(rung)
@@ -202,6 +225,7 @@ class LocalBox(Sandbox):
         self._folder = folder
         self._command = command
         self._cwd = cwd
+        self._volume = volume
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
         # A program that ends without shutting down leaves no folder either; the processes end with the wire.
@@ -276,11 +300,25 @@ class LocalBox(Sandbox):
 
     async def upload(self, path: str, data: bytes) -> None:
         """Writes a file; see `Sandbox.upload`."""
-        await asyncio.to_thread(write_beneath, *self._place(path), data)
+        on_volume = self._on_volume(path)
+        if on_volume is not None:
+            await on_volume[0].put(on_volume[1], data)
+        else:
+            await asyncio.to_thread(write_beneath, *self._place(path), data)
 
     async def download(self, path: str) -> bytes:
         """A file's bytes; see `Sandbox.download`."""
+        on_volume = self._on_volume(path)
+        if on_volume is not None:
+            return await on_volume[0].get(on_volume[1])
         return await asyncio.to_thread(read_beneath, *self._place(path))
+
+    def _on_volume(self, path: str) -> tuple[LocalVolume, str] | None:
+        """The volume, and the path on it, if that is where a path of the code's leads."""
+        mount = self.settings.volume
+        if self._volume is None or mount is None or not PurePosixPath(path).is_relative_to(mount):
+            return None
+        return self._volume, str(PurePosixPath(path).relative_to(mount))
 
     def _place(self, path: str) -> tuple[Path, str]:
         """Where a path of the code's is on the host: a directory, and the path below it."""
@@ -446,6 +484,11 @@ def _prefixes() -> list[str]:
 
 def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
     """The folder of a new sandbox, and the command that starts its driver."""
+    volume, gid, mount = None, None, None
+    if block.volume_name is not None:
+        volume = LocalVolume(volumes_root(block.volume_root), block.volume_name)
+        gid = volume.make()
+        mount = _mount_point(block.volume_mount_path) if rung == "bubblewrap" else os.path.realpath(volume.path)
     folder = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex[:12]}"
     root = os.geteuid() == 0 and rung != "none"
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if root else None
@@ -476,18 +519,37 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
     }
     settings = DriverSettings(
         cwd=work,
+        volume=mount,
         environment=environment,
         heartbeat=None,  # the wire's end is enough on one machine
         lifetime=block.lifetime,
-        confinement=_confinement(block, rung, uid, work, tmp),
+        confinement=_confinement(block, rung, uid, (work, tmp), mount),
     )
+    if gid is not None:
+        settings.confinement.update(gid=gid, umask=UMASK)
     python = [_python(), "-I", "-S", "-c", _boot(rung)]
     if rung == "bubblewrap":
-        return LocalBox(folder, rung, settings, [*_bubblewrap(folder), *python], "/")
-    return LocalBox(folder, rung, settings, python, work)
+        mounts = [] if volume is None or mount is None else [(str(volume.path), mount)]
+        return LocalBox(folder, rung, settings, [*_bubblewrap(folder, mounts), *python], "/", volume)
+    return LocalBox(folder, rung, settings, python, work, volume)
 
 
-def _confinement(block: LocalSandbox, rung: Rung, uid: int | None, work: str, tmp: str) -> dict[str, Any]:
+def _mount_point(path: str) -> str:
+    """Where a volume is mounted. Raises ConfigurationError for a place that the sandbox needs for itself."""
+    place = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
+    taken = [PurePosixPath(path) for path in (*confinement.SYSTEM, "/etc", "/proc", "/dev", "/sys", *_prefixes())]
+    own = [PurePosixPath("/sandbox"), PurePosixPath("/tmp")]
+    above = any(other.is_relative_to(place) for other in (*taken, *own))
+    if above or any(place.is_relative_to(other) for other in taken):
+        raise ConfigurationError(
+            f"volume_mount_path is {path}, which a local sandbox needs for itself: name another place, such as /data"
+        )
+    return str(place)
+
+
+def _confinement(
+    block: LocalSandbox, rung: Rung, uid: int | None, own: tuple[str, ...], volume: str | None
+) -> dict[str, Any]:
     mib = 1024 * 1024
     limits = {"AS": block.memory_mib * mib, "FSIZE": block.file_size_mib * mib, "CORE": 0}
     if block.cpu_seconds is not None:
@@ -498,9 +560,10 @@ def _confinement(block: LocalSandbox, rung: Rung, uid: int | None, work: str, tm
     alone = rung == "bubblewrap" or uid is not None
     limits["NPROC"] = block.processes + (0 if alone else _tasks_of_user())
     bubblewrap = rung == "bubblewrap"
+    writable = own if volume is None else (*own, volume)
     policy = confinement.Policy(
         readable=(*_readable(), "/proc") if bubblewrap else _readable(),
-        writable=(work, tmp, "/dev/shm") if bubblewrap else (work, tmp),
+        writable=(*writable, "/dev/shm") if bubblewrap else writable,
         network=bubblewrap,
         own_mounts=bubblewrap,
         own_uid=uid is not None,
@@ -514,7 +577,8 @@ def _confinement(block: LocalSandbox, rung: Rung, uid: int | None, work: str, tm
         found["seccomp"] = _filter(replace(policy, readable=(), writable=()), machine)
     if uid is not None and not bubblewrap:
         # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
-        found["search"] = any(_closed_to_others(path) for path in (*_prefixes(), tempfile.gettempdir()))
+        ways = [*_prefixes(), tempfile.gettempdir(), *([os.path.dirname(volume)] if volume is not None else [])]
+        found["search"] = any(_closed_to_others(path) for path in ways)
     return found
 
 
@@ -549,7 +613,7 @@ def _system_binds() -> tuple[str, ...]:
     return tuple(arguments)
 
 
-def _bubblewrap(folder: Path) -> list[str]:
+def _bubblewrap(folder: Path, mounts: list[tuple[str, str]]) -> list[str]:
     """The command line that everything of a sandbox runs under."""
     root = os.geteuid() == 0
     # Root needs no user namespace, and without one its children can become a user of their own.
@@ -566,8 +630,15 @@ def _bubblewrap(folder: Path) -> list[str]:
         *_system_binds(),
         *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
         *("--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"),
+        *(word for mount in mounts for word in _bind(*mount)),
         *("--chdir", "/sandbox", "--remount-ro", "/"),
     ]
+
+
+def _bind(source: str, target: str) -> list[str]:
+    """A directory of the host's that may be written; bubblewrap makes missing parents for its own user alone."""
+    above = [str(parent) for parent in reversed(PurePosixPath(target).parents) if str(parent) != "/"]
+    return [*(word for parent in above for word in ("--perms", "0755", "--dir", parent)), "--bind", source, target]
 
 
 # --------------------------------------------------------------------------------------------------------------- probes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prefect.blocks.core import Block
 from pydantic import Field, PrivateAttr, SecretStr
 
+from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
 from . import repository
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..sandbox.contract import Sandbox
+    from .volume import VolumeStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,22 @@ class SandboxProvider(Block, ABC):
     @abstractmethod
     async def check(self) -> str:
         """What keeps code in, in a line for a log. Raises ConfigurationError where no sandbox can be opened."""
+
+    async def volume(self, name: str | None = None) -> VolumeStore:
+        """The volume of that name, by default this block's own, from the host's side.
+
+        Raises ConfigurationError where there is no name, or where the provider has no way to it but a sandbox.
+        """
+        name = name or self.volume_name
+        if name is None:
+            raise ConfigurationError("no volume is named: pass a name, or use a block that has volume_name")
+        return await self.open_volume(name)
+
+    async def open_volume(self, name: str) -> VolumeStore:
+        """The provider's part of `volume`."""
+        raise ConfigurationError(
+            f"the volumes of {self.provider_name} are reached from a sandbox only: read {name!r} in one"
+        )
 
     async def fingerprint(self) -> dict[str, Any]:
         """The settings that a result depends on, no secrets and no limits: JSON.

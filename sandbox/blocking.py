@@ -71,6 +71,11 @@ class _Background:
 _background = _Background()
 
 
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine on the event loop of the synchronous face, and waits for it."""
+    return _background.run(work)
+
+
 class BlockingInterpreter:
     """Runs code in one sandbox, step by step: names that one execution defines are there in the next.
 

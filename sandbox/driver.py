@@ -10,7 +10,8 @@ sandbox) and, on the host's wire, ``n``, a number that grows by one: a frame tha
 
     host to driver   start (first, body: the settings), execute (timeout, context, body: code, variables, names),
                      reply (call, body), cancel, forget (context), beat, stop
-    driver to host   ready, output (stream, text, dropped), call (call, name, body), end (status, body), beat
+    driver to host   ready, output (stream, text, dropped), call (call, name, body), files (body: what was written on
+                     the volume), end (status, body), beat
 
 Modules that ``signal``, ``json`` and ``collections`` are made of are taken directly where that saves start-up time:
 importing ``enum`` and ``re`` would cost more than everything else that happens before the first answer.
@@ -18,11 +19,13 @@ importing ``enum`` and ``re`` would cost more than everything else that happens 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
 import resource
 import select
+import stat
 import sys
 import time
 from codecs import getincrementaldecoder
@@ -52,6 +55,9 @@ READ_SIZE = 64 * 1024  # bytes that are read at a time; a larger buffer would be
 CONTEXT_PIPE = 1024 * 1024  # bytes of pipe to a context, the most that an ordinary user may ask for
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # where a child finds its own channel
 CODE_NAME = "<code>"
+VOLUME_NAMES = ("VOLUME", "save_to_volume", "load_from_volume", "list_volume")  # that code finds, asked for or not
+FILES_LIMIT = 1000  # names of files on the volume that one execution reports
+OUR_FILES = ".rlm-batch"  # how the names of what we put on a volume begin; lists leave it out
 INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
 
 
@@ -256,8 +262,9 @@ class Frames:
 class Confinement:
     """What a child does to itself before it runs code. The policy is the host's; here are only the system calls.
 
-    Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root),
-    ``search`` (keep the capability to reach the interpreter under a closed home), ``landlock`` and ``seccomp``.
+    Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root), ``gid``
+    (of the files that it makes, by default the uid's number), ``umask``, ``search`` (keep the capability to reach the
+    interpreter under a closed home), ``landlock`` and ``seccomp``.
     """
 
     PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
@@ -277,6 +284,8 @@ class Confinement:
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._uid: int | None = settings.get("uid")
+        self._gid: int | None = settings.get("gid")
+        self._umask: int | None = settings.get("umask")
         self._search = bool(settings.get("search"))
         self._ruleset = -1
         self._filter: Any = None
@@ -348,6 +357,8 @@ class Confinement:
             # At the soft limit of CPU seconds the signal says what it is about; at the hard one it is SIGKILL.
             more = 1 if limit == resource.RLIMIT_CPU and hard in (resource.RLIM_INFINITY, max(hard, value + 1)) else 0
             resource.setrlimit(limit, (value, value + more))
+        if self._umask is not None:
+            os.umask(self._umask)
         if self._uid is not None:
             self._become(self._uid)
         self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -370,8 +381,9 @@ class Confinement:
     def _become(self, uid: int) -> None:
         if self._search:
             self._prctl("PR_SET_KEEPCAPS", self.PR_SET_KEEPCAPS, 1)
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
+        gid = uid if self._gid is None else self._gid
+        os.setgroups([] if gid == uid else [uid])  # the way to its own folder is open to the group of that number
+        os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
         if self._search:
             keep = 1 << self.CAP_DAC_READ_SEARCH
@@ -402,6 +414,12 @@ class SubmitError(ValueError):
     __module__ = "builtins"  # tracebacks name it as the code knows it
 
 
+class VolumeError(OSError):
+    """A path that leaves the volume, a file that is not there or could not be written, or no volume at all."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
+
+
 class ToolError(RuntimeError):
     """A function of the host failed; the message begins with the type of its error."""
 
@@ -427,6 +445,285 @@ class Waiter:
             self.event.release()
 
 
+class Volume:
+    """The volume as the code knows it. `root` is where it is mounted, None where nobody asked for one.
+
+    Files are written as the least of the file systems below it can: once, from the first byte to the last, and closed.
+    Where a file can be renamed it gets its name when it is complete; elsewhere (S3 behind FUSE) what was begun is
+    removed again when it cannot be completed.
+    """
+
+    def __init__(
+        self, root: str | None, shared: bool, shield: Callable[[], None], unshield: Callable[[], None]
+    ) -> None:
+        self.root = root
+        self._shared = shared  # by users who have a group in common: the next execution is another one
+        self._real: str | None = None
+        self._shield, self._unshield = shield, unshield
+        self._renames: bool | None = None  # None: not tried yet
+        self._written: dict[str, None] = {}
+        if root is not None and hasattr(sys, "addaudithook"):
+            sys.addaudithook(self._watch)
+
+    def begin(self) -> None:
+        """Another execution: what it writes is noted from here on."""
+        self._written = {}
+
+    def written(self) -> list[str]:
+        """The files on the volume that Python code of this process has opened for writing and that are there now.
+
+        What other processes have written is not among them, nor what native code has opened by itself.
+        """
+        assert self.root is not None
+        found: list[str] = []
+        for path in self._written:
+            place = os.path.join(self.root, path)
+            try:
+                entry = os.lstat(place)
+                found.append(path)
+                if self._shared and stat.S_ISREG(entry.st_mode) and entry.st_mode & 0o060 != 0o060:
+                    os.chmod(place, stat.S_IMODE(entry.st_mode) | 0o060)  # tempfile makes files for their user alone
+            except OSError:
+                continue  # it has gone, or is another's
+        return found
+
+    def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Python's own word, before it happens, on every file that is opened, renamed or removed."""
+        if event == "open":
+            if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
+                self._note(arguments[0])
+        elif event == "os.rename":
+            self._forget(arguments[0])
+            self._note(arguments[1])
+        elif event == "os.remove":
+            self._forget(arguments[0])
+
+    def _note(self, path: Any) -> None:
+        inside = self._inside(path)
+        if inside is not None and len(self._written) < FILES_LIMIT:
+            self._written[inside] = None
+
+    def _forget(self, path: Any) -> None:
+        if self._written:
+            self._written.pop(self._inside(path) or "", None)
+
+    def _inside(self, path: Any) -> str | None:
+        """The path in the volume of a file there; None for files elsewhere, our own, and what is no path."""
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+        if not isinstance(path, str):
+            return None
+        path = os.path.abspath(path)
+        for root in (self.root, self._real):
+            if root is not None and path.startswith(root + "/"):
+                found = path[len(root) + 1 :]
+                return None if found.rpartition("/")[2].startswith(OUR_FILES) else found
+        return None
+
+    def names(self) -> dict[str, Any]:
+        """What the code finds."""
+
+        def save_to_volume(path: str | os.PathLike[str], data: str | bytes) -> str:
+            """Saves text (as UTF-8) or bytes as the file of that path, and returns the path in the volume.
+
+            Directories on the way are made, and a file that was there is replaced. Nothing is left of a file that
+            could not be written whole. Raises VolumeError, and TypeError for data of another type.
+            """
+            return self._save(path, data)
+
+        def load_from_volume(path: str | os.PathLike[str], *, binary: bool | None = None) -> str | bytes:
+            """What was saved as that path: text if it is UTF-8, else bytes.
+
+            A file does not say which of the two it was: with `binary=True` it is always bytes, with `binary=False`
+            always text, and a VolumeError where it is not UTF-8. Raises VolumeError.
+            """
+            return self._load(path, binary)
+
+        def list_volume(path: str | os.PathLike[str] = "") -> list[str]:
+            """The paths in the volume of every file at or below that path, sorted. Raises VolumeError."""
+            return self._list(path)
+
+        found: dict[str, Any] = {"VOLUME": self.root, "VolumeError": VolumeError}
+        for function in (save_to_volume, load_from_volume, list_volume):
+            function.__qualname__ = function.__name__
+            found[function.__name__] = function
+        return found
+
+    def _place(self, path: str | os.PathLike[str], what: str) -> tuple[str, str]:
+        """A path in the volume, and where that is once links are followed. Raises VolumeError where it leads out."""
+        if self.root is None:
+            raise VolumeError(
+                f"{what} needs a volume, and this sandbox has none: ask for one with volume_name, "
+                "as in volume_name='results'"
+            )
+        text = os.fspath(path)
+        if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{what}: a path is text, not {type(text).__name__}")
+        inside = text
+        if text.startswith("/"):
+            inside = os.path.normpath(text)
+            if inside != self.root and not inside.startswith(self.root + "/"):
+                raise VolumeError(f"{text!r} is not on the volume, which is at {self.root}: paths are relative to it")
+            inside = inside[len(self.root) + 1 :]
+        names = [name for name in inside.split("/") if name not in ("", ".")]
+        if ".." in names or ".." in text.split("/"):
+            raise VolumeError(f"{text!r} leaves the volume: name a path in it, without '..'")
+        if "\0" in text:
+            raise VolumeError(f"{text!r} is no path: it has a null character")
+        if self._real is None:
+            if not os.path.isdir(self.root):
+                raise VolumeError(f"the volume is not there: nothing is mounted at {self.root}")
+            self._real = os.path.realpath(self.root)
+        inside = "/".join(names)
+        try:
+            real = os.path.realpath(os.path.join(self._real, inside))
+        except OSError as error:
+            raise self._error(error, inside, what) from None
+        if real != self._real and not real.startswith(self._real + "/"):
+            raise VolumeError(f"{inside!r} is a symbolic link that leaves the volume: name the file itself")
+        return inside, real
+
+    @staticmethod
+    def _error(error: OSError, path: str, what: str) -> VolumeError:
+        number = error.errno
+        if what != "save_to_volume" and number in (errno.ENOENT, errno.ENOTDIR):
+            return VolumeError(f"there is no {path!r} on the volume: list_volume() says what there is")
+        if what == "save_to_volume" and number in (errno.EEXIST, errno.ENOTDIR):
+            return VolumeError(f"{path!r} could not be saved: one of the directories on its way is a file")
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return VolumeError(
+                f"the volume is full: {path!r} was not saved, and nothing of it is left; make room on it"
+            )
+        if number == errno.EFBIG:
+            return VolumeError(
+                f"{path!r} was not saved, and nothing of it is left: it is larger than one file of this sandbox may "
+                "be; cut it into several, or allow more"
+            )
+        how = {"save_to_volume": "saved", "load_from_volume": "read"}.get(what, "listed")
+        return VolumeError(f"{path!r} could not be {how}: {error.strerror or error}")
+
+    # -- saving
+
+    def _save(self, path: str | os.PathLike[str], data: str | bytes) -> str:
+        inside, real = self._place(path, "save_to_volume")
+        if isinstance(data, str):
+            try:
+                data = data.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise VolumeError(f"{inside!r} was not saved: its text is not UTF-8 ({error.reason})") from None
+        elif not isinstance(data, (bytes, bytearray, memoryview)):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"save_to_volume takes text or bytes, not {type(data).__name__}: json.dumps makes text of most values"
+            )
+        try:
+            if real == self._real or os.path.isdir(real):
+                raise VolumeError(f"{inside!r} is a directory of the volume: name a file")
+            folder = os.path.dirname(real)
+            os.makedirs(folder, exist_ok=True)
+            if self._can_rename(folder):
+                partial = self._partial(folder)
+                self._write(partial, os.O_EXCL, data, then=real)
+            else:
+                self._write(real, os.O_TRUNC, data, then=None)
+        except VolumeError:
+            raise
+        except OSError as error:
+            raise self._error(error, inside, "save_to_volume") from None
+        return inside
+
+    @staticmethod
+    def _partial(folder: str) -> str:
+        return os.path.join(folder, f"{OUR_FILES}-{os.urandom(8).hex()}.partial")
+
+    def _can_rename(self, folder: str) -> bool:
+        """Whether files can be renamed here, found out by renaming an empty one."""
+        if self._renames is None:
+            before, after = self._partial(folder), self._partial(folder)
+            self._write(before, os.O_EXCL, b"", then=None)
+            try:
+                os.rename(before, after)
+                before = after
+                self._renames = True
+            except OSError:
+                self._renames = False
+            finally:
+                os.unlink(before)
+        return self._renames
+
+    def _write(self, path: str, flag: int, data: Any, then: str | None) -> None:
+        """Writes a file in one go, and renames it if `then` says so; removes it again if either fails."""
+        file = -1
+        try:
+            self._shield()
+            try:
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o666)
+            finally:
+                self._unshield()
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            open_file, file = file, -2
+            os.close(open_file)  # where what is full, or gone, may be told only now
+            if then is not None:
+                os.rename(path, then)
+        except BaseException:
+            if file >= 0:
+                os.close(file)
+            if file != -1:
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass
+            raise
+
+    # -- loading and listing
+
+    def _load(self, path: str | os.PathLike[str], binary: bool | None) -> str | bytes:
+        inside, real = self._place(path, "load_from_volume")
+        try:
+            # Not to wait for the other end, where it is a pipe that some code has made.
+            with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                if not stat.S_ISREG(mode):
+                    kind = "a directory" if stat.S_ISDIR(mode) else "no file"
+                    raise VolumeError(f"{inside!r} is {kind}: list_volume() says what there is")
+                data = file.read()
+        except VolumeError:
+            raise
+        except OSError as error:
+            raise self._error(error, inside, "load_from_volume") from None
+        if binary:
+            return data
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if binary is None:
+                return data
+            raise VolumeError(f"{inside!r} is not UTF-8 ({error.reason}): load it with binary=True") from None
+
+    def _list(self, path: str | os.PathLike[str]) -> list[str]:
+        inside, real = self._place(path, "list_volume")
+        found: list[str] = []
+        folders = [(inside, real)]
+        try:
+            if not stat.S_ISDIR(os.stat(real).st_mode):
+                return [inside]
+            while folders:
+                within, folder = folders.pop()
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if entry.name.startswith(OUR_FILES):
+                            continue
+                        name = f"{within}/{entry.name}" if within else entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append((name, entry.path))
+                        else:
+                            found.append(name)
+        except OSError as error:
+            raise self._error(error, inside, "list_volume") from None
+        return sorted(found)
+
+
 class Child:
     """The inside of a forked child: runs code, and speaks with the supervisor over a channel of its own.
 
@@ -436,7 +733,7 @@ class Child:
 
     NEXT = -1  # the waiter that stands for the next execution of a context
 
-    def __init__(self, cwd: str) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         import _thread
 
         self._pid = os.getpid()
@@ -462,9 +759,12 @@ class Child:
         self._name = CODE_NAME
         self._source = ""
         self._shown: dict[str, str] = {}
+        shared = settings["confinement"].get("umask") is not None
+        self._volume = Volume(settings["volume"], shared, self._shield, self._unshield)
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
-        sys.path.append(cwd)  # last: what an execution leaves there does not stand for a module of the library
+        # Last: what an execution leaves there does not stand for a module of the library.
+        sys.path.append(settings["cwd"])
         signal.signal(signal.SIGINT, self._on_interrupt)
         # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
@@ -703,10 +1003,18 @@ class Child:
             self._flush()
             os._exit(0 if outcome is None else outcome["exit_code"] or 1)
         self._flush()
+        self._report_files()
         status = "finished" if outcome is None or self._submitted else "error"
         self._send({"op": "end", "token": token, "status": status}, dumps(outcome).encode("utf-8", "replace"))
 
+    def _report_files(self) -> None:
+        if self._volume.root is not None:
+            files = self._volume.written()
+            if files:
+                self._send({"op": "files", "token": self._token}, dumps(files).encode("utf-8", "replace"))
+
     def _execute(self, body: bytes) -> None:
+        self._volume.begin()
         request = loads(body.decode("utf-8"))
         namespace = self._module.__dict__
         token, expected = self._token, request["output_fields"]
@@ -716,10 +1024,13 @@ class Child:
             self._submit(token, values, fields, expected)
 
         submit.__name__ = submit.__qualname__ = "SUBMIT"
+        namespace.update(self._volume.names())
         for name in request["names"]:
             namespace[name] = self._tool(name)
         namespace["SUBMIT"] = submit
         namespace.update(request["variables"])
+        for name, path in request.get("files", {}).items():
+            namespace[name] = self._from_file(path)
         self._source = request["code"]
         self._shown[self._name] = self._source
         if len(self._shown) > SOURCES:
@@ -730,6 +1041,17 @@ class Child:
         exec(code, namespace)
         if self._stateless and os.getpid() == self._pid:
             self._end_as_a_script()
+
+    @staticmethod
+    def _from_file(path: str) -> Any:
+        """The value of a variable that was too large for a frame; the file is not the code's and goes."""
+        with open(path, "rb") as file:
+            value = loads(file.read().decode("utf-8"))
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+        return value
 
     @staticmethod
     def _end_as_a_script() -> None:
@@ -757,6 +1079,8 @@ class Child:
             self._release(error)
         elif isinstance(error, SubmitError):
             kind = "submit"
+        elif isinstance(error, VolumeError):
+            kind = "volume"
         elif isinstance(error, Interrupted):
             kind = "interrupted"
         elif isinstance(error, SystemExit):
@@ -900,6 +1224,7 @@ class Execution:
         self.submitted: bytes | None = None
         self.status = ""  # what the child said last
         self.outcome: bytes | None = None
+        self.files: bytes | None = None  # that it wrote on the volume
         self.cap = cap
         self.streams: dict[str, Stream] = {}  # of those that it has written to
 
@@ -1266,7 +1591,7 @@ class Supervisor:
         if pid == 0:
             try:
                 confinement = self._become_child(supervisor, (in_reads, out_writes, stdout_writes, stderr_writes))
-                Child(self._settings["cwd"]).serve(confinement)
+                Child(self._settings).serve(confinement)
             except BaseException as error:
                 os.write(2, f"the driver failed: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
             finally:
@@ -1377,7 +1702,7 @@ class Supervisor:
 
     def _from_child(self, process: Process, header: dict[str, Any], body: bytes | None) -> None:
         op, execution = header.get("op"), process.execution
-        if body is None or b"\n" in body or op not in ("submit", "call", "end"):
+        if body is None or b"\n" in body or op not in ("submit", "call", "files", "end"):
             raise BadFrame(f"a frame of kind {op!r} that is none of a child's")
         if op != "call" and len(body) > (SUBMIT_LIMIT if op == "submit" else OUTCOME_LIMIT):
             raise BadFrame(f"an outcome of {len(body):,} bytes")
@@ -1399,6 +1724,8 @@ class Supervisor:
                 execution.submitted = body
                 execution.deadline = None
                 execution.kill_at = time.monotonic() + SUBMIT_GRACE
+        elif op == "files":
+            execution.files = body
         else:
             status = header.get("status")
             if status not in ("finished", "error"):
@@ -1487,6 +1814,8 @@ class Supervisor:
                 dropped[name] = stream.dropped
             if tail:
                 self._say(execution, name, tail, stream.dropped)
+        if execution.files is not None:
+            self._send({"op": "files", "id": execution.id}, execution.files)
         header: dict[str, Any] = {
             "op": "end", "id": execution.id, "seconds": time.monotonic() - execution.started, "dropped": dropped,
         }  # fmt: skip

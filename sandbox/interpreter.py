@@ -10,11 +10,13 @@ import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .conversation import (
     ANSWER_GRACE,
+    FILE_OVER,
     START_TIMEOUT,
     Conversation,
     Frame,
@@ -25,7 +27,7 @@ from .conversation import (
     refusal,
     request,
 )
-from .driver import BadFrame
+from .driver import OUR_FILES, BadFrame
 from .errors import RlmBatchError, SandboxLost, SandboxStartError
 from .threads import Threads
 
@@ -145,6 +147,7 @@ class Interpreter:
         context: str | None = None,
         output_fields: list[dict[str, str]] | None = None,
         on_output: Callable[[str, str], None] | None = None,
+        encoded: Mapping[str, bytes] | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -152,16 +155,22 @@ class Interpreter:
         takes the interpreter's. Without a `context` the code finds fresh globals in a process of its own; with one, it
         finds what earlier executions of that context have left. With `output_fields` (name, and optionally type: str,
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
-        "stderr", text) as the code writes it, on the event loop.
+        "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as
+        compact JSON: those over 256 KiB are handed over as files, and none of them stands in the result's meta.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
         OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold. Those of the code have `meta`.
         """
         variables = {} if variables is None else variables
         tools = dict(self.tools)
-        body = request(code, variables, tools, output_fields)
+        large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_OVER}
+        places = {name: f"{OUR_FILES}-{uuid.uuid4().hex}.json" for name in large}
+        small = {name: value for name, value in (encoded or {}).items() if name not in large}
+        body = request(code, variables, tools, output_fields, small, places)
         seconds = limit(timeout, self.timeout)
         await self.start()
+        for name, place in places.items():
+            await self._upload(place, large[name])
         one_by_one = contextlib.nullcontext() if context is None else self._contexts.setdefault(context, asyncio.Lock())
         async with one_by_one:
             conversation, channel = self._conversation, self._channel
@@ -169,6 +178,11 @@ class Interpreter:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
             return await self._await(conversation, channel, pending, frame)
+
+    async def _upload(self, path: str, data: bytes) -> None:
+        if self._conversation is None:
+            raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
+        await self._conversation.sandbox.upload(path, data)
 
     async def _await(self, conversation: Conversation, channel: Channel, pending: Pending, frame: bytes) -> Result:
         ended = self._waiting[pending.id] = asyncio.get_running_loop().create_future()

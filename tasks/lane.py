@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..blocks.provider import SandboxProvider
-from ..sandbox.errors import ConfigurationError, RlmBatchError
+from ..sandbox.errors import ConfigurationError, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.result import Meta, Result
+from .mark import mark as write_mark
+from .mark import unmark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,13 +28,19 @@ class Lane:
 
     With `reuse` the sandbox stays open from one execution to the next, and is replaced when it was lost or when what
     remains of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own.
+    With a `context` they share one process and its state, and the sandbox is never replaced: when it is lost, so is
+    the state, and every later execution raises StateLost.
     """
 
-    def __init__(self, provider: SandboxProvider, run: str, *, reuse: bool, timeout: float) -> None:
+    def __init__(
+        self, provider: SandboxProvider, run: str, *, reuse: bool, timeout: float, context: str | None = None
+    ) -> None:
         self.provider = provider
         self._run = run
         self._reuse = reuse
         self._timeout = timeout
+        self._context = context
+        self._has_state = False
         self._interpreter: Interpreter | None = None
         self._expires = 0.0
 
@@ -43,16 +51,28 @@ class Lane:
         """
         try:
             try:
-                interpreter = await self._open()
+                interpreter = await self.open()
             except ConfigurationError as error:
                 raise ProviderUnusable from error
-            result = await interpreter.execute(execution.code, execution.variables, on_output=on_output)
+            mark = execution.mark
+            if mark is not None and mark.stale:
+                await unmark(interpreter, mark.path)
+            self._has_state = self._context is not None
+            result = await interpreter.execute(
+                execution.code,
+                execution.variables,
+                context=self._context,
+                encoded=execution.encoded,
+                on_output=on_output,
+            )
+            if mark is not None:
+                await write_mark(interpreter, mark.path, execution.key, result)
         except RlmBatchError as error:
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
             error.meta = self._complete(meta, execution)
             raise
         finally:
-            if not self._reuse:
+            if not self._reuse and self._context is None:
                 await self.close()
         result.meta = self._complete(result.meta, execution)
         return result
@@ -62,7 +82,12 @@ class Lane:
         earlier = tuple(f"{type(error).__name__}: {error.summary}" for error in execution.errors)
         return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=earlier)
 
-    async def _open(self) -> Interpreter:
+    async def open(self) -> Interpreter:
+        """The interpreter in this lane's sandbox, which is opened if it is not yet."""
+        if self._has_state and self._interpreter is not None:
+            if not self._interpreter.alive:
+                raise StateLost("the sandbox that held the state of the earlier steps has gone: start from the first")
+            return self._interpreter
         now = asyncio.get_running_loop().time()
         if self._interpreter is not None and (not self._interpreter.alive or now + 2 * self._timeout > self._expires):
             await self.close()

@@ -4,7 +4,10 @@ A new provider adds its name, and what opens it when the name is asked for.
 """
 
 import asyncio
+import tempfile
+import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +40,15 @@ def provider(provider_name: str) -> SandboxProvider:
 def small_provider(provider_name: str) -> SandboxProvider:
     """The same with little memory."""
     return _checked(make(provider_name, LITTLE_MEMORY))
+
+
+@pytest.fixture
+def volume_name(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A volume of the test's own; of a local provider it is gone with the test."""
+    root = Path(tempfile.mkdtemp(prefix="volumes-"))
+    root.chmod(0o755)  # code that runs as a user of its own has to come through it
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(root))
+    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
