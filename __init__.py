@@ -4,8 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .blocks.interpreters import LocalInterpreter
+    from .blocks.interpreters import LocalInterpreter, ModalInterpreter
     from .blocks.local import LocalSandbox
+    from .blocks.modal import ModalSandbox
     from .flows.batch import batch
     from .flows.sweep import SweepReport, sweep
     from .sandbox.errors import (
@@ -42,6 +43,8 @@ __all__ = [
     "Failure",
     "LocalInterpreter",
     "LocalSandbox",
+    "ModalInterpreter",
+    "ModalSandbox",
     "OutcomeUnknown",
     "QueryError",
     "QuotaExceeded",
@@ -60,6 +63,8 @@ __all__ = [
 _MODULES = {
     "LocalInterpreter": ".blocks.interpreters",
     "LocalSandbox": ".blocks.local",
+    "ModalInterpreter": ".blocks.interpreters",
+    "ModalSandbox": ".blocks.modal",
     "batch": ".flows.batch",
     "SweepReport": ".flows.sweep",
     "sweep": ".flows.sweep",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .driver import Frames, NotJson, encode, strict_json
+from .driver import COMMIT_LIMIT, Frames, NotJson, encode, strict_json
 from .errors import (
     CodeCrashed,
     CodeError,
@@ -27,6 +27,7 @@ from .errors import (
     SandboxStartError,
     StateLost,
     SubmitError,
+    VolumeError,
 )
 from .result import Meta, Result
 
@@ -200,9 +201,13 @@ class Conversation:
         words = self.sandbox.last_words()
         return f"its process has ended: {words}" if words else "its process has ended"
 
+    def grace(self) -> float:
+        """Seconds beyond a timeout after which a driver that has not reported it is taken for lost."""
+        return ANSWER_GRACE + (COMMIT_LIMIT if self.sandbox.settings.commit else 0.0)
+
     def silent(self, pending: Pending) -> str:
         """Why a conversation is given up whose execution has outlived its timeout by far."""
-        return f"it has not answered {ANSWER_GRACE:.0f} s after the timeout of {pending.timeout:g} s"
+        return f"it has not answered {self.grace():.0f} s after the timeout of {pending.timeout:g} s"
 
 
 # ----------------------------------------------------------------------------------------------- requests and replies
@@ -302,6 +307,11 @@ def _error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout:
         return CodeCrashed(f"the code was not run: {outcome.get('message')}. Ask rlm-batch doctor", **details)
     if status == "setup":
         return SandboxStartError(f"the code was not run: {message}")
+    if status == "commit":
+        return VolumeError(
+            f"the code ended well, and what it saved to the volume could not be committed: {message}. Its files may be "
+            "missing for others: run it again"
+        )
     if status == "cancelled":
         return CodeCrashed(f"the execution was cancelled.{lost}", **details)
     if kind == "submit":

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from .conversation import (
-    ANSWER_GRACE,
     START_TIMEOUT,
     Conversation,
     Frame,
@@ -165,6 +164,8 @@ class Interpreter:
             conversation, channel = self._conversation, self._channel
             if conversation is None or channel is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
+            if not conversation.pending:
+                await conversation.sandbox.refresh()
             pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
             return await self._await(conversation, channel, pending, frame)
 
@@ -172,7 +173,7 @@ class Interpreter:
         ended = self._waiting[pending.id] = asyncio.get_running_loop().create_future()
         try:
             await self._send(channel, frame)
-            async with asyncio.timeout(None if pending.timeout is None else pending.timeout + ANSWER_GRACE):
+            async with asyncio.timeout(None if pending.timeout is None else pending.timeout + conversation.grace()):
                 await ended
         except TimeoutError:
             self._closed(conversation.silent(pending))
