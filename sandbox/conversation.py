@@ -46,14 +46,21 @@ Frame = tuple[dict[str, Any], bytes]
 class Pending:
     """An execution that has been sent, and what has come of it so far. `end` is its last frame, once it is there."""
 
-    __slots__ = ("end", "failed", "id", "meta", "on_output", "output", "timeout", "tools")
+    __slots__ = ("context", "end", "failed", "id", "meta", "on_output", "output", "timeout", "tools")
 
     def __init__(
-        self, number: int, meta: Meta, timeout: float | None, tools: Tools, on_output: Callable[[str, str], None] | None
+        self,
+        number: int,
+        meta: Meta,
+        timeout: float | None,
+        context: str | None,
+        tools: Tools,
+        on_output: Callable[[str, str], None] | None,
     ) -> None:
         self.id = number
         self.meta = meta
         self.timeout = timeout
+        self.context = context
         self.tools = tools
         self.on_output = on_output
         self.output: dict[str, list[str]] = {"stdout": [], "stderr": []}
@@ -123,7 +130,7 @@ class Conversation:
             layers=sandbox.layers,
         )
         number = next(self._ids)
-        pending = self.pending[number] = Pending(number, meta, timeout, tools, on_output)
+        pending = self.pending[number] = Pending(number, meta, timeout, context, tools, on_output)
         return pending, self.frame({"op": "execute", "id": number, "timeout": timeout, "context": context}, body)
 
     def cancel(self, pending: Pending) -> bytes:

@@ -25,12 +25,17 @@ from .conversation import (
     request,
 )
 from .driver import BadFrame
-from .errors import RlmBatchError, SandboxLost, SandboxStartError
+from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .threads import Threads
 
 if TYPE_CHECKING:
     from .contract import Channel, Sandbox
     from .result import Result
+
+
+# The contexts that wait for the tool that is running here, with the interpreters that they are in.
+_waiting_for_tool: contextvars.ContextVar[tuple[tuple[Interpreter, str | None], ...]]
+_waiting_for_tool = contextvars.ContextVar("_waiting_for_tool", default=())
 
 
 class Interpreter:
@@ -152,8 +157,11 @@ class Interpreter:
         "stderr", text) as the code writes it, on the event loop.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
-        OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold. Those of the code have `meta`.
+        OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks for the context
+        that waits for it. Those of the code have `meta`.
         """
+        if context is not None and (self, context) in _waiting_for_tool.get():
+            raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
         variables = {} if variables is None else variables
         tools = dict(self.tools)
         body = request(code, variables, tools, output_fields)
@@ -228,6 +236,7 @@ class Interpreter:
     async def _answer(self, conversation: Conversation, pending: Pending, frame: Frame) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
         header, body = frame
+        _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))  # this task's own, and its thread's
         try:
             tool = pending.tools[header["name"]]
             args, kwargs = arguments(body)
