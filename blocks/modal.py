@@ -1,7 +1,7 @@
 """Sandboxes of Modal: the provider's settings, and its adapter to Modal's own client.
 
-The client is imported when it is first needed: that takes 0.6 s. Its calls are made by their `.aio` form throughout, for
-the plain ones would block the loop. What was read in the client, release 1.6, and is relied upon:
+The client is imported when it is first needed: that takes 0.6 s. Its calls are made by their `.aio` form throughout,
+for the plain ones would block the loop. What was read in the client, release 1.6, and is relied upon:
 - the standard input of a command loses what is written while it drains: one lock around both;
 - a command cannot be ended but by its own deadline or with its sandbox, and its arguments are 64 KiB at most;
 - a call that is refused with a time to wait is tried again for ever unless MODAL_MAX_THROTTLE_WAIT is set.
@@ -111,7 +111,9 @@ class ModalSandbox(SandboxProvider):
     token_id: SecretStr | None = Field(
         default=None, title="Token id", description="Of an API token; by default that of Modal's own configuration."
     )
-    token_secret: SecretStr | None = Field(default=None, title="Token secret", description="It belongs to the token id.")
+    token_secret: SecretStr | None = Field(
+        default=None, title="Token secret", description="It belongs to the token id."
+    )
     app_name: str = Field(
         default="rlm-batch",
         title="App",
@@ -203,9 +205,7 @@ class ModalSandbox(SandboxProvider):
         account = await self._account()
         found: list[SandboxInfo] = []
         try:
-            async for sandbox in modal.Sandbox.list.aio(
-                app_id=account.app.app_id, tags=LABEL, client=account.client
-            ):
+            async for sandbox in modal.Sandbox.list.aio(app_id=account.app.app_id, tags=LABEL, client=account.client):
                 with suppress(modal.exception.NotFoundError):  # it has ended meanwhile
                     found.append(SandboxInfo(sandbox.object_id, await sandbox.get_tags.aio()))
         except modal.exception.Error as error:
@@ -407,12 +407,15 @@ class ModalSandbox(SandboxProvider):
             process = await _patient(
                 lambda: sandbox.exec.aio(*words, text=False, env=environment, timeout=CLONE_SECONDS)
             )
-            complaint, status = await asyncio.gather(process.stderr.read.aio(), process.wait.aio())
+            status = await _patient(process.wait.aio)
+            if status == 0:
+                return
+            said = (await process.stderr.read.aio()).decode("utf-8", "replace").strip()[-1000:]
         except modal.exception.Error as error:
             raise _mapped(error, f"{self.repo_url} could not be cloned") from error
-        if status:
-            said = complaint.decode("utf-8", "replace").strip()[-1000:] or f"git ended with status {status}"
-            raise SandboxStartError(f"{self.repo_url} could not be cloned in the sandbox: {said}")
+        raise SandboxStartError(
+            f"{self.repo_url} could not be cloned in the sandbox: {said or f'git ended with status {status}'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -492,8 +495,7 @@ class ModalBox(Sandbox):
 
         reason = "its process has ended"
         try:
-            async for data in process.stdout:
-                receive(data)
+            await self._read_all(process.stdout, receive)
             with suppress(modal.exception.Error, TimeoutError):
                 async with asyncio.timeout(READ_SECONDS):
                     words = (await process.stderr.read.aio())[-2000:].decode("utf-8", "replace").strip()
@@ -506,6 +508,29 @@ class ModalBox(Sandbox):
             reason = f"its output broke off: {type(error).__name__}: {_last_line(error)}"
         self.gone = self.gone or reason
         closed(reason)
+
+    async def _read_all(self, stdout: Any, receive: Callable[[bytes], None]) -> None:
+        """Reads to the end. A stream that breaks off is taken up where it was: the client knows how far it has come."""
+        import modal
+
+        loop = asyncio.get_running_loop()
+        heard, delay = loop.time(), 0.1
+        while True:
+            try:
+                async for data in stdout:
+                    heard, delay = loop.time(), 0.1
+                    receive(data)
+                return
+            except (
+                modal.exception.ResourceExhaustedError,
+                modal.exception.ServiceError,
+                modal.exception.InternalError,
+                modal.exception.ConnectionError,
+            ):
+                if loop.time() + delay > heard + THROTTLE_SECONDS:
+                    raise
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, 5.0)
 
     async def refresh(self) -> None:
         """Reloads the volume; see `Sandbox.refresh`. It cannot be while code holds a file of it open."""
@@ -648,8 +673,8 @@ def _mapped(error: Exception, what: str) -> RlmBatchError:
         )
     if isinstance(error, (kinds.AuthError, kinds.PermissionDeniedError)):
         return ConfigurationError(
-            f"{what}: {reason} Set token_id and token_secret of the block, or MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, or "
-            "run `modal token new`"
+            f"{what}: {reason} Set token_id and token_secret of the block, or MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, "
+            "or run `modal token new`"
         )
     if isinstance(error, kinds.ConflictError):
         return SandboxStartError(f"{what}: {reason}")
@@ -664,7 +689,7 @@ def _last_line(error: BaseException) -> str:
     return lines[-1][:500] if lines else type(error).__name__
 
 
-# ----------------------------------------------------------------------------------------------- made once for a process
+# ---------------------------------------------------------------------------------------------- made once for a process
 
 _made: dict[Hashable, Any] = {}
 _making: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[Any]]]
@@ -693,5 +718,6 @@ async def _once(key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
 
 def _forget(where: tuple[Hashable, ...]) -> None:
     """Drops images and volumes, which others may have removed."""
-    for key in [key for key in _made if isinstance(key, tuple) and key[0] != "account" and key[1 : 1 + len(where)] == where]:
-        del _made[key]
+    for key in list(_made):
+        if isinstance(key, tuple) and key[0] != "account" and key[1 : 1 + len(where)] == where:
+            del _made[key]

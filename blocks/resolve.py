@@ -14,8 +14,8 @@ ISOLATIONS = ("bubblewrap", "landlock", "none")
 async def resolve(text: str) -> SandboxProvider:
     """The provider that `text` names.
 
-    `local` or `modal` is the provider with its defaults, `local:none` (or `:landlock`, `:bubblewrap`) the local one with that
-    isolation, and `local-sandbox/NAME` a block that was saved under that name. Raises ConfigurationError.
+    `local` or `modal` is the provider with its defaults, `local:none` (or `:landlock`, `:bubblewrap`) the local one
+    with that isolation, and `local-sandbox/NAME` a block that was saved under that name. Raises ConfigurationError.
     """
     found = unsaved(text)
     if found is not None:

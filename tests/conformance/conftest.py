@@ -20,9 +20,7 @@ def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxP
     """The provider of that name, whose sandboxes have at least that much memory and not much more."""
     if name == "modal":
         hello = request.getfixturevalue("modal_standin").hello
-        return ModalSandbox(
-            token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib
-        )
+        return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib)
     isolation = name.removeprefix("local-")
     return LocalSandbox(isolation=isolation, memory_mib=memory_mib)  # type: ignore[arg-type]
 

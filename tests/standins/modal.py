@@ -32,6 +32,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import string
 import sys
 import tempfile
@@ -42,14 +43,14 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != os.path.dirname(os.path.realpath(__file__))]
 
-import grpclib.const  # noqa: E402
-from google.protobuf.empty_pb2 import Empty  # noqa: E402
-from grpclib import GRPCError, Status  # noqa: E402
-from grpclib.server import Server, Stream  # noqa: E402
-from modal._utils.grpc_utils import custom_detail_codec  # noqa: E402
-from modal_proto import api_pb2, task_command_router_pb2 as router_pb2  # noqa: E402
-from modal_proto.api_grpc import ModalClientBase  # noqa: E402
-from modal_proto.task_command_router_grpc import TaskCommandRouterBase  # noqa: E402
+import grpclib.const
+from grpclib import GRPCError, Status
+from grpclib.server import Server, Stream
+from modal._utils.grpc_utils import custom_detail_codec
+from modal_proto import api_pb2
+from modal_proto import task_command_router_pb2 as router_pb2
+from modal_proto.api_grpc import ModalClientBase
+from modal_proto.task_command_router_grpc import TaskCommandRouterBase
 
 Result = api_pb2.GenericResult
 PIECE = 256 * 1024  # bytes of output in one message
@@ -237,7 +238,10 @@ class Box:
         if v2:
             self.id, self.task = f"sb-{secrets.token_hex(16)}", f"ta-{secrets.token_hex(11)}V"
         else:
-            self.id, self.task = "sb-" + "".join(secrets.choice(letters) for _ in range(22)), f"ta-{secrets.token_hex(11)}"
+            self.id, self.task = (
+                "sb-" + "".join(secrets.choice(letters) for _ in range(22)),
+                f"ta-{secrets.token_hex(11)}",
+            )
         self.app, self.name, self.workdir = request.app_id, definition.name, definition.workdir
         self.tags = {tag.tag_name: tag.tag_value for tag in request.tags}
         self.timeout, self.idle_timeout = definition.timeout_secs, definition.idle_timeout_secs
@@ -502,7 +506,7 @@ class Standin:
                 env=environment,
                 cwd=where,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread that matters
+                preexec_fn=die_with_parent,
             )
         )
         command.tasks.append(asyncio.create_task(self._wait(box, command, request.timeout_secs)))
@@ -632,7 +636,8 @@ def unary(handler: Any) -> Any:
     @functools.wraps(handler)
     async def serve(self: Any, stream: Stream[Any, Any]) -> None:
         request = await stream.recv_message()
-        assert request is not None and stream.metadata is not None
+        assert request is not None
+        assert stream.metadata is not None
         after = await self.standin.before(handler.__name__, stream)
         self.authorize(stream.metadata, request)
         key = stream.metadata.get("x-idempotency-key")
@@ -714,7 +719,8 @@ class ControlPlane(ModalClientBase):
 
     async def ImageJoinStreaming(self, stream: Stream[Any, Any]) -> None:
         request = await stream.recv_message()
-        assert request is not None and stream.metadata is not None
+        assert request is not None
+        assert stream.metadata is not None
         await self.standin.before("ImageJoinStreaming", stream)
         self.authorize(stream.metadata, request)
         image = self.standin.images[request.image_id]
@@ -739,9 +745,7 @@ class ControlPlane(ModalClientBase):
     @unary
     async def SandboxCreate(self, request: Any) -> Any:
         box = await self.standin.create(request, v2=False)
-        return api_pb2.SandboxCreateResponse(
-            sandbox_id=box.id, metadata=api_pb2.SandboxHandleMetadata(app_id=box.app)
-        )
+        return api_pb2.SandboxCreateResponse(sandbox_id=box.id, metadata=api_pb2.SandboxHandleMetadata(app_id=box.app))
 
     async def _task_id(self, request: Any) -> Any:
         box = self.standin.of_id(request.sandbox_id)
@@ -786,9 +790,7 @@ class ControlPlane(ModalClientBase):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout):
                 await box.ended.wait()
-        return api_pb2.SandboxWaitResponse(
-            result=box.result(), metadata=api_pb2.SandboxHandleMetadata(app_id=box.app)
-        )
+        return api_pb2.SandboxWaitResponse(result=box.result(), metadata=api_pb2.SandboxHandleMetadata(app_id=box.app))
 
     @unary
     async def SandboxWait(self, request: Any) -> Any:
@@ -901,7 +903,8 @@ class CommandRouter(TaskCommandRouterBase):
 
     async def TaskExecStdioRead(self, stream: Stream[Any, Any]) -> None:
         request = await stream.recv_message()
-        assert request is not None and stream.metadata is not None
+        assert request is not None
+        assert stream.metadata is not None
         after = await self.standin.before("TaskExecStdioRead", stream)
         self.authorize(stream.metadata, request)
         box, command = self._command(request)
@@ -960,7 +963,8 @@ class CommandRouter(TaskCommandRouterBase):
 
     async def TaskExecStdinWriteStream(self, stream: Stream[Any, Any]) -> None:
         first = await stream.recv_message()
-        assert first is not None and stream.metadata is not None
+        assert first is not None
+        assert stream.metadata is not None
         after = await self.standin.before("TaskExecStdinWriteStream", stream)
         self.authorize(stream.metadata, first.start)
         _, command = self._command(first.start)
@@ -1026,22 +1030,22 @@ async def serve(pipe: bool, bubblewrap: str | None) -> None:
     try:
         addresses: list[str] = []
         for server in servers:
-            await server.start("127.0.0.1", 0)
-            assert server._server is not None and server._server.sockets is not None
-            addresses.append(f"http://127.0.0.1:{server._server.sockets[0].getsockname()[1]}")
+            listening = socket.create_server(("127.0.0.1", 0))
+            await server.start(sock=listening)
+            addresses.append(f"http://127.0.0.1:{listening.getsockname()[1]}")
         standin.router_url = addresses[1]
         if pipe:
             hello = {"url": addresses[0], "token_id": standin.token_id, "token_secret": standin.token_secret}
             print(json.dumps({**hello, "root": str(root), "bubblewrap": bool(bubblewrap)}), flush=True)
-            listening = asyncio.create_task(listen(standin, stop))
+            requests = asyncio.create_task(listen(standin, stop))
         else:
             print(f"export MODAL_SERVER_URL={addresses[0]}")
             print(f"export MODAL_TOKEN_ID={standin.token_id} MODAL_TOKEN_SECRET={standin.token_secret}")
             print("# Ctrl-C ends it, and every sandbox in it.", flush=True)
-            listening = None
+            requests = None
         await stop.wait()
-        if listening is not None:
-            listening.cancel()
+        if requests is not None:
+            requests.cancel()
     finally:
         commits.close()
         for server in servers:
