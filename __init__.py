@@ -4,8 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .blocks.interpreters import LocalInterpreter
+    from .blocks.interpreters import LocalInterpreter, ModalInterpreter
     from .blocks.local import LocalSandbox
+    from .blocks.modal import ModalSandbox
     from .blocks.volume import Volume
     from .flows.batch import batch
     from .flows.chunks import ChunksReport, chunks
@@ -47,6 +48,8 @@ __all__ = [
     "Failure",
     "LocalInterpreter",
     "LocalSandbox",
+    "ModalInterpreter",
+    "ModalSandbox",
     "NotRun",
     "OutcomeUnknown",
     "QueryError",
@@ -70,6 +73,8 @@ _MODULES = {
     "LocalInterpreter": ".blocks.interpreters",
     "LocalSandbox": ".blocks.local",
     "Volume": ".blocks.volume",
+    "ModalInterpreter": ".blocks.interpreters",
+    "ModalSandbox": ".blocks.modal",
     "batch": ".flows.batch",
     "ChunksReport": ".flows.chunks",
     "chunks": ".flows.chunks",

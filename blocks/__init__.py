@@ -1,5 +1,6 @@
 """What a person configures: the providers of sandboxes, as Prefect blocks."""
 
 from .local import LocalSandbox
+from .modal import ModalSandbox
 
-__all__ = ["LocalSandbox"]  # what Prefect registers as block types: no abstract base among them
+__all__ = ["LocalSandbox", "ModalSandbox"]  # what Prefect registers as block types: no abstract base among them

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ..sandbox.blocking import BlockingInterpreter
 from ..sandbox.errors import ConfigurationError
 from .local import LocalSandbox
+from .modal import ModalSandbox
 from .provider import SandboxProvider
 
 if TYPE_CHECKING:
@@ -77,3 +78,13 @@ class LocalInterpreter(_ProviderInterpreter):
     """
 
     block = LocalSandbox
+
+
+class ModalInterpreter(_ProviderInterpreter):
+    """Runs code in a sandbox of Modal, step by step.
+
+    Keywords are `ModalSandbox`'s fields (`volume_name="results"`, `gpu="T4"`), `timeout` (seconds, the default for each
+    execution) and `tools` (functions of the host that the code may call by name).
+    """
+
+    block = ModalSandbox

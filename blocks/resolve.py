@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from ..sandbox.errors import ConfigurationError
 from .local import LocalSandbox
+from .modal import ModalSandbox
 from .provider import SandboxProvider
 
-PROVIDERS: dict[str, type[SandboxProvider]] = {"local": LocalSandbox}
+PROVIDERS: dict[str, type[SandboxProvider]] = {"local": LocalSandbox, "modal": ModalSandbox}
 ISOLATIONS = ("bubblewrap", "landlock", "none")
 
 
 async def resolve(text: str) -> SandboxProvider:
     """The provider that `text` names.
 
-    `local` is the provider with its defaults, `local:none` (or `:landlock`, `:bubblewrap`) the local one with that
-    isolation, and `local-sandbox/NAME` a block that was saved under that name. Raises ConfigurationError.
+    `local` or `modal` is the provider with its defaults, `local:none` (or `:landlock`, `:bubblewrap`) the local one
+    with that isolation, and `local-sandbox/NAME` a block that was saved under that name. Raises ConfigurationError.
     """
     found = unsaved(text)
     if found is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .driver import FILES_LIMIT, VOLUME_NAMES, Frames, NotJson, encode, strict_json
+from .driver import COMMIT_LIMIT, FILES_LIMIT, VOLUME_NAMES, Frames, NotJson, encode, strict_json
 from .errors import (
     CodeCrashed,
     CodeError,
@@ -47,14 +47,21 @@ Frame = tuple[dict[str, Any], bytes]
 class Pending:
     """An execution that has been sent, and what has come of it so far. `end` is its last frame, once it is there."""
 
-    __slots__ = ("end", "failed", "files", "id", "meta", "on_output", "output", "timeout", "tools")
+    __slots__ = ("context", "end", "failed", "files", "id", "meta", "on_output", "output", "timeout", "tools")
 
     def __init__(
-        self, number: int, meta: Meta, timeout: float | None, tools: Tools, on_output: Callable[[str, str], None] | None
+        self,
+        number: int,
+        meta: Meta,
+        timeout: float | None,
+        context: str | None,
+        tools: Tools,
+        on_output: Callable[[str, str], None] | None,
     ) -> None:
         self.id = number
         self.meta = meta
         self.timeout = timeout
+        self.context = context
         self.tools = tools
         self.on_output = on_output
         self.output: dict[str, list[str]] = {"stdout": [], "stderr": []}
@@ -126,7 +133,7 @@ class Conversation:
             layers=sandbox.layers,
         )
         number = next(self._ids)
-        pending = self.pending[number] = Pending(number, meta, timeout, tools, on_output)
+        pending = self.pending[number] = Pending(number, meta, timeout, context, tools, on_output)
         return pending, self.frame({"op": "execute", "id": number, "timeout": timeout, "context": context}, body)
 
     def cancel(self, pending: Pending) -> bytes:
@@ -207,9 +214,13 @@ class Conversation:
         words = self.sandbox.last_words()
         return f"its process has ended: {words}" if words else "its process has ended"
 
+    def grace(self) -> float:
+        """Seconds beyond a timeout after which a driver that has not reported it is taken for lost."""
+        return ANSWER_GRACE + (COMMIT_LIMIT if self.sandbox.settings.commit else 0.0)
+
     def silent(self, pending: Pending) -> str:
         """Why a conversation is given up whose execution has outlived its timeout by far."""
-        return f"it has not answered {ANSWER_GRACE:.0f} s after the timeout of {pending.timeout:g} s"
+        return f"it has not answered {self.grace():.0f} s after the timeout of {pending.timeout:g} s"
 
 
 # ----------------------------------------------------------------------------------------------- requests and replies
@@ -336,6 +347,11 @@ def _error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout:
         return CodeCrashed(f"the code was not run: {outcome.get('message')}. Ask rlm-batch doctor", **details)
     if status == "setup":
         return SandboxStartError(f"the code was not run: {message}")
+    if status == "commit":
+        return VolumeError(
+            f"the code ended well, and what it saved to the volume could not be committed: {message}. Its files may be "
+            "missing for others: run it again"
+        )
     if status == "cancelled":
         return CodeCrashed(f"the execution was cancelled.{lost}", **details)
     if kind == "submit":

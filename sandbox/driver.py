@@ -49,6 +49,8 @@ TRACEBACK_LIMIT = 20_000  # characters
 SOURCES = 100  # executions of a context whose lines a traceback can show
 BACKLOG_LIMIT = 8 * 1024 * 1024  # bytes waiting for the host, above which no more is read from children
 INTERRUPT_GRACE = 1.0  # seconds that an interrupted execution has to unwind before it is killed
+COMMIT_LIMIT = 120.0  # seconds for the command that commits the volume
+COMPLAINT_LIMIT = 2000  # characters of what it said before it failed
 LONGEST_WAIT = 3600.0  # seconds in one system call, whose own limit is some 24 days
 SUBMIT_GRACE = 5.0  # seconds for `finally` blocks after SUBMIT; the result stands already
 READ_SIZE = 64 * 1024  # bytes that are read at a time; a larger buffer would be mapped anew for each read
@@ -1250,6 +1252,16 @@ class Process:
         self.broken = ""  # what was wrong with what it wrote to its channel
 
 
+class Commit:
+    """The command that commits the volume after an execution, and the end that waits for it."""
+
+    def __init__(self, header: dict[str, Any], body: bytes) -> None:
+        self.header, self.body = header, body
+        self.errors = -1  # our end of its standard error
+        self.deadline = time.monotonic() + COMMIT_LIMIT
+        self.late = False
+
+
 def widen(fd: int, size: int) -> None:
     """Asks for a pipe of that many bytes, so that what is large takes few turns of the loop."""
     try:
@@ -1271,6 +1283,7 @@ class Supervisor:
         self._sent = 0
         self._heard = -1
         self._processes: dict[int, Process] = {}
+        self._commits: dict[int, Commit] = {}
         self._contexts: dict[str, Process] = {}
         self._spare: Process | None = None  # confined and waiting, for the next execution
         self._lost: dict[str, str] = {}
@@ -1349,12 +1362,13 @@ class Supervisor:
                 due = execution.kill_at if execution.kill_at is not None else execution.deadline
                 if due is not None:
                     moments.append(due)
+        moments += [commit.deadline for commit in self._commits.values()]
         if not moments:
             return None
         return min(max(0.0, min(moments) - time.monotonic()), LONGEST_WAIT)
 
     def _tick(self) -> None:
-        if self._beat is None and self._expires is None and not self._processes:
+        if self._beat is None and self._expires is None and not self._processes and not self._commits:
             return
         now = time.monotonic()
         if self._beat is not None:
@@ -1378,6 +1392,10 @@ class Supervisor:
                         self._kill(process)
             elif execution.deadline is not None and now >= execution.deadline:
                 self._stop(process, execution, "timeout")
+        for pid, commit in self._commits.items():
+            if now >= commit.deadline:
+                commit.late, commit.deadline = True, now + INTERRUPT_GRACE
+                self._signal(pid, signal.SIGKILL)
 
     def _stop(self, process: Process, execution: Execution, cause: str) -> None:
         """Interrupts an execution, so that it can say where it was and a context keeps its state; then kills it."""
@@ -1639,7 +1657,7 @@ class Supervisor:
         mine = [self._reads, self._writes, self._poll.fileno(), *self._wake]
         for process in self._processes.values():
             mine += [process.reads, process.writes, *process.outputs.values()]
-        return mine
+        return mine + [commit.errors for commit in self._commits.values()]
 
     def _tell(self, process: Process, data: bytes) -> None:
         process.backlog += data
@@ -1770,6 +1788,8 @@ class Supervisor:
             process = self._processes.pop(pid, None)
             if process is not None:
                 self._on_death(process, status)
+            elif pid in self._commits:
+                self._on_commit(self._commits.pop(pid), status)
         if reaped:
             self._sweep()
 
@@ -1836,9 +1856,46 @@ class Supervisor:
         ended = code is not None or number is not None
         if process.context is not None and ended:
             header["state_lost"] = True
-        self._send(header, body)
+        if self._settings["commit"]:
+            self._commit(header, body)
+        else:
+            self._send(header, body)
         if process.waiting and not ended:
             self._begin(process, *process.waiting.pop(0))
+
+    def _commit(self, header: dict[str, Any], body: bytes) -> None:
+        """Starts the command that commits the volume; the end is sent when it has ended."""
+        command: list[str] = self._settings["commit"]
+        commit, writes = Commit(header, body), -1
+        try:
+            commit.errors, writes = os.pipe()
+            os.set_blocking(commit.errors, False)
+            actions = [(os.POSIX_SPAWN_DUP2, writes, 2)]
+            self._commits[os.posix_spawnp(command[0], command, os.environ, file_actions=actions)] = commit
+        except OSError as error:
+            self._end_commit(commit, f"{command[0]} could not be started: {error.strerror}")
+        if writes >= 0:
+            os.close(writes)
+
+    def _on_commit(self, commit: Commit, status: int) -> None:
+        said = b""
+        try:
+            said = os.read(commit.errors, READ_SIZE)
+        except BlockingIOError:
+            pass
+        complaint = said.decode("utf-8", "replace").strip()[-COMPLAINT_LIMIT:]
+        if commit.late:
+            complaint = f"{self._settings['commit'][0]} did not end within {COMMIT_LIMIT:.0f} s"
+        self._end_commit(commit, (complaint or f"it ended with status {status}") if status else "")
+
+    def _end_commit(self, commit: Commit, complaint: str) -> None:
+        """Sends an execution's end. One that has failed says why it did, whatever became of its files."""
+        if commit.errors >= 0:
+            os.close(commit.errors)
+        header, body = commit.header, commit.body
+        if complaint and header["status"] in ("submitted", "finished"):
+            header["status"], body = "commit", dumps({"message": complaint}).encode("utf-8", "replace")
+        self._send(header, body)
 
     def _sweep(self) -> None:
         """Kills what an ended execution left running.
@@ -1847,7 +1904,7 @@ class Supervisor:
         has ended. Bounded, because code may fork as fast as we kill: each death brings us back here.
         """
         for _ in range(50):
-            strangers = [pid for pid in children() if pid not in self._processes]
+            strangers = [pid for pid in children() if pid not in self._processes and pid not in self._commits]
             if not strangers:
                 return
             for pid in strangers:
@@ -1863,7 +1920,7 @@ class Supervisor:
             self._kill(process)
         until = time.monotonic() + 5.0
         while time.monotonic() < until:
-            self._processes = {}
+            self._processes, self._commits = {}, {}
             self._sweep()
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)

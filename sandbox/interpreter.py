@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .conversation import (
-    ANSWER_GRACE,
     FILE_OVER,
     START_TIMEOUT,
     Conversation,
@@ -28,12 +27,17 @@ from .conversation import (
     request,
 )
 from .driver import OUR_FILES, BadFrame
-from .errors import RlmBatchError, SandboxLost, SandboxStartError
+from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .threads import Threads
 
 if TYPE_CHECKING:
     from .contract import Channel, Sandbox
     from .result import Result
+
+
+# The contexts that wait for the tool that is running here, with the interpreters that they are in.
+_waiting_for_tool: contextvars.ContextVar[tuple[tuple[Interpreter, str | None], ...]]
+_waiting_for_tool = contextvars.ContextVar("_waiting_for_tool", default=())
 
 
 class Interpreter:
@@ -159,8 +163,11 @@ class Interpreter:
         compact JSON: those over 256 KiB are handed over as files, and none of them stands in the result's meta.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
-        OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold. Those of the code have `meta`.
+        OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks for the context
+        that waits for it. Those of the code have `meta`.
         """
+        if context is not None and (self, context) in _waiting_for_tool.get():
+            raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
         variables = {} if variables is None else variables
         tools = dict(self.tools)
         large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_OVER}
@@ -176,6 +183,8 @@ class Interpreter:
             conversation, channel = self._conversation, self._channel
             if conversation is None or channel is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
+            if not conversation.pending:
+                await conversation.sandbox.refresh()
             pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
             return await self._await(conversation, channel, pending, frame)
 
@@ -188,7 +197,7 @@ class Interpreter:
         ended = self._waiting[pending.id] = asyncio.get_running_loop().create_future()
         try:
             await self._send(channel, frame)
-            async with asyncio.timeout(None if pending.timeout is None else pending.timeout + ANSWER_GRACE):
+            async with asyncio.timeout(None if pending.timeout is None else pending.timeout + conversation.grace()):
                 await ended
         except TimeoutError:
             self._closed(conversation.silent(pending))
@@ -243,6 +252,7 @@ class Interpreter:
     async def _answer(self, conversation: Conversation, pending: Pending, frame: Frame) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
         header, body = frame
+        _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))  # this task's own, and its thread's
         try:
             tool = pending.tools[header["name"]]
             args, kwargs = arguments(body)

@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import ctypes
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,6 +27,11 @@ HOME = tempfile.mkdtemp(prefix="tests-of-rlm-batch-")
 os.chmod(HOME, 0o1777)
 os.environ["TMPDIR"] = tempfile.tempdir = HOME
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
+# No test signs in anywhere with what this machine's user has.
+os.environ["MODAL_CONFIG_PATH"] = f"{HOME}/modal.toml"
+for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT", "MODAL_PROFILE"):
+    os.environ.pop(name, None)
+STANDINS: set[int] = set()  # processes of servers that serve all tests
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be registered, so after Prefect's own
 
 
@@ -48,6 +54,41 @@ def server() -> Iterator[str]:
         yield running.url
         APILogWorker.drain_all()  # or its thread asks for a server that is gone
         del os.environ["PREFECT_API_URL"]
+
+
+@pytest.fixture(scope="session")
+def modal_process() -> Iterator[Any]:
+    """A stand-in for Modal, which clients made in these tests talk to."""
+    with standin_process("modal") as standin:
+        os.environ["MODAL_SERVER_URL"] = standin.hello["url"]
+        STANDINS.add(standin.pid)
+        yield standin
+        del os.environ["MODAL_SERVER_URL"]
+
+
+@pytest.fixture
+def modal_standin(modal_process: Any) -> Iterator[Any]:
+    """The same, with its counts and faults reset; fails a test that leaves a sandbox at it."""
+    modal_process.ask("reset")
+    before = set(modal_process.ask("state")["sandboxes"])
+    yield modal_process
+    modal_process.ask("faults", rules=[])
+    until = time.monotonic() + 10
+    while (left := set(modal_process.ask("state")["sandboxes"]) - before) and time.monotonic() < until:
+        time.sleep(0.05)
+    for sandbox in left:
+        modal_process.ask("end", sandbox=sandbox)
+    assert not left, f"left at the stand-in: {left}"
+
+
+def standin_process(name: str, *options: str) -> Any:
+    """Starts the stand-in of that name."""
+    spec = importlib.util.spec_from_file_location("standin_process", Path(__file__).parent / "standins" / "process.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.StandinProcess(name, *options)
 
 
 @pytest.fixture
@@ -77,7 +118,7 @@ def no_process_left() -> Iterator[None]:
     before = set(descendants())
     yield
     until = time.monotonic() + 5
-    while (left := {pid: name for pid, name in descendants().items() if pid not in before}) and (
+    while (left := {pid: name for pid, name in descendants().items() if pid not in before | STANDINS}) and (
         time.monotonic() < until
     ):
         time.sleep(0.01)

@@ -11,16 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalSandbox
+from rlm_batch import ConfigurationError, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
-PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap")
+PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap", "modal")
 LITTLE_MEMORY = 256  # MiB
 
 
-def make(name: str, memory_mib: int) -> SandboxProvider:
+def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
     """The provider of that name, whose sandboxes have at least that much memory and not much more."""
+    if name == "modal":
+        hello = request.getfixturevalue("modal_standin").hello
+        return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib)
     isolation = name.removeprefix("local-")
     return LocalSandbox(isolation=isolation, memory_mib=memory_mib)  # type: ignore[arg-type]
 
@@ -31,15 +34,15 @@ def provider_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def provider(provider_name: str) -> SandboxProvider:
+def provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
     """Each provider that this machine has, with its usual settings."""
-    return _checked(make(provider_name, 4096))
+    return _checked(make(provider_name, 4096, request))
 
 
 @pytest.fixture
-def small_provider(provider_name: str) -> SandboxProvider:
+def small_provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
     """The same with little memory."""
-    return _checked(make(provider_name, LITTLE_MEMORY))
+    return _checked(make(provider_name, LITTLE_MEMORY, request))
 
 
 @pytest.fixture
