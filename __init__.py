@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .blocks.interpreters import LocalInterpreter
+    from .blocks.daytona import DaytonaSandbox
+    from .blocks.interpreters import DaytonaInterpreter, LocalInterpreter
     from .blocks.local import LocalSandbox
     from .flows.batch import batch
     from .flows.sweep import SweepReport, sweep
@@ -35,6 +36,8 @@ __all__ = [
     "CodeError",
     "CodeSyntaxError",
     "ConfigurationError",
+    "DaytonaInterpreter",
+    "DaytonaSandbox",
     "DeadlineExceeded",
     "DepthExceeded",
     "ExecutionTimeout",
@@ -58,6 +61,8 @@ __all__ = [
 
 # Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
 _MODULES = {
+    "DaytonaInterpreter": ".blocks.interpreters",
+    "DaytonaSandbox": ".blocks.daytona",
     "LocalInterpreter": ".blocks.interpreters",
     "LocalSandbox": ".blocks.local",
     "batch": ".flows.batch",

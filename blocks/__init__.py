@@ -1,5 +1,6 @@
 """What a person configures: the providers of sandboxes, as Prefect blocks."""
 
+from .daytona import DaytonaSandbox
 from .local import LocalSandbox
 
-__all__ = ["LocalSandbox"]  # what Prefect registers as block types: no abstract base among them
+__all__ = ["DaytonaSandbox", "LocalSandbox"]  # what Prefect registers as block types: no abstract base among them
