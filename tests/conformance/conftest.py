@@ -8,22 +8,26 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalSandbox
+from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
-PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap")
+PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap", "daytona")
 LITTLE_MEMORY = 256  # MiB
 
 
 def make(name: str, memory_mib: int) -> SandboxProvider:
     """The provider of that name, whose sandboxes have at least that much memory and not much more."""
+    if name == "daytona":  # in whole GiB, and with an image
+        return DaytonaSandbox(image="python:3.12", memory=-(-memory_mib // 1024))
     isolation = name.removeprefix("local-")
     return LocalSandbox(isolation=isolation, memory_mib=memory_mib)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=PROVIDERS)
-def provider_name(request: pytest.FixtureRequest) -> str:
+def provider_name(request: pytest.FixtureRequest, running_daytona: object) -> str:
+    if request.param == "daytona":
+        request.getfixturevalue("daytona")
     return str(request.param)
 
 

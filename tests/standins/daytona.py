@@ -389,7 +389,7 @@ class Server:
         from starlette.applications import Starlette
         from starlette.routing import Route, WebSocketRoute
 
-        self.settings = settings
+        self.settings = self.first_settings = settings
         self.root = root
         self.base = ""
         self.boxes: dict[str, Box] = {}
@@ -858,7 +858,18 @@ class Server:
         from starlette.responses import JSONResponse
 
         if request.method == "POST":
-            self.settings = dataclasses.replace(self.settings, **(await request.json()))
+            body = await request.json()
+            if body.pop("reset", False):
+                self.settings = self.first_settings
+                for box in list(self.boxes.values()):
+                    await self.destroy(box)
+                for volume in self.volumes.values():
+                    shutil.rmtree(volume.folder, ignore_errors=True)
+                self.volumes.clear()
+                self.counts.clear()
+                self.creates.clear()
+                self.created = self.destroyed = self.peak = 0
+            self.settings = dataclasses.replace(self.settings, **body)
             self.random = random.Random(self.settings.seed)
             self.faults.clear()
         return JSONResponse(
@@ -974,6 +985,10 @@ class Running:
     def state(self) -> dict[str, Any]:
         """What it has, and how often each call came."""
         return self._call(None)
+
+    def reset(self) -> None:
+        """Removes everything that it has, forgets its counts and takes the settings that it was started with."""
+        self._call(json.dumps({"reset": True}).encode())
 
     def stop(self) -> None:
         """Ends it, and everything that it started."""
