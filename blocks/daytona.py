@@ -318,7 +318,7 @@ class DaytonaSandbox(SandboxProvider):
                 "no credentials for Daytona: set api_key on the block, or the environment variable DAYTONA_API_KEY"
             ) from error
 
-    def _error(self, error: Exception, what: str) -> RlmBatchError:
+    def _error(self, error: BaseException, what: str) -> RlmBatchError:
         """Ours for one of the SDK's, with the provider's own message."""
         status, said = getattr(error, "status_code", None), _said(error)
         if status == 401:
@@ -362,7 +362,7 @@ def _load() -> None:
 class _Client:
     """The SDK's client of one event loop, with what it costs to make it shared by every sandbox of that loop."""
 
-    def __init__(self, access: tuple[str | None, str | None, str | None], forget: Callable[[], None]) -> None:
+    def __init__(self, access: tuple[str | None, str | None, str | None], forget: Callable[[], object]) -> None:
         key, url, target = access
         config = _sdk().DaytonaConfig(
             # A log that is followed holds a connection: a pool with a limit would come to a standstill.
@@ -419,7 +419,7 @@ async def _borrow(access: tuple[str | None, str | None, str | None]) -> _Client:
 # ---------------------------------------------------------------------------------------------------------------- calls
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """The provider's own words, without what the SDK puts before them."""
     text = " ".join(str(error).split())
     return re.sub(r"^(Fail(ed|ure) [a-z ]+: )+", "", text)[:1000] or type(error).__name__
@@ -439,7 +439,7 @@ def _transient(error: Exception) -> bool:
     return status == 429 or status >= 500 or status == 408
 
 
-def _retry_after(error: Exception) -> float | None:
+def _retry_after(error: BaseException) -> float | None:
     """The seconds that a refusal asks for. Its header's name may end with that of the limit."""
     headers: dict[str, Any] = getattr(error, "headers", None) or {}
     for name, value in headers.items():
@@ -639,7 +639,7 @@ class DaytonaBox(Sandbox):
         assert block.repo_url is not None
         path = re.sub(r"[^A-Za-z0-9._-]", "-", Path(urlsplit(block.repo_url).path).stem) or "repository"
         token = block.repo_token.get_secret_value() if block.repo_token is not None else None
-        signed = {"username": "x-access-token", "password": token} if token else {}
+        signed: dict[str, Any] = {"username": "x-access-token", "password": token} if token else {}
         ref = block.repo_ref
         # It clones one branch. A name may be a branch's or a tag's, and a tag is found on the default branch.
         branches = [None] if ref is None or repository.COMMIT.fullmatch(ref) else [ref, None]
@@ -872,7 +872,9 @@ class DaytonaChannel:
             if delivered:
                 done.set_result(None)
             else:
-                done.set_exception(SandboxLost(f"sandbox {self._box.id} has gone ({reason}): run the code in a new one"))
+                done.set_exception(
+                    SandboxLost(f"sandbox {self._box.id} has gone ({reason}): run the code in a new one")
+                )
 
     # -- from the driver
 

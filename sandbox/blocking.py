@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .conversation import Conversation, limit, request
-from .direct import DirectConversation
-from .interpreter import Interpreter, shielded
+from .direct import NESTED, DirectConversation
+from .errors import ConfigurationError
+from .interpreter import Interpreter, answering, shielded
 
 if TYPE_CHECKING:
     from .contract import Sandbox
@@ -128,6 +129,8 @@ class BlockingInterpreter:
             body = request(code, variables, tools)
             return direct.execute(body, variables, limit(timeout, self.timeout), CONTEXT, tools)
         assert interpreter is not None
+        if interpreter in answering.get():
+            raise ConfigurationError(NESTED)
         return _background.run(interpreter.execute(code, variables, timeout=timeout, context=CONTEXT))
 
     def shutdown(self) -> None:

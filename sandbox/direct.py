@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 READ_SIZE = 64 * 1024  # a larger buffer would be mapped anew for each read
 LONGEST_WAIT = 3600.0  # seconds in one system call, whose own limit is some 24 days
+NESTED = "a tool cannot run code in the interpreter that waits for it: give it another one"
 CANCEL_GRACE = 3.0  # seconds for an execution that Ctrl-C has ended to say so
 
 
@@ -62,7 +63,7 @@ class DirectConversation:
     ) -> Result:
         """One execution; see `Interpreter.execute`. From another thread it waits for the one that is under way."""
         if getattr(self._in_tool, "yes", False):
-            raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
+            raise ConfigurationError(NESTED)
         with self._executing:
             conversation = self._conversation
             with self._sending:

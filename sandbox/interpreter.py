@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from .result import Result
 
 
+answering: contextvars.ContextVar[tuple[Interpreter, ...]] = contextvars.ContextVar("rlm_batch_answering", default=())
+"""The interpreters whose code waits for the tool that is running: none of them can be asked for anything else by it."""
+
+
 class Interpreter:
     """Runs code in one sandbox; `open_sandbox` is called once, by `start`, and what it opened is removed by `shutdown`.
 
@@ -227,6 +231,7 @@ class Interpreter:
     async def _answer(self, conversation: Conversation, pending: Pending, frame: Frame) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
         header, body = frame
+        answering.set((*answering.get(), self))  # this task's own, and that of the thread that a plain tool runs in
         try:
             tool = pending.tools[header["name"]]
             args, kwargs = arguments(body)

@@ -96,7 +96,12 @@ class Refused(Exception):
     """An answer that is an error, in the envelope that the SDK reads."""
 
     def __init__(
-        self, status: int, message: str, code: str = "", source: str = "DAYTONA_API", headers: dict[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        code: str = "",
+        source: str = "DAYTONA_API",
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -301,14 +306,16 @@ class Box:
             environment |= {"STANDIN_VOLUMES": ":".join(self.mounts), "PYTHONPATH": "/tmp/.refusals"}
         return (
             [
-                BWRAP, "--unshare-pid", "--die-with-parent", "--new-session", *binds, "--proc", "/proc", "--dev", "/dev",
-                "--chdir", os.path.normpath(os.path.join(HOME, cwd or "")), *shell,
+                BWRAP, "--unshare-pid", "--die-with-parent", "--new-session", *binds,
+                "--proc", "/proc", "--dev", "/dev", "--chdir", os.path.normpath(os.path.join(HOME, cwd or "")), *shell,
             ],
             environment,
             None,
         )  # fmt: skip
 
-    async def start(self, command: str, cwd: str | None = None, envs: dict[str, str] | None = None, **pipes: Any) -> Any:
+    async def start(
+        self, command: str, cwd: str | None = None, envs: dict[str, str] | None = None, **pipes: Any
+    ) -> Any:
         arguments, environment, directory = self.argv(command, cwd)
         process = await asyncio.create_subprocess_exec(
             *arguments,
@@ -442,7 +449,11 @@ class Server:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Counts the call, and makes it fail where that was asked for."""
         path = scope.get("path", "")
-        if scope["type"] not in ("http", "websocket") or not path.startswith(("/api/", "/toolbox/")) or "socket.io" in path:
+        if (
+            scope["type"] not in ("http", "websocket")
+            or not path.startswith(("/api/", "/toolbox/"))
+            or "socket.io" in path
+        ):
             await self.app(scope, receive, send)
             return
         label = f"{scope.get('method', 'WS')} {generic(path)}"
@@ -833,10 +844,12 @@ class Server:
                 "GIT_CONFIG_VALUE_0": f"Authorization: Basic {pair}",
             }  # fmt: skip
         path = shlex.quote(os.path.join(box.home, body["path"]))
-        branch = f"--branch {shlex.quote(body['branch'])} " if body.get("branch") else ""
-        command = f"git clone --quiet --single-branch --no-tags {branch}-- {shlex.quote(body['url'])} {path}"
+        url, branch, options = shlex.quote(body["url"]), shlex.quote(body.get("branch") or ""), ""
+        command = ""
         if body.get("branch"):  # what it clones is a branch: git would take a tag, too
-            command = f"git ls-remote --exit-code --heads -- {shlex.quote(body['url'])} {shlex.quote(body['branch'])} >/dev/null || exit 42; {command}"
+            command = f"git ls-remote --exit-code --heads -- {url} {branch} >/dev/null || exit 42; "
+            options = f"--branch {branch} "
+        command += f"git clone --quiet --single-branch --no-tags {options}-- {url} {path}"
         code, out = await box.run(command, None, envs, 300)
         if code == 42 and "fatal" not in out:
             raise daemon(404, f"reference not found: {body['branch']}", "GIT_BRANCH_NOT_FOUND")
@@ -1016,10 +1029,12 @@ def main() -> None:
     parser.add_argument("--until-eof", action="store_true", help="end when standard input ends")
     for item in dataclasses.fields(Settings):
         text = item.type == "str"
-        parser.add_argument(f"--{item.name.replace('_', '-')}", type=str if text else json.loads, metavar=str(item.type))
+        parser.add_argument(
+            f"--{item.name.replace('_', '-')}", type=str if text else json.loads, metavar=str(item.type)
+        )
     arguments = vars(parser.parse_args())
     port, until_eof = arguments.pop("port"), arguments.pop("until_eof")
-    given = {name: value for name, value in arguments.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
     # A text may come as it is, or as JSON from `Running`.
     given = {name: json.loads(v) if isinstance(v, str) and v.startswith('"') else v for name, v in given.items()}
     settings = Settings(**given)
