@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .blocks.interpreters import LocalInterpreter, ModalInterpreter
+    from .blocks.daytona import DaytonaSandbox
+    from .blocks.interpreters import DaytonaInterpreter, LocalInterpreter, ModalInterpreter
     from .blocks.local import LocalSandbox
     from .blocks.modal import ModalSandbox
     from .blocks.volume import Volume
@@ -41,6 +42,8 @@ __all__ = [
     "CodeError",
     "CodeSyntaxError",
     "ConfigurationError",
+    "DaytonaInterpreter",
+    "DaytonaSandbox",
     "DeadlineExceeded",
     "DepthExceeded",
     "ExecutionTimeout",
@@ -70,6 +73,8 @@ __all__ = [
 
 # Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
 _MODULES = {
+    "DaytonaInterpreter": ".blocks.interpreters",
+    "DaytonaSandbox": ".blocks.daytona",
     "LocalInterpreter": ".blocks.interpreters",
     "LocalSandbox": ".blocks.local",
     "Volume": ".blocks.volume",

@@ -16,13 +16,15 @@ OUTPUT_CAP = 100_000  # characters of each stream that are kept: some 2,000 line
 class DriverSettings:
     """What the driver in a sandbox is told when it starts.
 
-    `cwd` is the directory that code runs in; `environment` reaches the code and nothing else; `path` is appended to
-    `sys.path`. `heartbeat` is the number of seconds after which a side that has said nothing sends a beat, and after
-    `silence` seconds without any frame each side takes the other for dead; None where the wire's end is enough.
-    `lifetime` is the number of seconds after which the driver ends whatever the host says. `confinement` is what each
-    child does to itself (driver.Confinement). `volume` is the directory where the volume is mounted, None without one.
-    `commit` is a command that runs when an execution has ended and before its result is handed back, empty for none:
-    where a volume has to be told to keep what was saved.
+    `cwd` is the directory that code runs in (a relative one is below that in which the driver starts); `environment`
+    reaches the code and nothing else; `path` is appended to `sys.path`. `heartbeat` is the number of seconds after
+    which a side that has said nothing sends a beat, and after `silence` seconds without any frame each side takes the
+    other for dead; None where the wire's end is enough. `lifetime` is the number of seconds after which the driver ends
+    whatever the host says. `confinement` is what each child does to itself (driver.Confinement). `volume` is the
+    directory where the volume is mounted, None without one. `files` is a directory in which the driver leaves large
+    bodies, for a wire that they are too much for; None where all goes over the wire. `commit` is a command that runs
+    when an execution has ended and before its result is handed back, empty for none: where a volume has to be told to
+    keep what was saved.
     """
 
     cwd: str
@@ -35,6 +37,7 @@ class DriverSettings:
     confinement: dict[str, Any] = field(default_factory=dict[str, Any])
     commit: list[str] = field(default_factory=list[str])
     output_cap: int = OUTPUT_CAP
+    files: str | None = None
 
 
 class Channel(Protocol):

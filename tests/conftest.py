@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -138,6 +139,42 @@ def local(request: pytest.FixtureRequest) -> "LocalSandbox":
     except ConfigurationError as error:
         pytest.skip(error.summary)
     return provider
+
+
+@pytest.fixture(scope="session")
+def daytona_module() -> Any:
+    """tests/standins/daytona.py, under a name that is not the SDK's."""
+    path = Path(__file__).parent / "standins" / "daytona.py"
+    spec = importlib.util.spec_from_file_location("standin_of_daytona", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def running_daytona(daytona_module: Any) -> Iterator[Any]:
+    """A local Daytona for the whole run, so that its process is there before any test looks for what was left."""
+    with daytona_module.Running(boot_s=0.0) as running:
+        yield running
+
+
+@pytest.fixture
+def daytona(running_daytona: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The local Daytona, with its usual settings and nothing in it; the environment leads the SDK there.
+
+    Fails a test that leaves a sandbox.
+    """
+    for name, value in running_daytona.environment.items():
+        monkeypatch.setenv(name, value)
+    running_daytona.reset()
+    yield running_daytona
+    until = time.monotonic() + 5
+    while (left := running_daytona.state()["sandboxes"]) and time.monotonic() < until:
+        time.sleep(0.05)
+    running_daytona.reset()
+    assert not left, f"left at the provider: {[box['name'] for box in left]}"
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalSandbox, ModalSandbox
+from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
-PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap", "modal")
+PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap", "daytona", "modal")
 LITTLE_MEMORY = 256  # MiB
 
 
@@ -24,12 +24,16 @@ def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxP
     if name == "modal":
         hello = request.getfixturevalue("modal_standin").hello
         return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib)
+    if name == "daytona":  # in whole GiB, and with an image
+        return DaytonaSandbox(image="python:3.12", memory=-(-memory_mib // 1024))
     isolation = name.removeprefix("local-")
     return LocalSandbox(isolation=isolation, memory_mib=memory_mib)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=PROVIDERS)
-def provider_name(request: pytest.FixtureRequest) -> str:
+def provider_name(request: pytest.FixtureRequest, running_daytona: object) -> str:
+    if request.param == "daytona":
+        request.getfixturevalue("daytona")
     return str(request.param)
 
 
