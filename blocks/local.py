@@ -27,6 +27,7 @@ from ..sandbox import confinement, driver
 from ..sandbox.contract import DriverSettings, Sandbox
 from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ..sandbox.interpreter import Interpreter, shielded
+from . import cached
 from .beneath import read_beneath, write_beneath
 from .local_volume import UMASK, LocalVolume, volumes_root
 from .provider import SandboxInfo, SandboxProvider
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 Rung = Literal["bubblewrap", "landlock", "none"]
 
+PACKAGES = "/packages"  # where a bubblewrap sandbox has what was installed for it
 PREFIX = "rlm-batch-"  # of a sandbox's folder, which is named after its id
 READ_SIZE = 64 * 1024  # bytes; a larger buffer would be mapped anew for each read
 WIRE_SIZE = 256 * 1024  # bytes of pipe; a user has 64 MiB of it before the kernel makes all new pipes narrow
@@ -103,7 +105,17 @@ class LocalSandbox(SandboxProvider):
     async def open(self, labels: dict[str, str]) -> LocalBox:
         """Opens a sandbox. Raises ConfigurationError where this machine cannot isolate, SandboxStartError otherwise."""
         rung = await self.rung()
-        return _make(self, rung, labels)
+        packages = await cached.packages(self.packages) if self.packages else None
+        if self.repo_url is None:
+            return _make(self, rung, labels, packages)
+        clone = await cached.checkout(self.repo_url, await self.commit() or "", self.repo_token)
+        box = _make(self, rung, labels, packages)
+        try:
+            await asyncio.to_thread(box.fill, clone)
+        except BaseException:
+            await shielded(box.remove())
+            raise
+        return box
 
     async def rung(self) -> Rung:
         """The level of isolation that is in force. Raises ConfigurationError with the fix where there is none."""
@@ -230,6 +242,18 @@ class LocalBox(Sandbox):
         self._said = b""
         # A program that ends without shutting down leaves no folder either; the processes end with the wire.
         self._left = weakref.finalize(self, _remove_folder, folder)
+
+    def fill(self, clone: Path) -> None:
+        """Puts a copy of the clone where the code runs. Raises SandboxStartError."""
+        work = self._folder / "work"
+        commands = [["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)]]
+        if os.geteuid() == 0:
+            owner = work.stat()
+            commands.append(["chown", "-R", "-h", f"{owner.st_uid}:{owner.st_gid}", "--", str(work)])
+        for command in commands:
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+            if done.returncode:
+                raise SandboxStartError(f"the repository could not be copied into the sandbox: {done.stderr.strip()}")
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> LocalChannel:
         """Starts the driver; see `Sandbox.connect`."""
@@ -482,7 +506,7 @@ def _prefixes() -> list[str]:
     return [path for path in found if not path.startswith(("/usr/", "/bin/", "/lib/")) and path not in ("/usr", "/")]
 
 
-def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
+def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str], packages: Path | None = None) -> LocalBox:
     """The folder of a new sandbox, and the command that starts its driver."""
     volume, gid, mount = None, None, None
     if block.volume_name is not None:
@@ -509,8 +533,10 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
             f"no folder for a sandbox could be made in {folder.parent}: {error.strerror}"
         ) from error
     work, tmp = ("/sandbox", "/tmp") if rung == "bubblewrap" else (str(folder / "work"), str(folder / "tmp"))
+    installed = None if packages is None else PACKAGES if rung == "bubblewrap" else str(packages)
+    programs = [os.path.dirname(_python()), "/usr/local/bin", "/usr/bin", "/bin"]
     environment = {
-        "PATH": f"{os.path.dirname(_python())}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": ":".join([*programs, f"{installed}/bin"] if installed else programs),
         "HOME": work,
         "TMPDIR": tmp,
         "LANG": "C.UTF-8",
@@ -521,15 +547,18 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
         cwd=work,
         volume=mount,
         environment=environment,
+        path=[installed] if installed else [],
         heartbeat=None,  # the wire's end is enough on one machine
         lifetime=block.lifetime,
-        confinement=_confinement(block, rung, uid, (work, tmp), mount),
+        confinement=_confinement(block, rung, uid, (work, tmp), mount, installed),
     )
     if gid is not None:
         settings.confinement.update(gid=gid, umask=UMASK)
     python = [_python(), "-I", "-S", "-c", _boot(rung)]
     if rung == "bubblewrap":
-        mounts = [] if volume is None or mount is None else [(str(volume.path), mount)]
+        mounts = [] if volume is None or mount is None else [("--bind", str(volume.path), mount)]
+        if packages is not None:
+            mounts.append(("--ro-bind", str(packages), PACKAGES))
         return LocalBox(folder, rung, settings, [*_bubblewrap(folder, mounts), *python], "/", volume)
     return LocalBox(folder, rung, settings, python, work, volume)
 
@@ -538,7 +567,7 @@ def _mount_point(path: str) -> str:
     """Where a volume is mounted. Raises ConfigurationError for a place that the sandbox needs for itself."""
     place = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
     taken = [PurePosixPath(path) for path in (*confinement.SYSTEM, "/etc", "/proc", "/dev", "/sys", *_prefixes())]
-    own = [PurePosixPath("/sandbox"), PurePosixPath("/tmp")]
+    own = [PurePosixPath("/sandbox"), PurePosixPath("/tmp"), PurePosixPath(PACKAGES)]
     above = any(other.is_relative_to(place) for other in (*taken, *own))
     if above or any(place.is_relative_to(other) for other in taken):
         raise ConfigurationError(
@@ -548,7 +577,12 @@ def _mount_point(path: str) -> str:
 
 
 def _confinement(
-    block: LocalSandbox, rung: Rung, uid: int | None, own: tuple[str, ...], volume: str | None
+    block: LocalSandbox,
+    rung: Rung,
+    uid: int | None,
+    own: tuple[str, ...],
+    volume: str | None,
+    packages: str | None,
 ) -> dict[str, Any]:
     mib = 1024 * 1024
     limits = {"AS": block.memory_mib * mib, "FSIZE": block.file_size_mib * mib, "CORE": 0}
@@ -561,8 +595,9 @@ def _confinement(
     limits["NPROC"] = block.processes + (0 if alone else _tasks_of_user())
     bubblewrap = rung == "bubblewrap"
     writable = own if volume is None else (*own, volume)
+    readable = (*_readable(), *([packages] if packages is not None else []))
     policy = confinement.Policy(
-        readable=(*_readable(), "/proc") if bubblewrap else _readable(),
+        readable=(*readable, "/proc") if bubblewrap else readable,
         writable=(*writable, "/dev/shm") if bubblewrap else writable,
         network=bubblewrap,
         own_mounts=bubblewrap,
@@ -577,7 +612,8 @@ def _confinement(
         found["seccomp"] = _filter(replace(policy, readable=(), writable=()), machine)
     if uid is not None and not bubblewrap:
         # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
-        ways = [*_prefixes(), tempfile.gettempdir(), *([os.path.dirname(volume)] if volume is not None else [])]
+        others = [os.path.dirname(path) for path in (volume, packages) if path is not None]
+        ways = [*_prefixes(), tempfile.gettempdir(), *others]
         found["search"] = any(_closed_to_others(path) for path in ways)
     return found
 
@@ -613,7 +649,7 @@ def _system_binds() -> tuple[str, ...]:
     return tuple(arguments)
 
 
-def _bubblewrap(folder: Path, mounts: list[tuple[str, str]]) -> list[str]:
+def _bubblewrap(folder: Path, mounts: list[tuple[str, str, str]]) -> list[str]:
     """The command line that everything of a sandbox runs under."""
     root = os.geteuid() == 0
     # Root needs no user namespace, and without one its children can become a user of their own.
@@ -635,10 +671,10 @@ def _bubblewrap(folder: Path, mounts: list[tuple[str, str]]) -> list[str]:
     ]
 
 
-def _bind(source: str, target: str) -> list[str]:
-    """A directory of the host's that may be written; bubblewrap makes missing parents for its own user alone."""
+def _bind(how: str, source: str, target: str) -> list[str]:
+    """A directory of the host's, in its place; bubblewrap makes missing parents for its own user alone."""
     above = [str(parent) for parent in reversed(PurePosixPath(target).parents) if str(parent) != "/"]
-    return [*(word for parent in above for word in ("--perms", "0755", "--dir", parent)), "--bind", source, target]
+    return [*(word for parent in above for word in ("--perms", "0755", "--dir", parent)), how, source, target]
 
 
 # --------------------------------------------------------------------------------------------------------------- probes

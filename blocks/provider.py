@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prefect.blocks.core import Block
-from pydantic import Field, PrivateAttr, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr, field_validator
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
@@ -86,6 +86,16 @@ class SandboxProvider(Block, ABC):
         title="Lifetime",
         description="Seconds after which the provider itself removes a sandbox, whatever became of its host.",
     )
+
+    @field_validator("packages")
+    @classmethod
+    def _requirements(cls, packages: list[str]) -> list[str]:
+        for package in packages:
+            if not package.strip() or package.lstrip().startswith("-"):
+                raise ValueError(
+                    f"{package!r} is no requirement: give names such as numpy or pandas>=2, and no options"
+                )
+        return packages
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:

@@ -41,6 +41,7 @@ async def git(*arguments: str, token: SecretStr | None = None, seconds: float = 
     """Runs git on the host; returns what it printed. Raises ConfigurationError with what it complained of."""
     if shutil.which("git") is None:
         raise ConfigurationError("git is not on the PATH, and repo_url needs it: install git on this machine")
+    named = arguments[2] if arguments[0] == "-C" else arguments[0]
     process = await asyncio.create_subprocess_exec(
         "git",
         *arguments,
@@ -54,15 +55,13 @@ async def git(*arguments: str, token: SecretStr | None = None, seconds: float = 
         async with asyncio.timeout(seconds):
             out, complaint = await process.communicate()
     except TimeoutError:
-        raise ConfigurationError(
-            f"git {arguments[0]} did not end within {seconds:.0f} s: is the server there?"
-        ) from None
+        raise ConfigurationError(f"git {named} did not end within {seconds:.0f} s: is the server there?") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise ConfigurationError(f"git {arguments[0]} failed: {complaint.decode('utf-8', 'replace').strip()[-1000:]}")
+        raise ConfigurationError(f"git {named} failed: {complaint.decode('utf-8', 'replace').strip()[-1000:]}")
     return out.decode("utf-8", "replace")
 
 
