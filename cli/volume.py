@@ -63,6 +63,10 @@ def send(provider: str, name: str, source: str, path: str | None) -> int:
 def _with(provider: str, name: str, work: Callable[[VolumeStore], Awaitable[T]]) -> T:
     async def run() -> T:
         block = await resolve(provider)
-        return await work(await block.volume(check_name(name)))
+        volume = await block.volume(check_name(name))
+        try:
+            return await work(volume)
+        finally:
+            await volume.close()
 
     return asyncio.run(run())
