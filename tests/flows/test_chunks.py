@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,15 +19,18 @@ import pytest
 from rlm_batch import (
     CodeError,
     ConfigurationError,
+    DaytonaSandbox,
     DeadlineExceeded,
     ExecutionsFailed,
     LocalSandbox,
+    ModalSandbox,
     NotRun,
     Result,
     Volume,
     VolumeError,
     chunks,
 )
+from rlm_batch.blocks.resolve import resolve
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +73,43 @@ async def test_three_chunks_are_doubled_onto_a_volume_by_three_workers():
     assert report.overlaps == {}
     assert len({outcome.meta.sandbox_id for outcome in (*report.results.values(), report.reduction)}) == 4
     assert "count" in str(report)
+
+
+@pytest.fixture(params=["daytona", "modal"])
+async def remote(request: pytest.FixtureRequest) -> str:
+    """A provider whose sandboxes and volumes are not this machine's, as a flow's parameter names it."""
+    if request.param == "daytona":
+        request.getfixturevalue("daytona")
+        await DaytonaSandbox(image="python:3.12").save("remote", overwrite=True)  # type: ignore[misc]
+        return "daytona-sandbox/remote"
+    hello = request.getfixturevalue("modal_standin").hello
+    block = ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"])
+    await block.save("remote", overwrite=True)  # type: ignore[misc]
+    return "modal-sandbox/remote"
+
+
+async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote):
+    name = f"chunks-{uuid.uuid4().hex[:8]}"
+    report = await chunks(DOUBLE, THREE, volume_name=name, provider=remote, max_workers=3, reduce=SUM)
+    assert [report[number].outputs for number in THREE] == [{"chunk_id": str(n), "count": 3} for n in range(3)]
+    assert report.reduction.outputs == {"total": 90, "files": 3, "counts": {"0": 3, "1": 3, "2": 3}}
+    volume = await (await resolve(remote)).volume(name)
+    try:
+        found = [json.loads(await volume.get(f"results/chunk_{number}.json")) for number in range(3)]
+    finally:
+        await volume.close()
+    assert found == [[2, 4, 6], [8, 10, 12], [14, 16, 18]]
+    again = await chunks(DOUBLE, {**THREE, 2: [1]}, volume_name=name, provider=remote, max_workers=3, reduce=SUM)
+    assert runs(again) == {"2"}
+    assert again.reduction.total == 44
+
+
+async def test_large_chunks_and_two_writers_of_a_file_are_the_same_elsewhere(remote):
+    code = "save_to_volume('same.txt', chunk_id)\nSUBMIT(size=len(data))"
+    given = {"small": "x" * 10, "large": "y" * 1_000_000}
+    report = await chunks(code, given, volume_name=f"chunks-{uuid.uuid4().hex[:8]}", provider=remote, max_workers=2)
+    assert {name: outcome.size for name, outcome in report.results.items()} == {"small": 10, "large": 1_000_000}
+    assert report.overlaps == {"same.txt": ["small", "large"]}
 
 
 @pytest.mark.parametrize("provider", ["local:bubblewrap", "local:landlock", "local:none"])
