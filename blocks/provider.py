@@ -116,7 +116,7 @@ class SandboxProvider(Block, ABC):
     async def volume(self, name: str | None = None) -> VolumeStore:
         """The volume of that name, by default this block's own, from the host's side.
 
-        Raises ConfigurationError where there is no name, or where the provider has no way to it but a sandbox.
+        Raises ConfigurationError where there is no name.
         """
         name = name or self.volume_name
         if name is None:
@@ -124,10 +124,10 @@ class SandboxProvider(Block, ABC):
         return await self.open_volume(name)
 
     async def open_volume(self, name: str) -> VolumeStore:
-        """The provider's part of `volume`."""
-        raise ConfigurationError(
-            f"the volumes of {self.provider_name} are reached from a sandbox only: read {name!r} in one"
-        )
+        """The provider's part of `volume`: from a sandbox, where its API has no other way."""
+        from .sandbox_volume import SandboxVolume
+
+        return SandboxVolume(self, name)
 
     async def fingerprint(self) -> dict[str, Any]:
         """The settings that a result depends on, no secrets and no limits: JSON.

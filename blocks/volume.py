@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ..sandbox.blocking import run_blocking
 from ..sandbox.driver import OUR_FILES
@@ -44,12 +44,17 @@ class VolumeStore(ABC):
     async def delete(self, path: str) -> None:
         """Removes a file, or a directory with all that is in it. Raises VolumeError where there is none."""
 
+    async def close(self) -> None:
+        """Gives up what was opened to reach the volume; the next call opens it again."""
+        return
+
 
 class Volume:
     """A volume, for scripts: `provider` is a flow's `provider`, and `name` the volume's, by default the provider's own.
 
     Its methods are those of `VolumeStore`, called without `await`; like the sandboxes, it makes the volume when it is
-    first written to. Raises ConfigurationError where there is no such provider.
+    first written to. Where a volume is reached from a sandbox only, each call opens one; within `with` they share it.
+    Raises ConfigurationError where there is no such provider.
 
     Example:
         >>> volume = Volume("results")
@@ -63,6 +68,7 @@ class Volume:
     def __init__(self, name: str | None = None, *, provider: str = "local") -> None:
         self._name, self._provider = name, provider
         self._store: VolumeStore | None = None
+        self._kept = False
 
     def ls(self, path: str = "") -> list[VolumeFile]:
         """The files at or below that path, sorted by path."""
@@ -86,9 +92,22 @@ class Volume:
                 from .resolve import resolve
 
                 self._store = await (await resolve(self._provider)).volume(self._name)
-            return await getattr(self._store, method)(*arguments)
+            try:
+                return await getattr(self._store, method)(*arguments)
+            finally:
+                if not self._kept:
+                    await self._store.close()
 
         return run_blocking(call())
+
+    def __enter__(self) -> Self:
+        self._kept = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept = False
+        if self._store is not None:
+            run_blocking(self._store.close())
 
 
 def names(path: str) -> tuple[str, ...]:

@@ -484,8 +484,10 @@ class Volume:
             place = os.path.join(self.root, path)
             try:
                 entry = os.lstat(place)
+                if not stat.S_ISREG(entry.st_mode):
+                    continue  # tempfile opens the directory that it makes a file in
                 found.append(path)
-                if self._shared and stat.S_ISREG(entry.st_mode) and entry.st_mode & 0o060 != 0o060:
+                if self._shared and entry.st_mode & 0o060 != 0o060:
                     os.chmod(place, stat.S_IMODE(entry.st_mode) | 0o060)  # tempfile makes files for their user alone
             except OSError:
                 continue  # it has gone, or is another's

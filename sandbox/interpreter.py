@@ -70,6 +70,13 @@ class Interpreter:
         self._threads = Threads()
 
     @property
+    def sandbox(self) -> Sandbox:
+        """The open sandbox. Raises SandboxLost where there is none."""
+        if self._conversation is None:
+            raise SandboxLost("there is no open sandbox: start the interpreter first")
+        return self._conversation.sandbox
+
+    @property
     def alive(self) -> bool:
         """Whether the next execution can be sent to this sandbox."""
         return self._channel is not None and self._conversation is not None and not self._conversation.gone

@@ -1,5 +1,6 @@
 """What code saves to a volume is there for the next sandbox; and what cannot be saved or found is a VolumeError."""
 
+import asyncio
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -8,7 +9,9 @@ from textwrap import dedent
 import pytest
 
 from rlm_batch import ConfigurationError, VolumeError
+from rlm_batch.blocks import sandbox_volume
 from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.blocks.sandbox_volume import SandboxVolume
 from rlm_batch.sandbox.interpreter import Interpreter
 
 pytestmark = pytest.mark.anyio
@@ -219,8 +222,6 @@ async def test_a_save_that_is_interrupted_leaves_nothing_that_looks_complete(san
 
 
 async def test_many_executions_save_beside_each_other(sandbox: Sandboxes) -> None:
-    import asyncio
-
     async with sandbox() as one, sandbox() as two:
         await asyncio.gather(
             *(
@@ -253,12 +254,12 @@ async def test_a_file_that_was_made_for_its_user_alone_is_the_next_sandboxs_too(
         handle, path = tempfile.mkstemp()
         os.write(handle, b"made with tempfile")
         os.close(handle)
-        with open(path, "rb") as source, tempfile.NamedTemporaryFile(dir=VOLUME, delete=False) as target:
-            target.write(source.read())
+        os.mkdir(VOLUME + "/dir")
         try:
-            os.replace(target.name, VOLUME + "/moved.txt")
+            with open(path, "rb") as source, tempfile.NamedTemporaryFile(dir=VOLUME + "/dir", delete=False) as target:
+                target.write(source.read())
+            os.replace(target.name, VOLUME + "/dir/moved.txt")
         except OSError:
-            os.remove(target.name)
             SUBMIT(renames=False)
         SUBMIT(renames=True)
         """
@@ -266,21 +267,73 @@ async def test_a_file_that_was_made_for_its_user_alone_is_the_next_sandboxs_too(
         result = await first.execute(dedent(code))
     if not result.renames:
         pytest.skip("this volume has no renaming")
-    assert result.meta.files == ("moved.txt",)
+    assert result.meta.files == ("dir/moved.txt",)
     async with sandbox() as second:
-        code = "text = load_from_volume('moved.txt')\nopen(VOLUME + '/moved.txt', 'w').write('again')\nSUBMIT(text)"
+        name = "dir/moved.txt"
+        code = f"text = load_from_volume({name!r})\nopen(f'{{VOLUME}}/{name}', 'w').write('again')\nSUBMIT(text)"
         assert (await second.execute(code)).output == "made with tempfile"
 
 
 async def test_files_that_come_in_and_go_out_reach_the_volume(sandbox: Sandboxes) -> None:
     async with sandbox() as interpreter:
         mount = (await interpreter.execute("SUBMIT(VOLUME)")).output
-        conversation = interpreter._conversation
-        assert conversation is not None
-        await conversation.sandbox.upload(os.path.join(mount, "in", "data.bin"), b"\x00\x01")
+        await interpreter.sandbox.upload(os.path.join(mount, "in", "data.bin"), b"\x00\x01")
         assert (await interpreter.execute("SUBMIT(list(load_from_volume('in/data.bin', binary=True)))")).output == [
             0,
             1,
         ]
         await interpreter.execute("save_to_volume('out.txt', 'home')")
-        assert await conversation.sandbox.download(os.path.join(mount, "out.txt")) == b"home"
+        assert await interpreter.sandbox.download(os.path.join(mount, "out.txt")) == b"home"
+
+
+async def test_the_host_lists_gets_puts_and_deletes(
+    sandbox: Sandboxes, provider: SandboxProvider, volume_name: str
+) -> None:
+    large = bytes(range(256)) * 8192  # more than one SUBMIT, or one frame of a variable, takes
+    async with sandbox() as first:
+        await first.execute(
+            "save_to_volume('code/a.txt', 'from code')\nsave_to_volume('b.bin', bytes(range(256)) * 8192)"
+        )
+    volume = await provider.volume(volume_name)
+    try:
+        await volume.put("host/c.bin", large)
+        await volume.put("host/c.bin", large + b"!")
+        found = [(file.path, file.size) for file in await volume.ls()]
+        assert found == [("b.bin", len(large)), ("code/a.txt", 9), ("host/c.bin", len(large) + 1)]
+        assert [file.path for file in await volume.ls("code")] == ["code/a.txt"]
+        assert await volume.get("code/a.txt") == b"from code"
+        assert await volume.get("b.bin") == large
+        assert await volume.get("host/c.bin") == large + b"!"
+        for path in ("../x", "/etc/passwd", "nosuch", "code", ""):
+            with pytest.raises(VolumeError):
+                await volume.get(path)
+        for path in ("../x", "/x", ""):
+            with pytest.raises(VolumeError):
+                await volume.put(path, b"x")
+        with pytest.raises(VolumeError):
+            await volume.ls("nosuch")
+        with pytest.raises(VolumeError):
+            await volume.delete("nosuch")
+        await volume.delete("host")
+        await volume.delete("b.bin")
+        assert [file.path for file in await volume.ls()] == ["code/a.txt"]
+    finally:
+        await volume.close()
+    async with sandbox() as second:
+        assert (await second.execute("SUBMIT(list_volume())")).output == ["code/a.txt"]
+
+
+async def test_the_host_sees_what_many_pages_of_a_list_hold(provider: SandboxProvider, volume_name: str) -> None:
+    with_volume = provider.model_copy(update={"volume_name": volume_name})
+    code = "for n in range(30):\n    save_to_volume(f'{n:03}' + 'x' * 200, '')"
+    async with with_volume.interpreter(timeout=60) as interpreter:
+        await interpreter.execute(code)
+    store = SandboxVolume(with_volume, volume_name)
+    try:
+        whole = await store.ls()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sandbox_volume, "PAGE", 4_000)  # three or so to a page
+            assert await store.ls() == whole
+    finally:
+        await store.close()
+    assert [file.path[:3] for file in whole] == [f"{n:03}" for n in range(30)]
