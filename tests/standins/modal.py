@@ -457,11 +457,11 @@ class Standin:
             await command.ended.wait()
         if self.options["commit_at_end"]:
             await self.commit(box, None, "end")
+        await asyncio.to_thread(shutil.rmtree, box.folder, True)
         box.status = status
         self.boxes.pop(box.id, None)
         self.tasks.pop(box.task, None)
         self.ended[box.id] = box
-        await asyncio.to_thread(shutil.rmtree, box.folder, True)
         box.ended.set()
 
     async def commit(self, box: Box, path: str | None, cause: str) -> str:
@@ -842,7 +842,8 @@ class ControlPlane(ModalClientBase):
         found = [
             box
             for box in self.standin.boxes.values()
-            if (not request.app_id or box.app == request.app_id)
+            if not box.ending
+            and (not request.app_id or box.app == request.app_id)
             and wanted.items() <= box.tags.items()
             and (not request.before_timestamp or box.created < request.before_timestamp)
         ]
@@ -863,7 +864,7 @@ class ControlPlane(ModalClientBase):
     async def _from_name(self, request: Any, v2: bool) -> Any:
         app = self.standin.apps.get(request.app_name)
         for box in self.standin.boxes.values():
-            if box.app == app and box.name == request.sandbox_name and box.task.endswith("V") == v2:
+            if (box.app, box.name, box.task.endswith("V"), box.ending) == (app, request.sandbox_name, v2, False):
                 return api_pb2.SandboxGetFromNameResponse(
                     sandbox_id=box.id, metadata=api_pb2.SandboxHandleMetadata(app_id=box.app)
                 )
