@@ -24,8 +24,8 @@ demo: $(READY) ## run the example sweep, each trial in a sandbox of its own on t
 test: $(READY) ## run the tests (ARGS="-x -k sweep" is handed to pytest)
 	@$(VENV)/bin/pytest $(ARGS)
 
-test-full: $(READY) ## run the tests that take long: faults at their full size
-	@$(VENV)/bin/pytest -m full_size $(ARGS)
+test-full: $(READY) ## run the scenarios at their full size, which takes minutes
+	@$(VENV)/bin/pytest -m full $(ARGS)
 
 check: $(READY) build/typing/rlm_batch ## check format, lint and types
 	@$(VENV)/bin/ruff format --check --quiet .

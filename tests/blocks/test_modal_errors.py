@@ -121,7 +121,7 @@ async def test_an_image_without_python_says_so(modal_sandbox: Make, modal_standi
             pass
 
 
-@pytest.mark.full_size
+@pytest.mark.full
 async def test_a_server_that_does_not_answer_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, modal_sandbox: Make
 ) -> None:

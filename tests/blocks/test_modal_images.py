@@ -198,15 +198,15 @@ async def test_code_runs_in_a_clone_of_the_repository(modal_sandbox: Make, repos
 
 
 async def test_the_clone_is_at_the_revision_that_was_asked_for(modal_sandbox: Make, repositories: str) -> None:
-    block = modal_sandbox(repo_url=f"{repositories}/public.git", repo_ref="v1", workdir="/work/here")
+    block = modal_sandbox(repo_url=f"{repositories}/public.git", repo_ref="v1", workdir="/code/here")
     async with block.interpreter() as interpreter:
         result = await interpreter.execute("import os, version\nSUBMIT(version=version.VERSION, cwd=os.getcwd())")
-    assert (result.version, result.cwd) == (1, "/work/here")
+    assert (result.version, result.cwd) == (1, "/code/here")
 
 
 SEARCH = """
 import glob, os
-places = [path for pattern in ("/sandbox/**/*", "/root/*", "/tmp/*", "/proc/[0-9]*/environ", "/proc/[0-9]*/cmdline")
+places = [path for pattern in ("/sandbox/**/*", os.path.expanduser("~/*"), "/tmp/*", "/proc/[0-9]*/environ", "/proc/[0-9]*/cmdline")
           for path in glob.glob(pattern, recursive=True, include_hidden=True)]
 found = []
 for path in places:

@@ -63,7 +63,7 @@ async def test_workers_that_keep_their_sandboxes_get_through_faults_too(block: s
     await finishes(modal_standin, block, 12, max_workers=3, reuse_sandboxes=True)
 
 
-@pytest.mark.full_size
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("reuse", [False, True])
 async def test_a_batch_of_a_hundred_among_faults_is_right_and_runs_each_once(
