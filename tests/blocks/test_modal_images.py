@@ -206,7 +206,8 @@ async def test_the_clone_is_at_the_revision_that_was_asked_for(modal_sandbox: Ma
 
 SEARCH = """
 import glob, os
-places = [path for pattern in ("/sandbox/**/*", os.path.expanduser("~/*"), "/tmp/*", "/proc/[0-9]*/environ", "/proc/[0-9]*/cmdline")
+patterns = ("/sandbox/**/*", os.path.expanduser("~/*"), "/tmp/*", "/proc/[0-9]*/environ", "/proc/[0-9]*/cmdline")
+places = [path for pattern in patterns
           for path in glob.glob(pattern, recursive=True, include_hidden=True)]
 found = []
 for path in places:
