@@ -262,6 +262,8 @@ class ModalSandbox(SandboxProvider):
 
             if config.get("max_throttle_wait") is None:
                 os.environ["MODAL_MAX_THROTTLE_WAIT"] = str(THROTTLE_SECONDS)
+            # It logs every header of every call, the token among them, where a program logs all that there is.
+            logging.getLogger("hpack").setLevel(logging.WARNING)
             try:
                 client = await (modal.Client.from_credentials.aio(*token) if token else modal.Client.from_env.aio())
                 app = await modal.App.lookup.aio(self.app_name, create_if_missing=True, client=client)
@@ -278,15 +280,15 @@ class ModalSandbox(SandboxProvider):
             import modal
 
             account = await self._account()
-            if self.image is None:
-                image = modal.Image.debian_slim(python_version=PYTHON)
-            else:
-                image = modal.Image.from_registry(self.image)
-            if self.packages:
-                image = image.pip_install(*self.packages)
-            if self.repo_url is not None:
-                image = image.run_commands(INSTALL_GIT)
             try:
+                if self.image is None:
+                    image = modal.Image.debian_slim(python_version=PYTHON)
+                else:
+                    image = modal.Image.from_registry(self.image)
+                if self.packages:
+                    image = image.pip_install(*self.packages)
+                if self.repo_url is not None:
+                    image = image.run_commands(INSTALL_GIT)
                 return await image.build.aio(account.app)
             except modal.exception.ImageBuildError as error:
                 raise ConfigurationError(

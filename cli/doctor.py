@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..blocks.local import LocalSandbox
-from ..sandbox.errors import ConfigurationError
+from ..blocks.modal import ModalSandbox
+from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.ledger import results_root
 
 
@@ -23,6 +24,7 @@ def examine() -> int:
         works, text = asyncio.run(_rung(rung))
         usable = usable or works
         rows.append((f"local, {rung}", works, text))
+    rows.append(("modal", *asyncio.run(_modal())))
     rows.append(_ledger())
     rows.append(_server())
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -40,6 +42,16 @@ async def _rung(rung: str) -> tuple[bool, str]:
     try:
         return True, await block.check()
     except ConfigurationError as error:
+        return False, str(error)
+
+
+async def _modal() -> tuple[bool, str]:
+    block = ModalSandbox()
+    if not block.has_credentials():
+        return False, "no token: run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, to use it"
+    try:
+        return True, await block.check()
+    except RlmBatchError as error:
         return False, str(error)
 
 

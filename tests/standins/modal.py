@@ -36,6 +36,7 @@ import socket
 import string
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -126,6 +127,7 @@ class Volume:
 
     def __init__(self, number: str, name: str, version: int, folder: Path) -> None:
         self.id, self.name, self.version, self.folder = number, name, version, folder
+        self.lock = threading.Lock()
         folder.mkdir(parents=True)
 
 
@@ -134,7 +136,8 @@ class Mount:
 
     def __init__(self, volume: Volume, path: str, folder: Path, read_only: bool) -> None:
         self.volume, self.path, self.folder, self.read_only = volume, path, folder, read_only
-        shutil.copytree(volume.folder, folder, symlinks=True)
+        with volume.lock:
+            shutil.copytree(volume.folder, folder, symlinks=True)
         self._seen = self._state(folder)
 
     @staticmethod
@@ -148,38 +151,40 @@ class Mount:
         return found
 
     @staticmethod
-    def _put(source: Path, target: Path) -> None:
+    def _put(source: Path, folder: Path, name: str) -> None:
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        beside = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")  # where nobody looks for files
         shutil.copy2(source, beside, follow_symlinks=False)
         os.replace(beside, target)
 
     def commit(self) -> list[str]:
         """Pushes what was written here since the last time; the last writer of a file wins."""
-        now = self._state(self.folder)
-        changed = sorted(name for name, state in now.items() if self._seen.get(name) != state)
-        if not self.read_only:
-            for name in changed:
-                with contextlib.suppress(FileNotFoundError):  # it went while we looked
-                    self._put(self.folder / name, self.volume.folder / name)
-            for name in self._seen.keys() - now.keys():
-                (self.volume.folder / name).unlink(missing_ok=True)
-        self._seen = now
-        return changed
+        with self.volume.lock:
+            now = self._state(self.folder)
+            changed = sorted(name for name, state in now.items() if self._seen.get(name) != state)
+            if not self.read_only:
+                for name in changed:
+                    with contextlib.suppress(FileNotFoundError):  # it went while we looked
+                        self._put(self.folder / name, self.volume.folder, name)
+                for name in self._seen.keys() - now.keys():
+                    (self.volume.folder / name).unlink(missing_ok=True)
+            self._seen = now
+            return changed
 
     def reload(self) -> None:
         """Fetches what others have committed, over all that has not been written here since."""
-        mine, now, theirs = self._seen, self._state(self.folder), self._state(self.volume.folder)
-        for name in theirs:
-            if now.get(name) == mine.get(name):
-                self._put(self.volume.folder / name, self.folder / name)
-        for name in now.keys() - theirs.keys():
-            if now[name] == mine.get(name):
+        with self.volume.lock:
+            seen, now, theirs = self._seen, self._state(self.folder), self._state(self.volume.folder)
+            mine = {name for name, state in now.items() if seen.get(name) != state}
+            mine |= seen.keys() - now.keys()  # removed here, which is a change too
+            for name in theirs.keys() - mine:
+                self._put(self.volume.folder / name, self.folder, name)
+            for name in now.keys() - theirs.keys() - mine:
                 (self.folder / name).unlink(missing_ok=True)
-        fresh = self._state(self.folder)
-        self._seen = {
-            name: state for name, state in fresh.items() if name in theirs and now.get(name) in (None, mine.get(name))
-        } | {name: mine[name] for name in fresh if name in mine and now.get(name) not in (None, mine[name])}
+            fresh = self._state(self.folder)
+            unchanged = {name: state for name, state in fresh.items() if name not in mine}
+            self._seen = unchanged | {name: seen[name] for name in mine if name in seen}
 
 
 # ----------------------------------------------------------------------------------------------------------- sandboxes
@@ -248,6 +253,7 @@ class Box:
         self.created, self.idle_since = time.time(), time.monotonic()
         self.offline = definition.network_access.network_access_type == api_pb2.NetworkAccess.BLOCKED
         self.image = definition.image_id
+        self.definition = str(definition)
         self.folder = folder
         self.mounts: list[Mount] = []
         self.commands: dict[str, Command] = {}
@@ -274,6 +280,7 @@ class Standin:
             "max_sandboxes": None,
             "commit_at_end": True,
             "commit_error": "",  # what `sync` complains of
+            "python": python(),  # what is `python` in a sandbox, empty for none
         }
         self.rules: list[dict[str, Any]] = []
         self.chance = random.Random(0)
@@ -303,7 +310,16 @@ class Standin:
     def ask_state(self) -> dict[str, Any]:
         """What is alive, how often each call came and how often a fault answered it, and what was committed."""
         return {
-            "sandboxes": {box.id: {"name": box.name, "tags": box.tags} for box in self.boxes.values()},
+            "sandboxes": {
+                box.id: {
+                    "name": box.name,
+                    "tags": box.tags,
+                    "timeout": box.timeout,
+                    "idle_timeout": box.idle_timeout,
+                    "definition": box.definition,
+                }
+                for box in self.boxes.values()
+            },
             "counts": dict(self.counts),
             "faults": dict(self.faults),
             "events": self.events,
@@ -343,6 +359,11 @@ class Standin:
         volume = self.volume(name, version)
         files = (path for path in volume.folder.rglob("*") if path.is_file())
         return {str(path.relative_to(volume.folder)): path.read_bytes().decode("latin-1") for path in files}
+
+    def ask_drop(self) -> None:
+        """Breaks off every connection that output is read over."""
+        for stream in list(self.streams):
+            stream._stream.connection._transport.abort()
 
     async def ask_end(self, sandbox: str) -> None:
         """Ends a sandbox as its provider would, without being asked by its owner."""
@@ -408,8 +429,9 @@ class Standin:
         for name, text in programs.items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
-        for name in ("python", "python3"):
-            (folder / name).symlink_to(python())
+        if self.options["python"]:
+            for name in ("python", "python3"):
+                (folder / name).symlink_to(self.options["python"])
 
     async def _watch(self, box: Box) -> None:
         """Ends it when its time is over, or when it has been idle for too long."""
@@ -435,11 +457,11 @@ class Standin:
             await command.ended.wait()
         if self.options["commit_at_end"]:
             await self.commit(box, None, "end")
+        await asyncio.to_thread(shutil.rmtree, box.folder, True)
         box.status = status
         self.boxes.pop(box.id, None)
         self.tasks.pop(box.task, None)
         self.ended[box.id] = box
-        await asyncio.to_thread(shutil.rmtree, box.folder, True)
         box.ended.set()
 
     async def commit(self, box: Box, path: str | None, cause: str) -> str:
@@ -820,7 +842,8 @@ class ControlPlane(ModalClientBase):
         found = [
             box
             for box in self.standin.boxes.values()
-            if (not request.app_id or box.app == request.app_id)
+            if not box.ending
+            and (not request.app_id or box.app == request.app_id)
             and wanted.items() <= box.tags.items()
             and (not request.before_timestamp or box.created < request.before_timestamp)
         ]
@@ -841,7 +864,7 @@ class ControlPlane(ModalClientBase):
     async def _from_name(self, request: Any, v2: bool) -> Any:
         app = self.standin.apps.get(request.app_name)
         for box in self.standin.boxes.values():
-            if box.app == app and box.name == request.sandbox_name and box.task.endswith("V") == v2:
+            if (box.app, box.name, box.task.endswith("V"), box.ending) == (app, request.sandbox_name, v2, False):
                 return api_pb2.SandboxGetFromNameResponse(
                     sandbox_id=box.id, metadata=api_pb2.SandboxHandleMetadata(app_id=box.app)
                 )
@@ -1030,7 +1053,9 @@ async def serve(pipe: bool, bubblewrap: str | None) -> None:
     try:
         addresses: list[str] = []
         for server in servers:
-            listening = socket.create_server(("127.0.0.1", 0))
+            # With its protocol named: only then does asyncio send without waiting for more.
+            listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listening.bind(("127.0.0.1", 0))
             await server.start(sock=listening)
             addresses.append(f"http://127.0.0.1:{listening.getsockname()[1]}")
         standin.router_url = addresses[1]
