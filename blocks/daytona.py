@@ -48,6 +48,7 @@ T = TypeVar("T")
 MANAGED = {"managed-by": "rlm-batch"}
 PREFIX = "rlm-batch-"  # of a sandbox's name
 IDLE_MINUTES = 5  # after which Daytona ends a sandbox that nobody has called: that of a host that died
+STAY_AWAKE = IDLE_MINUTES * 60 / 3  # seconds between two of our calls that say that one is in use
 START_SECONDS = 120.0  # for a sandbox to start; a cold one takes seconds, one of a new image a minute or more
 CALL_SECONDS = 30.0  # for one call's answer
 SETUP_SECONDS = 1800.0  # for a clone, or for pip: some packages are compiled
@@ -57,6 +58,16 @@ INPUT_LIMIT = 32 * 1024  # bytes in one input: the pipe behind it holds 64 KiB, 
 CLIENT_IDLE = 30.0  # seconds that a client without sandboxes stays open for the next
 LONGEST_WAIT = 20.0  # seconds that a refused call waits where it is told to wait longer
 FILES = "/tmp/rlm-batch"  # the driver's own directory in a sandbox
+STARTING = (
+    "creating",
+    "restoring",
+    "starting",
+    "resuming",
+    "pending_build",
+    "building_snapshot",
+    "pulling_snapshot",
+    "unknown",
+)
 NO_CAPACITY = re.compile(r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", re.IGNORECASE)
 
 log = logging.getLogger("rlm_batch.daytona")
@@ -243,6 +254,7 @@ class DaytonaSandbox(SandboxProvider):
 
     async def _create(self, client: _Client, params: Any) -> AsyncSandbox:
         """Creates a sandbox of a name that is not used again, so that it can be found whatever the call came to."""
+        until = asyncio.get_running_loop().time() + START_SECONDS
         creating = asyncio.ensure_future(client.sdk.create(params, timeout=START_SECONDS))
         try:
             return await asyncio.shield(creating)
@@ -256,16 +268,29 @@ class DaytonaSandbox(SandboxProvider):
             failure = error
         # The call, or one of those by which the SDK waits for the start, was lost: the sandbox may be there.
         try:
-            remote = await _find(client, params.name, looks=4)
-            if remote is not None:
-                await _again(lambda: remote.wait_for_sandbox_start(timeout=START_SECONDS))
-                return remote
+            return await self._started(client, params.name, failure, until)
         except BaseException as error:
             await shielded(_remove_named(client, params.name, looks=1))
             if isinstance(error, _sdk().DaytonaError):
                 raise self._error(error, "no sandbox could be opened") from error
             raise
-        raise self._error(failure, "no sandbox could be opened") from failure
+
+    async def _started(self, client: _Client, name: str, failure: Exception, until: float) -> AsyncSandbox:
+        """The sandbox that a lost call has created, once it has started. Raises DaytonaError, `failure` if it did not."""
+        loop = asyncio.get_running_loop()
+        while True:
+            remote = await _find(client, name, looks=4)
+            if remote is not None and _text(remote.state) == "started":
+                return remote
+            if remote is None or _text(remote.state) not in STARTING or loop.time() + 1.0 > until:
+                raise failure
+            try:
+                await remote.wait_for_sandbox_start(timeout=until - loop.time())
+                return remote
+            except _sdk().DaytonaError as error:
+                if not _transient(error):
+                    raise
+                failure = error
 
     @staticmethod
     def _looks(error: Exception) -> int:
@@ -680,7 +705,7 @@ class DaytonaBox(Sandbox):
     async def _stay_awake(self) -> None:
         """Tells Daytona that the sandbox is in use: code may wait for an answer longer than one may be idle."""
         while True:
-            await asyncio.sleep(IDLE_MINUTES * 60 / 3)
+            await asyncio.sleep(STAY_AWAKE)
             try:
                 await _again(lambda: self._remote.refresh_activity(CALL_SECONDS))
             except _sdk().DaytonaError as error:

@@ -23,7 +23,7 @@ class Common:
     """Options that every flow over many executions has."""
 
     provider: str = "local"
-    "local, local:none, or a saved block such as local-sandbox/NAME."
+    "local, daytona, local:none, or a saved block such as daytona-sandbox/NAME."
     isolation: Annotated[Literal["bubblewrap", "landlock", "none"] | None, Parameter()] = None
     "For the local provider: insist on one level. none runs code with no isolation."
     max_workers: int = 4

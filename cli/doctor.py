@@ -10,6 +10,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from ..blocks.daytona import DaytonaSandbox
 from ..blocks.local import LocalSandbox
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger import results_root
@@ -23,6 +24,7 @@ def examine() -> int:
         works, text = asyncio.run(_rung(rung))
         usable = usable or works
         rows.append((f"local, {rung}", works, text))
+    rows.append(("daytona", *asyncio.run(_daytona())))
     rows.append(_ledger())
     rows.append(_server())
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -37,6 +39,16 @@ def examine() -> int:
 
 async def _rung(rung: str) -> tuple[bool, str]:
     block = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
+    try:
+        return True, await block.check()
+    except ConfigurationError as error:
+        return False, str(error)
+
+
+async def _daytona() -> tuple[bool, str]:
+    block = DaytonaSandbox()
+    if not block.has_credentials():
+        return False, "no key: set the environment variable DAYTONA_API_KEY, or save a block with one, to use it"
     try:
         return True, await block.check()
     except ConfigurationError as error:

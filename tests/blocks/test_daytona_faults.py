@@ -1,11 +1,6 @@
 """When Daytona's calls fail, or the host dies, every result is right, nothing runs twice and nothing is left."""
 
 import asyncio
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import OutcomeUnknown, batch
+from rlm_batch import batch
 from rlm_batch.sandbox.result import Failure
 
 COUNTED = """
@@ -118,9 +113,7 @@ def test_a_batch_survives_its_logs_being_cut_every_second(
     inputs = [{"x": x, "address": counts.address} for x in range(size)]
     results = asyncio.run(batch(dedent(code), inputs=inputs, provider="daytona", max_workers=workers))
     assert [result.y for result in results] == [x * x for x in range(size)]
-    assert all(
-        result.meta.stdout == "".join(f"{x} {line}\n" for line in range(25)) for x, result in enumerate(results)
-    )
+    assert all(result.meta.stdout == "".join(f"{x} {line}\n" for line in range(25)) for x, result in enumerate(results))
     assert counts.begun == {f"/{x}": 1 for x in range(size)}
     assert daytona.state()["counts"]["WS /toolbox/*/process/session/*/command/*/logs"] > 2 * size
     assert none_left(daytona)

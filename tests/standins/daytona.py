@@ -888,7 +888,7 @@ class Server:
         return JSONResponse(
             {
                 "settings": dataclasses.asdict(self.settings),
-                "sandboxes": [{**box.dto(), "processes": len(box.processes)} for box in self.boxes.values()],
+                "sandboxes": [{**box.dto(), "processes": len(box.processes), "body": box.body} for box in self.boxes.values()],
                 "volumes": [{**volume.dto(), "folder": str(volume.folder)} for volume in self.volumes.values()],
                 "counts": dict(self.counts),
                 "faults": dict(self.faults),
