@@ -54,6 +54,7 @@ CALL_SECONDS = 30.0  # for one call's answer
 SETUP_SECONDS = 1800.0  # for a clone, or for pip: some packages are compiled
 TRIES = 7  # of a call that may be made twice; with the pauses between them some 7 s
 GIVE_UP = 60.0  # seconds without one call's success, or one reconnection's, after which a sandbox is taken for lost
+LAST_WORDS = 5.0  # seconds for a log to come to its end, a second or more after its command's
 INPUT_LIMIT = 32 * 1024  # bytes in one input: the pipe behind it holds 64 KiB, and more would block the daemon's call
 CLIENT_IDLE = 30.0  # seconds that a client without sandboxes stays open for the next
 LONGEST_WAIT = 20.0  # seconds that a refused call waits where it is told to wait longer
@@ -270,7 +271,8 @@ class DaytonaSandbox(SandboxProvider):
         try:
             return await self._started(client, params.name, failure, until)
         except BaseException as error:
-            await shielded(_remove_named(client, params.name, looks=1))
+            if not _unreachable(error):
+                await shielded(_remove_named(client, params.name, looks=1))
             if isinstance(error, _sdk().DaytonaError):
                 raise self._error(error, "no sandbox could be opened") from error
             raise
@@ -279,10 +281,17 @@ class DaytonaSandbox(SandboxProvider):
         """The sandbox that a lost call has created, once it has started. Raises DaytonaError, `failure` if it did not."""
         loop = asyncio.get_running_loop()
         while True:
-            remote = await _find(client, name, looks=4)
-            if remote is not None and _text(remote.state) == "started":
+            # A call that was refused for now has either made nothing or was not the first. Where Daytona cannot be
+            # reached it is asked once more: nothing more can be done either.
+            away = _unreachable(failure)
+            looks = 1 if away or getattr(failure, "status_code", None) == 429 else 3
+            remote = await _find(client, name, looks, tries=2 if away else None)
+            state = _text(remote.state) if remote is not None else ""
+            if remote is not None and state == "started":
                 return remote
-            if remote is None or _text(remote.state) not in STARTING or loop.time() + 1.0 > until:
+            if remote is not None and state in ("error", "build_failed"):
+                raise SandboxStartError(f"no sandbox could be opened: it ended as {state} ({remote.error_reason})")
+            if remote is None or state not in STARTING or loop.time() + 1.0 > until:
                 raise failure
             try:
                 await remote.wait_for_sandbox_start(timeout=until - loop.time())
@@ -464,6 +473,13 @@ def _transient(error: Exception) -> bool:
     return status == 429 or status >= 500 or status == 408
 
 
+def _unreachable(error: BaseException) -> bool:
+    """Whether no connection could be made, so that nothing was sent."""
+    import aiohttp
+
+    return isinstance(error.__cause__, aiohttp.ClientConnectorError)
+
+
 def _retry_after(error: BaseException) -> float | None:
     """The seconds that a refusal asks for. Its header's name may end with that of the limit."""
     headers: dict[str, Any] = getattr(error, "headers", None) or {}
@@ -482,7 +498,7 @@ def _pause(attempt: int, error: Exception) -> float:
     return max(min(asked, LONGEST_WAIT), min(0.1 * 2**attempt, 2.0)) * random.uniform(1.0, 1.5)
 
 
-async def _again(call: Callable[[], Awaitable[T]], tries: int = TRIES) -> T:
+async def _again(call: Callable[[], Awaitable[T]], tries: int | None = None) -> T:
     """Makes a call that may be made twice, and makes it again where it was lost. Raises the last DaytonaError."""
     attempt = 0
     while True:
@@ -490,18 +506,18 @@ async def _again(call: Callable[[], Awaitable[T]], tries: int = TRIES) -> T:
             return await call()
         except _sdk().DaytonaError as error:
             attempt += 1
-            if attempt >= tries or not _transient(error):
+            if attempt >= (tries or TRIES) or not _transient(error):
                 raise
             await asyncio.sleep(_pause(attempt - 1, error))
 
 
-async def _find(client: _Client, name: str, looks: int) -> AsyncSandbox | None:
+async def _find(client: _Client, name: str, looks: int, tries: int | None = None) -> AsyncSandbox | None:
     """The sandbox of that name or id, looked for several times where a call that creates it may be under way."""
     for look in range(looks):
         if look:
             await asyncio.sleep(0.5 * 2 ** (look - 1))
         try:
-            return await _again(lambda: client.sdk.get(name, CALL_SECONDS))
+            return await _again(lambda: client.sdk.get(name, CALL_SECONDS), tries)
         except _sdk().DaytonaNotFoundError:
             continue
     return None
@@ -570,6 +586,7 @@ class DaytonaBox(Sandbox):
     provider = "daytona"
     isolation = "daytona"
     layers = ()
+    python = "python3"
 
     def __init__(self, block: DaytonaSandbox, client: _Client, remote: AsyncSandbox) -> None:
         self.id = remote.id
@@ -591,7 +608,7 @@ class DaytonaBox(Sandbox):
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
         """Starts the driver; see `Sandbox.connect`."""
         source = f"{FILES}/driver.py"
-        command = f"python3 -u {source}"
+        command = f"{self.python} -u {source}"
         if self._directory:
             command = f"cd {shlex.quote(self._directory)} && {command}"
         remote = self._remote
@@ -804,7 +821,7 @@ class DaytonaChannel:
         Where it may have them and nothing more can be heard of it, the channel is closed and nothing is raised.
         """
         if self._gone:
-            raise SandboxLost(f"sandbox {self._box.id} has gone ({self._gone}): run the code in a new one")
+            raise self._lost()
         done = asyncio.get_running_loop().create_future()
         self._queue.append((data, done))
         self._waiting.set()
@@ -828,7 +845,10 @@ class DaytonaChannel:
         while self._queue:
             _, done = self._queue.popleft()
             if not done.done():
-                done.set_exception(SandboxLost(f"sandbox {self._box.id} has gone ({self._gone})"))
+                done.set_exception(self._lost())
+
+    def _lost(self) -> SandboxLost:
+        return SandboxLost(f"sandbox {self._box.id} has gone ({self._gone}): run the code in a new one")
 
     # -- to the driver
 
@@ -877,6 +897,8 @@ class DaytonaChannel:
                 delivered = delivered or getattr(error, "status_code", None) not in (400, 401, 403, 404, 410, 429)
                 late = asyncio.get_running_loop().time() > begun + GIVE_UP
                 if late or self._gone or not _transient(error):
+                    if getattr(error, "status_code", None) == 410:  # the log's end says more
+                        await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS)
                     self._settle(taken, error, delivered)
                     return False
                 await asyncio.sleep(_pause(attempt, error))
@@ -889,17 +911,14 @@ class DaytonaChannel:
 
     def _settle(self, taken: list[asyncio.Future[None]], error: Exception | None, delivered: bool) -> None:
         """The end of an input that cannot be sent, which may have arrived nonetheless."""
-        reason = f"it takes no input: {_said(error)}" if error is not None else "it was shut down"
-        self._end(reason)
+        self._end(f"it takes no input: {_said(error)}" if error is not None else "it was shut down")
         for done in taken:
             if done.done():
                 continue
             if delivered:
                 done.set_result(None)
             else:
-                done.set_exception(
-                    SandboxLost(f"sandbox {self._box.id} has gone ({reason}): run the code in a new one")
-                )
+                done.set_exception(self._lost())
 
     # -- from the driver
 

@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 
 from rlm_batch import (
     ConfigurationError,
-    DaytonaInterpreter,
     DaytonaSandbox,
     OutcomeUnknown,
     SandboxLost,
