@@ -278,7 +278,7 @@ class DaytonaSandbox(SandboxProvider):
             raise
 
     async def _started(self, client: _Client, name: str, failure: Exception, until: float) -> AsyncSandbox:
-        """The sandbox that a lost call has created, once it has started. Raises DaytonaError, `failure` if it did not."""
+        """The sandbox that a lost call has created, once it has started. Raises `failure` where there is none."""
         loop = asyncio.get_running_loop()
         while True:
             # A call that was refused for now has either made nothing or was not the first. Where Daytona cannot be

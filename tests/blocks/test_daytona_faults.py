@@ -64,7 +64,7 @@ def run(counts: Counts, size: int, workers: int, **options: Any) -> list[Any]:
 
 
 def none_left(daytona: Any) -> bool:
-    """Whether the provider has nothing any more, after a while at most: removing is accepted, and done a little later."""
+    """Whether the provider has nothing any more: removing is accepted, and done a little later."""
     until = time.monotonic() + 10
     while daytona.state()["sandboxes"] and time.monotonic() < until:
         time.sleep(0.1)
