@@ -56,7 +56,7 @@ class Way:
     cpu: list[float] = field(default_factory=list)
 
 
-# ------------------------------------------------------------------------------------------------------------- providers
+# ------------------------------------------------------------------------------------------------------------ providers
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def daytona_script(executions: int, workers: int) -> None:
 PROVIDERS = (Provider("daytona", daytona, daytona_script),)
 
 
-# ------------------------------------------------------------------------------------------------------------- measuring
+# ------------------------------------------------------------------------------------------------------------ measuring
 
 
 def through_batch(provider: str, executions: int, workers: int) -> None:

@@ -10,6 +10,7 @@ import contextvars
 import functools
 import importlib.util
 import logging
+import marshal
 import math
 import os
 import random
@@ -59,6 +60,8 @@ INPUT_LIMIT = 32 * 1024  # bytes in one input: the pipe behind it holds 64 KiB, 
 CLIENT_IDLE = 30.0  # seconds that a client without sandboxes stays open for the next
 LONGEST_WAIT = 20.0  # seconds that a refused call waits where it is told to wait longer
 FILES = "/tmp/rlm-batch"  # the driver's own directory in a sandbox
+MODULE = "_rlm_batch_driver"  # a name that no code has for a module of its own
+BOOT = f"import sys; sys.path[0] = {FILES!r}; import {MODULE} as d; del sys.path[0]; d.main(first=sys.argv[1])"
 STARTING = (
     "creating",
     "restoring",
@@ -606,23 +609,28 @@ class DaytonaBox(Sandbox):
         self._removed = False
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
-        """Starts the driver; see `Sandbox.connect`."""
-        source = f"{FILES}/driver.py"
-        command = f"{self.python} -u {source}"
+        """Gives a channel whose first frame starts the driver; see `Sandbox.connect`."""
+        self._channel = DaytonaChannel(self, self._remote, receive, closed)
+        return self._channel
+
+    async def launch(self, header: dict[str, Any], body: bytes) -> tuple[str, str]:
+        """Starts the driver with its first frame; returns its session and command. Raises SandboxStartError."""
+        header = {**header, "file": f"{FILES}/in.0"}
+        command = f"{self.python} -u -c {shlex.quote(BOOT)} {shlex.quote(driver.encode(header).decode())}"
         if self._directory:
             command = f"cd {shlex.quote(self._directory)} && {command}"
-        remote = self._remote
+        upload = _sdk().FileUpload
+        files = [upload(data, f"{FILES}/{name}") for name, data in (*_driver_files().items(), ("in.0", body))]
         try:
             # Together: neither needs the other.
             session, _ = await asyncio.gather(
-                self._session(), _again(lambda: remote.fs.upload_file(_driver_code(), source, int(CALL_SECONDS)))
+                self._session(), _again(lambda: self._remote.fs.upload_files(files, int(CALL_SECONDS)))
             )
             started = await self._execute(command, session)
         except _sdk().DaytonaError as error:
             raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {_said(error)}") from error
-        self._channel = DaytonaChannel(self, remote, started, receive, closed)
         self._awake = asyncio.create_task(self._stay_awake())
-        return self._channel
+        return started
 
     async def _session(self) -> str:
         name = f"{PREFIX}{uuid.uuid4().hex[:8]}"
@@ -778,12 +786,16 @@ class DaytonaBox(Sandbox):
 
 
 @functools.cache
-def _driver_code() -> bytes:
-    """The driver's text: the sandbox's Python is not ours."""
+def _driver_files() -> dict[str, bytes]:
+    """The driver's text, and compiled for a Python such as ours: in a sandbox that has another the text is compiled."""
     spec = importlib.util.find_spec(driver.__name__)
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).read_bytes()
+    text = Path(spec.origin).read_bytes()
+    code = marshal.dumps(compile(text, f"{FILES}/{MODULE}.py", "exec", dont_inherit=True))
+    # A pyc that is taken without a look at its source (PEP 552): the two come from here together.
+    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(text)
+    return {f"{MODULE}.py": text, f"__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc": head + code}
 
 
 class DaytonaChannel:
@@ -797,13 +809,12 @@ class DaytonaChannel:
         self,
         box: DaytonaBox,
         remote: AsyncSandbox,
-        command: tuple[str, str],
         receive: Callable[[bytes], None],
         closed: Callable[[str], None],
     ) -> None:
         self._box = box
         self._remote = remote
-        self._command = command
+        self._command = ("", "")  # session and id, once the driver has been started
         self._receive = receive
         self._closed = closed
         self._frames = driver.Frames()
@@ -813,15 +824,20 @@ class DaytonaChannel:
         self._waiting = asyncio.Event()
         self._body_number = 0
         self.words = ""
-        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def send(self, data: bytes) -> None:
         """Hands the bytes over, after those of earlier sends. Raises SandboxLost where the driver cannot have them.
 
-        Where it may have them and nothing more can be heard of it, the channel is closed and nothing is raised.
+        Where it may have them and nothing more can be heard of it, the channel is closed and nothing is raised. The
+        first starts the driver, and raises SandboxStartError where it does not start.
         """
         if self._gone:
             raise self._lost()
+        if not self._tasks:
+            self._command = await self._box.launch(*_cut(data))
+            self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
+            return
         done = asyncio.get_running_loop().create_future()
         self._queue.append((data, done))
         self._waiting.set()
@@ -876,11 +892,10 @@ class DaytonaChannel:
         """A frame as it is, or, where it is large, one that names a file with its body."""
         if len(data) <= INPUT_LIMIT:
             return data
-        ((header, body),) = driver.Frames().feed(data)
-        del header["body"]
+        header, body = _cut(data)
         self._body_number += 1
         header["file"] = f"{FILES}/in.{self._body_number}"
-        await _again(lambda: self._remote.fs.upload_file(body or b"", header["file"], int(SETUP_SECONDS)))
+        await _again(lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)))
         return driver.encode(header)
 
     async def _post(self, text: str, taken: list[asyncio.Future[None]]) -> bool:
@@ -974,3 +989,10 @@ class DaytonaChannel:
 
     async def _on_stderr(self, text: str) -> None:
         self.words = (self.words + text)[-2000:]
+
+
+def _cut(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """A frame's header, which says nothing of its body any more, and the body."""
+    ((header, body),) = driver.Frames().feed(data)
+    header.pop("body", None)
+    return header, body or b""

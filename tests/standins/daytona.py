@@ -904,6 +904,7 @@ class Server:
                 "created": self.created,
                 "destroyed": self.destroyed,
                 "peak": self.peak,
+                "cpu_s": dict(zip(("own", "own_system", "processes", "processes_system"), os.times(), strict=False)),
             }
         )
 
