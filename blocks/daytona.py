@@ -10,6 +10,7 @@ import contextvars
 import functools
 import importlib.util
 import logging
+import marshal
 import math
 import os
 import random
@@ -48,15 +49,29 @@ T = TypeVar("T")
 MANAGED = {"managed-by": "rlm-batch"}
 PREFIX = "rlm-batch-"  # of a sandbox's name
 IDLE_MINUTES = 5  # after which Daytona ends a sandbox that nobody has called: that of a host that died
+STAY_AWAKE = IDLE_MINUTES * 60 / 3  # seconds between two of our calls that say that one is in use
 START_SECONDS = 120.0  # for a sandbox to start; a cold one takes seconds, one of a new image a minute or more
 CALL_SECONDS = 30.0  # for one call's answer
 SETUP_SECONDS = 1800.0  # for a clone, or for pip: some packages are compiled
 TRIES = 7  # of a call that may be made twice; with the pauses between them some 7 s
 GIVE_UP = 60.0  # seconds without one call's success, or one reconnection's, after which a sandbox is taken for lost
+LAST_WORDS = 5.0  # seconds for a log to come to its end, a second or more after its command's
 INPUT_LIMIT = 32 * 1024  # bytes in one input: the pipe behind it holds 64 KiB, and more would block the daemon's call
 CLIENT_IDLE = 30.0  # seconds that a client without sandboxes stays open for the next
 LONGEST_WAIT = 20.0  # seconds that a refused call waits where it is told to wait longer
 FILES = "/tmp/rlm-batch"  # the driver's own directory in a sandbox
+MODULE = "_rlm_batch_driver"  # a name that no code has for a module of its own
+BOOT = f"import sys; sys.path[0] = {FILES!r}; import {MODULE} as d; del sys.path[0]; d.main(first=sys.argv[1])"
+STARTING = (
+    "creating",
+    "restoring",
+    "starting",
+    "resuming",
+    "pending_build",
+    "building_snapshot",
+    "pulling_snapshot",
+    "unknown",
+)
 NO_CAPACITY = re.compile(r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", re.IGNORECASE)
 
 log = logging.getLogger("rlm_batch.daytona")
@@ -243,6 +258,7 @@ class DaytonaSandbox(SandboxProvider):
 
     async def _create(self, client: _Client, params: Any) -> AsyncSandbox:
         """Creates a sandbox of a name that is not used again, so that it can be found whatever the call came to."""
+        until = asyncio.get_running_loop().time() + START_SECONDS
         creating = asyncio.ensure_future(client.sdk.create(params, timeout=START_SECONDS))
         try:
             return await asyncio.shield(creating)
@@ -256,16 +272,37 @@ class DaytonaSandbox(SandboxProvider):
             failure = error
         # The call, or one of those by which the SDK waits for the start, was lost: the sandbox may be there.
         try:
-            remote = await _find(client, params.name, looks=4)
-            if remote is not None:
-                await _again(lambda: remote.wait_for_sandbox_start(timeout=START_SECONDS))
-                return remote
+            return await self._started(client, params.name, failure, until)
         except BaseException as error:
-            await shielded(_remove_named(client, params.name, looks=1))
+            if not _unreachable(error):
+                await shielded(_remove_named(client, params.name, looks=1))
             if isinstance(error, _sdk().DaytonaError):
                 raise self._error(error, "no sandbox could be opened") from error
             raise
-        raise self._error(failure, "no sandbox could be opened") from failure
+
+    async def _started(self, client: _Client, name: str, failure: Exception, until: float) -> AsyncSandbox:
+        """The sandbox that a lost call has created, once it has started. Raises `failure` where there is none."""
+        loop = asyncio.get_running_loop()
+        while True:
+            # A call that was refused for now has either made nothing or was not the first. Where Daytona cannot be
+            # reached it is asked once more: nothing more can be done either.
+            away = _unreachable(failure)
+            looks = 1 if away or getattr(failure, "status_code", None) == 429 else 3
+            remote = await _find(client, name, looks, tries=2 if away else None)
+            state = _text(remote.state) if remote is not None else ""
+            if remote is not None and state == "started":
+                return remote
+            if remote is not None and state in ("error", "build_failed"):
+                raise SandboxStartError(f"no sandbox could be opened: it ended as {state} ({remote.error_reason})")
+            if remote is None or state not in STARTING or loop.time() + 1.0 > until:
+                raise failure
+            try:
+                await remote.wait_for_sandbox_start(timeout=until - loop.time())
+                return remote
+            except _sdk().DaytonaError as error:
+                if not _transient(error):
+                    raise
+                failure = error
 
     @staticmethod
     def _looks(error: Exception) -> int:
@@ -439,6 +476,13 @@ def _transient(error: Exception) -> bool:
     return status == 429 or status >= 500 or status == 408
 
 
+def _unreachable(error: BaseException) -> bool:
+    """Whether no connection could be made, so that nothing was sent."""
+    import aiohttp
+
+    return isinstance(error.__cause__, aiohttp.ClientConnectorError)
+
+
 def _retry_after(error: BaseException) -> float | None:
     """The seconds that a refusal asks for. Its header's name may end with that of the limit."""
     headers: dict[str, Any] = getattr(error, "headers", None) or {}
@@ -457,7 +501,7 @@ def _pause(attempt: int, error: Exception) -> float:
     return max(min(asked, LONGEST_WAIT), min(0.1 * 2**attempt, 2.0)) * random.uniform(1.0, 1.5)
 
 
-async def _again(call: Callable[[], Awaitable[T]], tries: int = TRIES) -> T:
+async def _again(call: Callable[[], Awaitable[T]], tries: int | None = None) -> T:
     """Makes a call that may be made twice, and makes it again where it was lost. Raises the last DaytonaError."""
     attempt = 0
     while True:
@@ -465,18 +509,18 @@ async def _again(call: Callable[[], Awaitable[T]], tries: int = TRIES) -> T:
             return await call()
         except _sdk().DaytonaError as error:
             attempt += 1
-            if attempt >= tries or not _transient(error):
+            if attempt >= (tries or TRIES) or not _transient(error):
                 raise
             await asyncio.sleep(_pause(attempt - 1, error))
 
 
-async def _find(client: _Client, name: str, looks: int) -> AsyncSandbox | None:
+async def _find(client: _Client, name: str, looks: int, tries: int | None = None) -> AsyncSandbox | None:
     """The sandbox of that name or id, looked for several times where a call that creates it may be under way."""
     for look in range(looks):
         if look:
             await asyncio.sleep(0.5 * 2 ** (look - 1))
         try:
-            return await _again(lambda: client.sdk.get(name, CALL_SECONDS))
+            return await _again(lambda: client.sdk.get(name, CALL_SECONDS), tries)
         except _sdk().DaytonaNotFoundError:
             continue
     return None
@@ -545,6 +589,7 @@ class DaytonaBox(Sandbox):
     provider = "daytona"
     isolation = "daytona"
     layers = ()
+    python = "python3"
 
     def __init__(self, block: DaytonaSandbox, client: _Client, remote: AsyncSandbox) -> None:
         self.id = remote.id
@@ -564,23 +609,28 @@ class DaytonaBox(Sandbox):
         self._removed = False
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
-        """Starts the driver; see `Sandbox.connect`."""
-        source = f"{FILES}/driver.py"
-        command = f"python3 -u {source}"
+        """Gives a channel whose first frame starts the driver; see `Sandbox.connect`."""
+        self._channel = DaytonaChannel(self, self._remote, receive, closed)
+        return self._channel
+
+    async def launch(self, header: dict[str, Any], body: bytes) -> tuple[str, str]:
+        """Starts the driver with its first frame; returns its session and command. Raises SandboxStartError."""
+        header = {**header, "file": f"{FILES}/in.0"}
+        command = f"{self.python} -u -c {shlex.quote(BOOT)} {shlex.quote(driver.encode(header).decode())}"
         if self._directory:
             command = f"cd {shlex.quote(self._directory)} && {command}"
-        remote = self._remote
+        upload = _sdk().FileUpload
+        files = [upload(data, f"{FILES}/{name}") for name, data in (*_driver_files().items(), ("in.0", body))]
         try:
             # Together: neither needs the other.
             session, _ = await asyncio.gather(
-                self._session(), _again(lambda: remote.fs.upload_file(_driver_code(), source, int(CALL_SECONDS)))
+                self._session(), _again(lambda: self._remote.fs.upload_files(files, int(CALL_SECONDS)))
             )
             started = await self._execute(command, session)
         except _sdk().DaytonaError as error:
             raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {_said(error)}") from error
-        self._channel = DaytonaChannel(self, remote, started, receive, closed)
         self._awake = asyncio.create_task(self._stay_awake())
-        return self._channel
+        return started
 
     async def _session(self) -> str:
         name = f"{PREFIX}{uuid.uuid4().hex[:8]}"
@@ -680,7 +730,7 @@ class DaytonaBox(Sandbox):
     async def _stay_awake(self) -> None:
         """Tells Daytona that the sandbox is in use: code may wait for an answer longer than one may be idle."""
         while True:
-            await asyncio.sleep(IDLE_MINUTES * 60 / 3)
+            await asyncio.sleep(STAY_AWAKE)
             try:
                 await _again(lambda: self._remote.refresh_activity(CALL_SECONDS))
             except _sdk().DaytonaError as error:
@@ -736,12 +786,16 @@ class DaytonaBox(Sandbox):
 
 
 @functools.cache
-def _driver_code() -> bytes:
-    """The driver's text: the sandbox's Python is not ours."""
+def _driver_files() -> dict[str, bytes]:
+    """The driver's text, and compiled for a Python such as ours: in a sandbox that has another the text is compiled."""
     spec = importlib.util.find_spec(driver.__name__)
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).read_bytes()
+    text = Path(spec.origin).read_bytes()
+    code = marshal.dumps(compile(text, f"{FILES}/{MODULE}.py", "exec", dont_inherit=True))
+    # A pyc that is taken without a look at its source (PEP 552): the two come from here together.
+    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(text)
+    return {f"{MODULE}.py": text, f"__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc": head + code}
 
 
 class DaytonaChannel:
@@ -755,13 +809,12 @@ class DaytonaChannel:
         self,
         box: DaytonaBox,
         remote: AsyncSandbox,
-        command: tuple[str, str],
         receive: Callable[[bytes], None],
         closed: Callable[[str], None],
     ) -> None:
         self._box = box
         self._remote = remote
-        self._command = command
+        self._command = ("", "")  # session and id, once the driver has been started
         self._receive = receive
         self._closed = closed
         self._frames = driver.Frames()
@@ -771,15 +824,20 @@ class DaytonaChannel:
         self._waiting = asyncio.Event()
         self._body_number = 0
         self.words = ""
-        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def send(self, data: bytes) -> None:
         """Hands the bytes over, after those of earlier sends. Raises SandboxLost where the driver cannot have them.
 
-        Where it may have them and nothing more can be heard of it, the channel is closed and nothing is raised.
+        Where it may have them and nothing more can be heard of it, the channel is closed and nothing is raised. The
+        first starts the driver, and raises SandboxStartError where it does not start.
         """
         if self._gone:
-            raise SandboxLost(f"sandbox {self._box.id} has gone ({self._gone}): run the code in a new one")
+            raise self._lost()
+        if not self._tasks:
+            self._command = await self._box.launch(*_cut(data))
+            self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
+            return
         done = asyncio.get_running_loop().create_future()
         self._queue.append((data, done))
         self._waiting.set()
@@ -803,7 +861,10 @@ class DaytonaChannel:
         while self._queue:
             _, done = self._queue.popleft()
             if not done.done():
-                done.set_exception(SandboxLost(f"sandbox {self._box.id} has gone ({self._gone})"))
+                done.set_exception(self._lost())
+
+    def _lost(self) -> SandboxLost:
+        return SandboxLost(f"sandbox {self._box.id} has gone ({self._gone}): run the code in a new one")
 
     # -- to the driver
 
@@ -831,11 +892,10 @@ class DaytonaChannel:
         """A frame as it is, or, where it is large, one that names a file with its body."""
         if len(data) <= INPUT_LIMIT:
             return data
-        ((header, body),) = driver.Frames().feed(data)
-        del header["body"]
+        header, body = _cut(data)
         self._body_number += 1
         header["file"] = f"{FILES}/in.{self._body_number}"
-        await _again(lambda: self._remote.fs.upload_file(body or b"", header["file"], int(SETUP_SECONDS)))
+        await _again(lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)))
         return driver.encode(header)
 
     async def _post(self, text: str, taken: list[asyncio.Future[None]]) -> bool:
@@ -852,6 +912,8 @@ class DaytonaChannel:
                 delivered = delivered or getattr(error, "status_code", None) not in (400, 401, 403, 404, 410, 429)
                 late = asyncio.get_running_loop().time() > begun + GIVE_UP
                 if late or self._gone or not _transient(error):
+                    if getattr(error, "status_code", None) == 410:  # the log's end says more
+                        await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS)
                     self._settle(taken, error, delivered)
                     return False
                 await asyncio.sleep(_pause(attempt, error))
@@ -864,17 +926,14 @@ class DaytonaChannel:
 
     def _settle(self, taken: list[asyncio.Future[None]], error: Exception | None, delivered: bool) -> None:
         """The end of an input that cannot be sent, which may have arrived nonetheless."""
-        reason = f"it takes no input: {_said(error)}" if error is not None else "it was shut down"
-        self._end(reason)
+        self._end(f"it takes no input: {_said(error)}" if error is not None else "it was shut down")
         for done in taken:
             if done.done():
                 continue
             if delivered:
                 done.set_result(None)
             else:
-                done.set_exception(
-                    SandboxLost(f"sandbox {self._box.id} has gone ({reason}): run the code in a new one")
-                )
+                done.set_exception(self._lost())
 
     # -- from the driver
 
@@ -930,3 +989,10 @@ class DaytonaChannel:
 
     async def _on_stderr(self, text: str) -> None:
         self.words = (self.words + text)[-2000:]
+
+
+def _cut(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """A frame's header, which says nothing of its body any more, and the body."""
+    ((header, body),) = driver.Frames().feed(data)
+    header.pop("body", None)
+    return header, body or b""

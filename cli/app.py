@@ -23,7 +23,7 @@ class Basics:
     """Options that every flow has."""
 
     provider: str = "local"
-    "local, modal, local:none, or a saved block such as modal-sandbox/NAME."
+    "local, daytona, modal, local:none, or a saved block such as daytona-sandbox/NAME."
     isolation: Annotated[Literal["bubblewrap", "landlock", "none"] | None, Parameter()] = None
     "For the local provider: insist on one level. none runs code with no isolation."
     timeout: float = 120.0

@@ -32,7 +32,9 @@ Outcome = Result | Failure
 TASK_RUNS = 1000  # of one flow run, at most: a server records some fifty a second, 250 with the settings that we ship
 
 # The parameters that every flow over many executions has, with their bounds for the schema that the UI shows.
-Provider = Annotated[str, Field(description="local, local:none, or a saved block such as local-sandbox/NAME")]
+Provider = Annotated[
+    str, Field(description="local, daytona, local:none, or a saved block such as daytona-sandbox/NAME")
+]
 MaxWorkers = Annotated[int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")]
 Timeout = Annotated[float, Field(gt=0, description="Seconds for each execution")]
 Retries = Annotated[int, Field(ge=0, description="How often an execution whose sandbox failed is tried again")]

@@ -1305,8 +1305,8 @@ class Supervisor:
         self._memory_kills = 0
         self._done = False
 
-    def run(self) -> None:
-        """Serves until the host says stop, closes the wire or falls silent."""
+    def run(self, first: bytes = b"") -> None:
+        """Serves until the host says stop, closes the wire or falls silent. `first` came before the wire was there."""
         wake_reads, wake_writes = os.pipe()
         for fd in (wake_reads, wake_writes, self._reads, self._writes):
             os.set_blocking(fd, False)
@@ -1318,6 +1318,7 @@ class Supervisor:
         self._watch(wake_reads, self._on_signal)
         self._watch(self._reads, self._on_wire)
         try:
+            self._take_frames(first)
             while not self._done:
                 events = self._poll.poll(self._until_next())
                 if len(events) > 1:
@@ -1516,6 +1517,9 @@ class Supervisor:
             self._done = True
             return
         self._last_heard = time.monotonic()
+        self._take_frames(data)
+
+    def _take_frames(self, data: bytes) -> None:
         for header, body in self._frames.feed(data):
             if header["n"] <= self._heard:
                 continue
@@ -2040,14 +2044,14 @@ def take_wire() -> tuple[int, int]:
     return reads, writes
 
 
-def main(watched: bool = False) -> None:
-    """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it."""
+def main(watched: bool = False, first: str = "") -> None:
+    """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it, `first` frames given at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if watched:
         keep_watch()
     try:
-        Supervisor(*take_wire()).run()
+        Supervisor(*take_wire()).run(first.encode("utf-8"))
     except BrokenPipeError:
         pass
     os._exit(0)

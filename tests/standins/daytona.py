@@ -174,6 +174,7 @@ class Command:
         self.echo = echo
         self.log = bytearray()
         self.exit_code: int | None = None
+        self.gone = False  # with its sandbox
         self.ended_at = 0.0
         self.input: asyncio.StreamWriter | None = None
         self._changed = asyncio.Event()
@@ -366,6 +367,9 @@ class Box:
         for session in self.sessions.values():
             if session.runner is not None:
                 session.runner.cancel()
+            for command in session.commands.values():
+                command.gone = True
+                command.add(b"")
         for process in list(self.processes):
             self.end(process)
 
@@ -825,6 +829,9 @@ class Server:
                 data = bytes(command.log[sent : sent + CHUNK])
                 await socket.send_bytes(data)
                 sent += len(data)
+            elif command.gone:
+                self.drop(socket.scope)
+                return
             elif command.exit_code is not None and time.monotonic() >= command.ended_at + CLOSE_DELAY:
                 return
             else:
@@ -888,13 +895,16 @@ class Server:
         return JSONResponse(
             {
                 "settings": dataclasses.asdict(self.settings),
-                "sandboxes": [{**box.dto(), "processes": len(box.processes)} for box in self.boxes.values()],
+                "sandboxes": [
+                    {**box.dto(), "processes": len(box.processes), "body": box.body} for box in self.boxes.values()
+                ],
                 "volumes": [{**volume.dto(), "folder": str(volume.folder)} for volume in self.volumes.values()],
                 "counts": dict(self.counts),
                 "faults": dict(self.faults),
                 "created": self.created,
                 "destroyed": self.destroyed,
                 "peak": self.peak,
+                "cpu_s": dict(zip(("own", "own_system", "processes", "processes_system"), os.times(), strict=False)),
             }
         )
 
@@ -960,8 +970,11 @@ async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -
         await running.serve(sockets=[listening])
     finally:
         reaper.cancel()
-        for box in list(server.boxes.values()):
+        processes = [process for box in server.boxes.values() for process in box.processes]
+        for box in server.boxes.values():
             box.kill()
+        for process in processes:
+            await process.wait()
         shutil.rmtree(root, ignore_errors=True)
 
 
