@@ -6,12 +6,14 @@ import asyncio
 import os
 import platform
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ..blocks.daytona import DaytonaSandbox
 from ..blocks.local import LocalSandbox
+from ..blocks.local_volume import volumes_root
 from ..blocks.modal import ModalSandbox
 from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, RlmBatchError
@@ -28,7 +30,8 @@ def examine() -> int:
         rows.append((f"local, {rung}", works, text))
     rows.append(("daytona", *asyncio.run(_daytona())))
     rows.append(("modal", *asyncio.run(_modal())))
-    rows.append(_ledger())
+    rows.append(_kept("results", results_root(), "RLM_BATCH_RESULTS"))
+    rows.append(_kept("volumes", volumes_root(None), "RLM_BATCH_VOLUMES"))
     rows.append(_server())
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, works, text in rows:
@@ -69,14 +72,13 @@ async def _remote(block: SandboxProvider) -> tuple[bool, str]:
         return False, str(error)
 
 
-def _ledger() -> tuple[str, bool, str]:
-    root = results_root()
+def _kept(name: str, root: Path, variable: str) -> tuple[str, bool, str]:
     existing = root
     while not existing.exists():
         existing = existing.parent
     if os.access(existing, os.W_OK):
-        return "results", True, str(root)
-    return "results", False, f"{root} cannot be written: name another with the environment variable RLM_BATCH_RESULTS"
+        return name, True, str(root)
+    return name, False, f"{root} cannot be written: name another with the environment variable {variable}"
 
 
 def _server() -> tuple[str, bool, str]:

@@ -40,7 +40,7 @@ def read(name):
         with open(path, encoding="utf-8") as file:
             marker = json.load(file)
         written = os.stat(path).st_mtime_ns
-        marker["whole"] = True
+        marker["name"], marker["whole"] = name, True
         for file in marker["files"]:
             if os.stat(os.path.join(VOLUME, file)).st_mtime_ns > written:
                 marker["whole"] = False
@@ -100,7 +100,6 @@ async def mark(interpreter: Interpreter, path: str, key: str, result: Result) ->
     """Writes a marker. Raises VolumeError where the volume does not take it, OutcomeUnknown where nobody knows."""
     marker = {
         "version": VERSION,
-        "name": path.rpartition("/")[2],
         "key": key,
         "outputs": result.outputs,
         "submitted": result.meta.submitted,

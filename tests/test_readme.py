@@ -20,6 +20,7 @@ def test_a_program_runs(
     monkeypatch.setenv("MODAL_TOKEN_ID", modal_standin.hello["token_id"])
     monkeypatch.setenv("MODAL_TOKEN_SECRET", modal_standin.hello["token_secret"])
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
 
 

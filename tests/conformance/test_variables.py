@@ -1,5 +1,6 @@
 """Variables exist as top-level names when the code starts, and nothing else of the host's does."""
 
+from json import dumps
 from textwrap import dedent
 from typing import Any
 
@@ -84,6 +85,20 @@ async def test_large_variables_arrive(interpreter: Interpreter) -> None:
 async def test_code_may_be_large(interpreter: Interpreter) -> None:
     code = "x = 0\n" + "x += 1  # a line of a long program\n" * 30_000 + "SUBMIT(x=x)"
     assert (await interpreter.execute(code)).x == 30_000
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+async def test_variables_that_are_json_already_are_variables_like_the_others(
+    interpreter: Interpreter, size: int
+) -> None:
+    code = "import os\nSUBMIT(x=x, y=[len(y['text']), y['text'][-1]], z=z, left=os.listdir('.'))"
+    encoded = {"y": dumps({"text": "é" * size}).encode(), "z": b"null"}
+    result = await interpreter.execute(code, {"x": 1}, encoded=encoded)
+    assert result.outputs == {"x": 1, "y": [size, "é"], "z": None, "left": []}
+    assert result.meta.variables == {"x": 1}
+    assert (await interpreter.execute("SUBMIT(y)", encoded={"y": b"[1]"})).output == [1]
+    with pytest.raises(ConfigurationError, match="'a b' is no name"):
+        await interpreter.execute("pass", encoded={"a b": b"1"})
 
 
 async def test_the_code_is_main_and_finds_nothing_of_the_drivers(interpreter: Interpreter) -> None:

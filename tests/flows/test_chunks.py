@@ -435,6 +435,41 @@ print(report.reduction.words, report.reduction.rows, len(report.results), execut
     assert again.stdout.split() == [str(words), "400", "40", "28"]
 
 
+async def test_a_marker_that_code_has_made_up_breaks_nothing(volumes):
+    await chunks(DOUBLE, THREE, volume_name="forged")
+    texts = ["[]", "7", '{"files": 5}', '{"files": [5], "key": []}', '{"files": [], "outputs": 5, "key": "x"}', "null"]
+    (folder,) = (volumes / "forged").glob(".rlm-batch/complete/*")
+    for number, text in enumerate(texts):
+        (folder / f"{number}.json").write_text(text)
+    for marker, text in zip(sorted(folder.glob("?????*.json")), texts[2:], strict=False):
+        marker.write_text(text)
+    again = await chunks(DOUBLE, THREE, volume_name="forged", reduce=SUM)
+    assert again.reduction.total == 90
+    assert runs(again) == {"0", "1", "2"}
+
+
+def test_a_large_file_is_streamed_and_never_in_memory_as_a_whole(tmp_path):
+    """200 MB in 200 chunks, each of which goes into its sandbox as a file: the host stays under 300 MB."""
+    data = tmp_path / "rows.jsonl"
+    line = json.dumps({"n": 1, "text": "word " * 2000}) + "\n"
+    with data.open("w") as file:
+        file.writelines(line for _ in range(20_000))
+    assert data.stat().st_size > 200_000_000
+    program = f"""
+import asyncio
+from rlm_batch import chunks
+code = "SUBMIT(rows=len(data), n=sum(row['n'] for row in data))"
+report = asyncio.run(chunks(code, data={str(data)!r}, chunk_size=100, volume_name="streamed", max_workers=8,
+                            reduce="SUBMIT(rows=sum(fields['rows'] for fields in results.values()))"))
+(peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(len(report.results), report.reduction.rows, peak)
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True, timeout=110)
+    parts, rows, peak = map(int, done.stdout.split())
+    assert (parts, rows) == (200, 20_000)
+    assert peak < 300_000  # KiB
+
+
 def test_parameters_have_descriptions_and_bounds_for_the_form_in_the_ui():
     schema = chunks.parameters.model_dump()["properties"]
     assert schema["chunk_size"]["anyOf"][0]["minimum"] == 1
