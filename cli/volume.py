@@ -20,7 +20,8 @@ def show(provider: str, name: str, path: str) -> int:
     files = _with(provider, name, lambda volume: volume.ls(path))
     width = max((len(f"{file.size:,}") for file in files), default=0)
     for file in files:
-        print(f"{file.size:>{width},}  {file.path}")
+        # Code chose the name: what a terminal would take for a command is shown as Python writes it.
+        print(f"{file.size:>{width},}  {file.path if file.path.isprintable() else ascii(file.path)}")
     return 0
 
 
@@ -35,6 +36,7 @@ def fetch(provider: str, name: str, path: str, target: str) -> int:
         # As cp does it: into a directory that is there, else under the name that was given.
         top = home / PurePosixPath(below).name if home.is_dir() else home
         for file in files:
+            names(file.path)  # not out of the target either
             place = top if single else top / PurePosixPath(file.path).relative_to(below)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(await volume.get(file.path))

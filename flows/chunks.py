@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
+from ..blocks.volume import check_name
 from ..sandbox.driver import NotJson, strict_json
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
@@ -152,10 +154,8 @@ async def chunks(
     return found
 
 
-def with_volume(block: Any, name: str) -> Any:
+def with_volume(block: SandboxProvider, name: str) -> SandboxProvider:
     """The block with that volume. Raises ConfigurationError."""
-    from ..blocks.volume import check_name
-
     return block.model_copy(update={"volume_name": check_name(name)})
 
 

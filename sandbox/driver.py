@@ -546,7 +546,7 @@ class Volume:
             return self._load(path, binary)
 
         def list_volume(path: str | os.PathLike[str] = "") -> list[str]:
-            """The paths in the volume of every file at or below that path, sorted. Raises VolumeError."""
+            """The paths in the volume of every file at or below that path, sorted; none of ours. Raises VolumeError."""
             return self._list(path)
 
         found: dict[str, Any] = {"VOLUME": self.root, "VolumeError": VolumeError}

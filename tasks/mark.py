@@ -28,6 +28,8 @@ try:
     os.remove(VOLUME + "/" + path)
 except FileNotFoundError:
     pass
+except OSError as error:
+    raise VolumeError(f"what says that an earlier run was complete could not be removed: {error.strerror}") from None
 """
 # Several at a time, because on a volume over a network each file is a round trip; as many to a page as SUBMIT takes.
 READ = """

@@ -140,6 +140,15 @@ def test_wrong_usage_is_one_sentence_and_exit_status_2(server, tmp_path, monkeyp
     assert "Traceback" not in said_at_all
 
 
+def test_a_name_that_would_move_the_cursor_is_shown_as_text(run, volumes):
+    (volumes / "odd").mkdir()
+    (volumes / "odd" / "a\x1b[2J.txt").write_text("x")
+    (volumes / "odd" / os.fsdecode(b"b\xff")).write_text("y")
+    listed = run("volume", "ls", "odd")
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.splitlines() == [r"1  'a\x1b[2J.txt'", r"1  'b\udcff'"]
+
+
 def test_the_examples_run(run, tmp_path):
     import subprocess
     import sys
