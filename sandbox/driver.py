@@ -480,7 +480,7 @@ class Volume:
         """
         assert self.root is not None
         found: list[str] = []
-        for path in self._written:
+        for path in list(self._written):  # a thread that the code has left may still write
             place = os.path.join(self.root, path)
             try:
                 entry = os.lstat(place)
@@ -495,14 +495,17 @@ class Volume:
 
     def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Python's own word, before it happens, on every file that is opened, renamed or removed."""
-        if event == "open":
-            if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
-                self._note(arguments[0])
-        elif event == "os.rename":
-            self._forget(arguments[0])
-            self._note(arguments[1])
-        elif event == "os.remove":
-            self._forget(arguments[0])
+        try:
+            if event == "open":
+                if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
+                    self._note(arguments[0])
+            elif event == "os.rename":
+                self._forget(arguments[0])
+                self._note(arguments[1])
+            elif event == "os.remove":
+                self._forget(arguments[0])
+        except Exception:
+            pass  # what it raises the code would get: for want of a working directory, or of arguments, say
 
     def _note(self, path: Any) -> None:
         inside = self._inside(path)

@@ -248,6 +248,31 @@ async def test_a_process_that_the_code_starts_saves_too(sandbox: Sandboxes) -> N
         assert (await interpreter.execute(dedent(code))).output == "yes"
 
 
+async def test_that_files_are_noted_is_never_the_codes_own_trouble(sandbox: Sandboxes) -> None:
+    code = """
+        import os, tempfile, threading
+        here = tempfile.mkdtemp()
+        os.chdir(here)
+        os.rmdir(here)
+        try:
+            open("relative", "w")
+        except FileNotFoundError:
+            pass
+        going = True
+        def write():
+            number = 0
+            while going:
+                number += 1
+                save_to_volume(f"thread/{number % 50}", "x")
+        threading.Thread(target=write, daemon=True).start()
+        while not os.path.exists(VOLUME + "/thread"):
+            pass
+        SUBMIT(fine=True)
+        """
+    async with sandbox() as interpreter:
+        assert (await interpreter.execute(dedent(code))).fine
+
+
 async def test_a_file_that_was_made_for_its_user_alone_is_the_next_sandboxs_too(sandbox: Sandboxes) -> None:
     code = """
         import os, tempfile
