@@ -264,8 +264,12 @@ class ModalSandbox(SandboxProvider):
                 os.environ["MODAL_MAX_THROTTLE_WAIT"] = str(THROTTLE_SECONDS)
             # It logs every header of every call, the token among them, where a program logs all that there is.
             logging.getLogger("hpack").setLevel(logging.WARNING)
+            found = token or (config.get("token_id"), config.get("token_secret"))
             try:
-                client = await (modal.Client.from_credentials.aio(*token) if token else modal.Client.from_env.aio())
+                if all(found):
+                    client = await modal.Client.from_credentials.aio(*found)
+                else:  # it knows other ways to sign in, and says what is missing; it is one for the whole process
+                    client = await modal.Client.from_env.aio()
                 app = await modal.App.lookup.aio(self.app_name, create_if_missing=True, client=client)
             except modal.exception.Error as error:
                 raise _mapped(error, "signing in to Modal failed") from error
@@ -329,8 +333,8 @@ class ModalSandbox(SandboxProvider):
         """Whose handles they are: Modal's client reads the rest of its configuration from the environment."""
         token = self.token_id, self.token_secret
         secrets = tuple(None if value is None else value.get_secret_value() for value in token)
-        names = ("MODAL_SERVER_URL", "MODAL_TOKEN_ID", "MODAL_PROFILE", "MODAL_ENVIRONMENT")
-        return (*secrets, self.app_name, *(os.environ.get(name) for name in names))
+        names = ("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT")
+        return (*secrets, self.app_name, *(os.environ.get(f"MODAL_{name}") for name in names))
 
     # -- one sandbox
 
