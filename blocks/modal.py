@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import marshal
 import os
 import random
 import uuid
 import weakref
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -58,20 +61,28 @@ LABEL = {"managed-by": "rlm-batch"}
 
 log = logging.getLogger(__name__)
 
-# Takes the driver from standard input, ahead of the first frame, and becomes it. What waits for a driver that never
-# comes would keep its sandbox from being idle, so it ends itself.
+# Takes the driver from standard input, ahead of the first frame, and becomes it: compiled, where this Python is one
+# like the host's (which saves some 25 ms), and else as text. What waited for a driver that never comes would keep
+# its sandbox from being idle, so it ends itself.
 BOOT = """
-import os, signal, sys
+import marshal, os, signal, sys, zlib
+from _frozen_importlib_external import MAGIC_NUMBER
+
 signal.alarm(120)
-rest, data = {size}, []
-while rest:
-    data.append(os.read(0, rest))
-    rest -= len(data[-1]) or os._exit(0)
+
+def take(rest):
+    data = []
+    while rest:
+        data.append(os.read(0, rest))
+        rest -= len(data[-1]) or os._exit(0)
+    return zlib.decompress(b"".join(data))
+
+code, text = take({code}), take({text})
 signal.alarm(0)
 os.makedirs({workdir!r}, exist_ok=True)
 sys.path[:] = [path for path in sys.path if path]
 found = {{"__name__": "driver"}}
-exec(compile(b"".join(data), "driver", "exec"), found)
+exec(marshal.loads(code) if MAGIC_NUMBER == {magic!r} else compile(text, "driver", "exec"), found)
 found["main"]()
 """
 
@@ -485,14 +496,15 @@ class ModalBox(Sandbox):
         """Starts the driver; see `Sandbox.connect`."""
         import modal
 
-        boot = BOOT.format(size=len(_driver_text()), workdir=self.settings.cwd)
+        code, text = _driver()
+        boot = BOOT.format(code=len(code), text=len(text), magic=MAGIC_NUMBER, workdir=self.settings.cwd)
         try:
             process: Any = await _patient(
                 lambda: self._sandbox.exec.aio("python", "-u", "-c", boot, text=False, timeout=self._lifetime)
             )
         except modal.exception.Error as error:
             raise _mapped(error, f"the driver did not start in sandbox {self.id}") from error
-        process.stdin.write(_driver_text())  # it goes with the first frame
+        process.stdin.write(code + text)  # it goes with the first frame
         self._reading = asyncio.create_task(self._read(process, receive, closed))
         return ModalChannel(self, process.stdin, closed)
 
@@ -601,10 +613,12 @@ class _file_errors:
 
 
 @cache
-def _driver_text() -> bytes:
-    """The driver. Text, for the sandbox's Python may be another than the host's."""
+def _driver() -> tuple[bytes, bytes]:
+    """The driver, compiled for this Python and as text, each compressed."""
     assert driver.__file__ is not None
-    return Path(driver.__file__).read_bytes()
+    text = Path(driver.__file__).read_bytes()
+    code = marshal.dumps(compile(text, "driver", "exec", dont_inherit=True))
+    return zlib.compress(code), zlib.compress(text)
 
 
 async def _discard(creating: asyncio.Future[modal.Sandbox]) -> None:
