@@ -59,14 +59,20 @@ class Way:
 # ------------------------------------------------------------------------------------------------------------ providers
 
 
-@contextlib.contextmanager
-def daytona(boot: float) -> Iterator[Any]:
-    """The local Daytona; the environment leads the SDK to it."""
-    spec = importlib.util.spec_from_file_location("standin_of_daytona", TESTS / "standins" / "daytona.py")
+def loaded(name: str, file: str) -> Any:
+    """A module of the stand-ins', under a name that is not an SDK's."""
+    spec = importlib.util.spec_from_file_location(name, TESTS / "standins" / file)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def daytona(boot: float) -> Iterator[Any]:
+    """The local Daytona; the environment leads the SDK to it."""
+    module = loaded("standin_of_daytona", "daytona.py")
     with module.Running(boot_s=boot) as running:
         os.environ.update(running.environment)
         yield running
@@ -89,7 +95,53 @@ def daytona_script(executions: int, workers: int) -> None:
         assert list(threads.map(one, range(executions))) == list(range(1, executions + 1))
 
 
-PROVIDERS = (Provider("daytona", daytona, daytona_script),)
+class RunningModal:
+    """The local Modal, as it is asked here."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+
+    def state(self) -> dict[str, Any]:
+        """What is alive in it."""
+        return self._process.ask("state")
+
+
+@contextlib.contextmanager
+def modal(boot: float) -> Iterator[RunningModal]:
+    """The local Modal; the environment leads the client to it."""
+    module = loaded("standin_process", "process.py")
+    with module.StandinProcess("modal") as process:
+        process.ask("set", boot_delay=boot)
+        names = {"url": "MODAL_SERVER_URL", "token_id": "MODAL_TOKEN_ID", "token_secret": "MODAL_TOKEN_SECRET"}
+        os.environ.update({name: process.hello[key] for key, name in names.items()})
+        yield RunningModal(process)
+
+
+def modal_script(executions: int, workers: int) -> None:
+    """Create, run, terminate, in threads; the client, the app and the image are made once."""
+    import modal
+
+    client = modal.Client.from_credentials(os.environ["MODAL_TOKEN_ID"], os.environ["MODAL_TOKEN_SECRET"])
+    app = modal.App.lookup("script", create_if_missing=True, client=client)
+    image = modal.Image.debian_slim(python_version="3.12").build(app)
+
+    def one(x: int) -> int:
+        sandbox = modal.Sandbox.create(app=app, image=image, timeout=600, client=client)
+        try:
+            process = sandbox.exec("python", "-c", f"print({x} + 1)", timeout=60)
+            answer = int(process.stdout.read())
+            process.wait()
+            return answer
+        finally:
+            sandbox.terminate()
+            sandbox.detach()
+
+    with ThreadPoolExecutor(workers) as threads:
+        assert list(threads.map(one, range(executions))) == list(range(1, executions + 1))
+    client.close()
+
+
+PROVIDERS = (Provider("daytona", daytona, daytona_script), Provider("modal", modal, modal_script))
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
