@@ -13,7 +13,11 @@ COMMANDS = [line for block in re.findall(r"```\n(.*?)```", TEXT, re.DOTALL) for 
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: text.splitlines()[-1][:40])
-def test_a_program_runs(program: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_runs(
+    program: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if "Daytona" in program:
+        request.getfixturevalue("daytona")
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
 
