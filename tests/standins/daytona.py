@@ -161,6 +161,8 @@ def _refuse(event, args):
         path, mode, flags = args
         if not flags & (os.O_WRONLY | os.O_RDWR) or not isinstance(path, (str, bytes)) or not _on_volume(path):
             return
+        if os.path.isdir(path):
+            return  # an opener opens something in it, and that is seen on its own
         exists = os.path.exists(path)
         if flags & os.O_APPEND or (flags & os.O_RDWR and exists) or (exists and not flags & os.O_TRUNC):
             raise OSError(22, "Invalid argument (the volume takes new files that are written once, in order)", path)
