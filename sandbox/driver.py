@@ -58,6 +58,7 @@ SUBMIT_GRACE = 5.0  # seconds for `finally` blocks after SUBMIT; the result stan
 READ_SIZE = 64 * 1024  # bytes that are read at a time; a larger buffer would be mapped anew for each read
 CONTEXT_PIPE = 1024 * 1024  # bytes of pipe to a context, the most that an ordinary user may ask for
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # where a child finds its own channel
+RESERVE = 4 * 1024 * 1024  # bytes of address space, not touched, that are let go when there is an error to be described
 CODE_NAME = "<code>"
 VOLUME_NAMES = ("VOLUME", "save_to_volume", "load_from_volume", "list_volume")  # that code finds, asked for or not
 FILES_LIMIT = 1000  # names of files on the volume that one execution reports
@@ -768,6 +769,7 @@ class Child:
         self._name = CODE_NAME
         self._source = ""
         self._shown: dict[str, str] = {}
+        self._reserve: bytearray | None = None
         shared = settings["confinement"].get("umask") is not None
         self._volume = Volume(settings["volume"], shared, self._shield, self._unshield)
         sys.modules["__main__"] = self._module
@@ -991,6 +993,11 @@ class Child:
         self._source, self._compiled = "", False
         self._sources += 1
         self._name = CODE_NAME if self._sources == 1 else f"<code {self._sources}>"
+        if self._reserve is None:
+            try:
+                self._reserve = bytearray(RESERVE)
+            except MemoryError:
+                pass
         outcome: dict[str, Any] | None = None
         try:
             try:
@@ -1004,6 +1011,7 @@ class Child:
             if error.code is not None and error.code != 0:
                 outcome = self._describe(error)
         except BaseException as error:
+            self._reserve = None
             outcome = self._describe(error)
         if os.getpid() != self._pid:
             # A process that the code forked has come to the end of the code: not the end of the execution.

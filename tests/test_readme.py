@@ -3,7 +3,6 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,10 +14,14 @@ COMMANDS = [line for block in re.findall(r"```\n(.*?)```", TEXT, re.DOTALL) for 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: text.splitlines()[-1][:40])
 def test_a_program_runs(
-    program: str, server: str, modal_standin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setenv("MODAL_TOKEN_ID", modal_standin.hello["token_id"])
-    monkeypatch.setenv("MODAL_TOKEN_SECRET", modal_standin.hello["token_secret"])
+    if "Daytona" in program:
+        request.getfixturevalue("daytona")
+    if "Modal" in program:
+        hello = request.getfixturevalue("modal_standin").hello
+        monkeypatch.setenv("MODAL_TOKEN_ID", hello["token_id"])
+        monkeypatch.setenv("MODAL_TOKEN_SECRET", hello["token_secret"])
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})

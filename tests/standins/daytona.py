@@ -34,6 +34,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import urllib.request
@@ -43,7 +44,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-HOME = "/home/daytona"
+HOME, PYTHON = "/home/daytona", "/home/python"
 STDOUT, STDERR = b"\1\1\1", b"\2\2\2"  # before each line of a session command's log
 LANGUAGE_LABEL = "code-toolbox-language"
 CHUNK = 64 * 1024  # bytes
@@ -125,6 +126,19 @@ def python_home() -> Path:
     return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)).parents[1]
 
 
+def make_python(folder: Path) -> None:
+    """A Python for one sandbox: this one, with pip and nothing else that is installed on this machine."""
+    packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    own = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+    (folder / "bin" / "python3").symlink_to(own)
+    (folder / "pyvenv.cfg").write_text(f"home = {own.parent}\ninclude-system-site-packages = false\n")
+    pip = Path(sysconfig.get_path("purelib", vars={"base": str(python_home())})) / "pip"
+    if pip.is_dir():
+        (packages / "pip").symlink_to(pip)
+
+
 REFUSALS = '''
 """Refuses on mounted volumes what an object store behind a file system refuses."""
 import os, sys
@@ -147,6 +161,8 @@ def _refuse(event, args):
         path, mode, flags = args
         if not flags & (os.O_WRONLY | os.O_RDWR) or not isinstance(path, (str, bytes)) or not _on_volume(path):
             return
+        if os.path.isdir(path):
+            return  # an opener opens something in it, and that is seen on its own
         exists = os.path.exists(path)
         if flags & os.O_APPEND or (flags & os.O_RDWR and exists) or (exists and not flags & os.O_TRUNC):
             raise OSError(22, "Invalid argument (the volume takes new files that are written once, in order)", path)
@@ -257,6 +273,7 @@ class Box:
     def make(self) -> None:
         for name in ("home", "tmp"):
             (self.folder / name).mkdir(parents=True)
+        make_python(self.folder / "python")
         if self.mounts:
             (self.folder / "refusals").mkdir()
             (self.folder / "refusals" / "sitecustomize.py").write_text(REFUSALS)
@@ -283,9 +300,9 @@ class Box:
 
     def argv(self, command: str, cwd: str | None) -> tuple[list[str], dict[str, str], str | None]:
         """How a shell command is started: arguments, environment, directory."""
-        python = python_home()
+        python, own = python_home(), PYTHON if BWRAP else self.folder / "python"
         environment = {
-            "PATH": f"{python}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8",
+            "PATH": f"{own}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1", **(self.body.get("env") or {}),
         }  # fmt: skip
         shell = ["sh", "-c", command]
@@ -296,7 +313,7 @@ class Box:
             return shell, environment, os.path.normpath(os.path.join(self.home, cwd or ""))
         binds = [
             "--ro-bind", "/", "/", "--tmpfs", "/home", "--bind", str(self.folder / "home"), HOME,
-            "--bind", str(self.folder / "tmp"), "/tmp",
+            "--bind", str(self.folder / "tmp"), "/tmp", "--bind", str(self.folder / "python"), PYTHON,
         ]  # fmt: skip
         if str(python).startswith(("/home/", "/tmp/")):
             binds += ["--ro-bind", str(python), str(python)]
