@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import json
 import keyword
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .driver import Frames, NotJson, encode, strict_json
+from .driver import QUERIES, QUERY_ERRORS, Frames, NotJson, encode, strict_json
 from .errors import (
     CodeCrashed,
     CodeError,
@@ -45,7 +46,7 @@ Frame = tuple[dict[str, Any], bytes]
 class Pending:
     """An execution that has been sent, and what has come of it so far. `end` is its last frame, once it is there."""
 
-    __slots__ = ("end", "failed", "id", "meta", "on_output", "output", "timeout", "tools")
+    __slots__ = ("asked_in", "end", "failed", "id", "meta", "on_output", "output", "timeout", "tools")
 
     def __init__(
         self, number: int, meta: Meta, timeout: float | None, tools: Tools, on_output: Callable[[str, str], None] | None
@@ -58,6 +59,7 @@ class Pending:
         self.output: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self.end: Frame | None = None
         self.failed: Exception | None = None  # what a listener raised
+        self.asked_in = contextvars.copy_context()  # the context variables that its tools see
 
     def write(self, stream: str, text: str, dropped: int) -> None:
         """Takes what the code has written, and tells whoever listens; a listener that fails is not told again."""
@@ -209,20 +211,25 @@ class Conversation:
 
 
 def request(
-    code: str, variables: dict[str, Any], tools: Tools, output_fields: list[dict[str, str]] | None = None
+    code: str,
+    variables: dict[str, Any],
+    tools: Tools,
+    output_fields: list[dict[str, str]] | None = None,
+    *,
+    queries: bool = False,
 ) -> bytes:
-    """An execution's body. Raises ConfigurationError for what cannot be sent."""
+    """An execution's body, for code that may ask `queries` or not. Raises ConfigurationError for what cannot be sent."""
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
     for name in variables:
         if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
-        if name == "SUBMIT" or name in tools:
+        if name == "SUBMIT" or name in tools or (queries and (name in QUERIES or name in QUERY_ERRORS)):
             raise ConfigurationError(f"the variable {name!r} would hide a function of that name: rename it")
     try:
         # As Python itself does to a name in the code.
         values = strict_json({unicodedata.normalize("NFKC", name): value for name, value in variables.items()})
-        rest = strict_json({"code": code, "names": list(tools), "output_fields": output_fields})
+        rest = strict_json({"code": code, "names": list(tools), "output_fields": output_fields, "queries": queries})
     except NotJson as error:
         raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
     return b"".join((rest[:-1], b',"variables":', values, b"}"))

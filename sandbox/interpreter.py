@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .conversation import (
@@ -31,6 +31,7 @@ from .threads import Threads
 
 if TYPE_CHECKING:
     from .contract import Channel, Sandbox
+    from .queries import Queries
     from .result import Result
 
 
@@ -143,6 +144,7 @@ class Interpreter:
         context: str | None = None,
         output_fields: list[dict[str, str]] | None = None,
         on_output: Callable[[str, str], None] | None = None,
+        queries: Queries | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -150,14 +152,16 @@ class Interpreter:
         takes the interpreter's. Without a `context` the code finds fresh globals in a process of its own; with one, it
         finds what earlier executions of that context have left. With `output_fields` (name, and optionally type: str,
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
-        "stderr", text) as the code writes it, on the event loop.
+        "stderr", text) as the code writes it, on the event loop. `queries` are what the code may ask of a model.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
         OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold. Those of the code have `meta`.
         """
         variables = {} if variables is None else variables
         tools = dict(self.tools)
-        body = request(code, variables, tools, output_fields)
+        if queries is not None:
+            tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
+        body = request(code, variables, tools, output_fields, queries=queries is not None)
         seconds = limit(timeout, self.timeout)
         await self.start()
         one_by_one = contextlib.nullcontext() if context is None else self._contexts.setdefault(context, asyncio.Lock())
@@ -165,8 +169,21 @@ class Interpreter:
             conversation, channel = self._conversation, self._channel
             if conversation is None or channel is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
+            if queries is None:
+                pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
+                return await self._await(conversation, channel, pending, frame)
+            if queries.topmost:
+                queries.tree.begin(seconds)
+            tools.update(queries.tools)
             pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
-            return await self._await(conversation, channel, pending, frame)
+            try:
+                result = await self._await(conversation, channel, pending, frame)
+            except RlmBatchError as error:
+                if error.meta is not None:
+                    error.meta = replace(error.meta, queries=queries.tree.summary())
+                raise
+            result.meta = replace(result.meta, queries=queries.tree.summary())
+            return result
 
     async def _await(self, conversation: Conversation, channel: Channel, pending: Pending, frame: bytes) -> Result:
         ended = self._waiting[pending.id] = asyncio.get_running_loop().create_future()
@@ -188,6 +205,13 @@ class Interpreter:
         if pending.end is None:
             raise conversation.lost(pending)
         return conversation.result(pending)
+
+    async def upload(self, path: str, data: bytes) -> None:
+        """Writes a file in the sandbox; see `Sandbox.upload`. Opens the sandbox if it is not yet."""
+        await self.start()
+        if self._conversation is None:
+            raise SandboxLost("the sandbox was shut down before the file was sent: run the code in a new one")
+        await self._conversation.sandbox.upload(path, data)
 
     async def forget(self, context: str) -> None:
         """Ends a context; its name begins anew with the next execution."""
@@ -219,7 +243,9 @@ class Interpreter:
                 if waiting is not None:
                     _wake(waiting)
             else:
-                task = asyncio.get_running_loop().create_task(self._answer(conversation, pending, frame))
+                task = asyncio.get_running_loop().create_task(
+                    self._answer(conversation, pending, frame), context=pending.asked_in.copy()
+                )
                 calls = self._calls.setdefault(pending.id, set())
                 calls.add(task)
                 task.add_done_callback(calls.discard)
@@ -233,7 +259,7 @@ class Interpreter:
             if inspect.iscoroutinefunction(tool):
                 value = await tool(*args, **kwargs)
             else:
-                value = await self._in_thread(functools.partial(tool, *args, **kwargs))
+                value = await self._threads.call(functools.partial(tool, *args, **kwargs))
                 if inspect.isawaitable(value):
                     value = await value
             reply = answer(header["name"], value)
@@ -246,27 +272,6 @@ class Interpreter:
         if self._channel is not None and not conversation.gone:
             with contextlib.suppress(SandboxLost):  # the execution that asked learns of it by its own end
                 await self._send(self._channel, conversation.reply(header, reply))
-
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:
-        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-        def finish(value: Any, error: BaseException | None) -> None:
-            if not done.done():
-                done.set_result((value, error))
-
-        def work() -> None:
-            try:
-                outcome = call(), None
-            except BaseException as error:  # noqa: BLE001 - it is raised where the call was asked for
-                outcome = None, error
-            with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
-                loop.call_soon_threadsafe(finish, *outcome)
-
-        self._threads.run(functools.partial(contextvars.copy_context().run, work))
-        value, error = await done
-        if error is not None:
-            raise error
-        return value
 
     def _closed(self, reason: str) -> None:
         """The wire has ended: so has everything that waits on it."""

@@ -14,6 +14,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class QuerySummary:
+    """The queries of an execution: how many were `asked` and how many of them failed; the model's `calls` that were
+    answered, with their tokens and cost (US dollars, None where a price is unknown), a recursive model's own turns
+    included; and the queries as a `tree` of records, the first thousand of them.
+    """
+
+    asked: int = 0
+    failed: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = 0.0
+    tree: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Meta:
     """What is known of an execution beside what it submitted.
 
@@ -21,6 +37,7 @@ class Meta:
     `earlier_errors` says how those before it failed. `stdout` and
     `stderr` are the first and the last half of what the code wrote, where it wrote more than the cap; a line between
     them says how much was dropped. `isolation` is the level that was in force, `layers` what it was made of.
+    `queries` is None where the code had no language model to ask.
     """
 
     index: int | None = None
@@ -35,6 +52,10 @@ class Meta:
     submitted: bool = False
     stdout: str = ""
     stderr: str = ""
+    queries: QuerySummary | None = None
+
+
+_COUNTS = {item.name for item in fields(QuerySummary)}
 
 
 class Result:
@@ -130,6 +151,8 @@ class Failure:
 def outcome_to_json(outcome: Result | Failure) -> dict[str, Any]:
     """A result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`."""
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
+    queries = outcome.meta.queries
+    meta["queries"] = None if queries is None else {i.name: getattr(queries, i.name) for i in fields(QuerySummary)}
     if isinstance(outcome, Result):
         return {"outputs": outcome.outputs, "meta": meta}
     return {"error": error_to_json(outcome.error), "meta": meta}
@@ -141,6 +164,9 @@ def outcome_from_json(data: dict[str, Any]) -> Result | Failure:
     values = {name: value for name, value in data["meta"].items() if name in known}
     for name in ("layers", "earlier_errors"):
         values[name] = tuple(values.get(name, ()))
+    if values.get("queries") is not None:
+        counts = {name: value for name, value in values["queries"].items() if name in _COUNTS}
+        values["queries"] = QuerySummary(**{**counts, "tree": tuple(counts.get("tree", ()))})
     meta = Meta(**values)
     if "error" in data:
         return Failure(error_from_json(data["error"]), meta)
