@@ -4,9 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .blocks.dspy_interpreter import InterpreterFactory
     from .blocks.interpreters import LocalInterpreter
+    from .blocks.language_model import LanguageModel
     from .blocks.local import LocalSandbox
     from .flows.batch import batch
+    from .flows.rlm import RlmAnswer, rlm
     from .flows.sweep import SweepReport, sweep
     from .sandbox.errors import (
         BudgetExceeded,
@@ -40,12 +43,15 @@ __all__ = [
     "ExecutionTimeout",
     "ExecutionsFailed",
     "Failure",
+    "InterpreterFactory",
+    "LanguageModel",
     "LocalInterpreter",
     "LocalSandbox",
     "OutcomeUnknown",
     "QueryError",
     "QuotaExceeded",
     "Result",
+    "RlmAnswer",
     "SandboxLost",
     "SandboxStartError",
     "StateLost",
@@ -53,14 +59,19 @@ __all__ = [
     "SweepReport",
     "VolumeError",
     "batch",
+    "rlm",
     "sweep",
 ]
 
 # Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
 _MODULES = {
+    "InterpreterFactory": ".blocks.dspy_interpreter",
+    "LanguageModel": ".blocks.language_model",
     "LocalInterpreter": ".blocks.interpreters",
     "LocalSandbox": ".blocks.local",
     "batch": ".flows.batch",
+    "RlmAnswer": ".flows.rlm",
+    "rlm": ".flows.rlm",
     "SweepReport": ".flows.sweep",
     "sweep": ".flows.sweep",
     "Failure": ".sandbox.result",

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 FACADE = ("__dspy_construct__", "__dspy_call__")  # the tools of DSPy's own sub-agents,
 FACADE_TOKEN = "__dspy_host_token"  # and the variable that the code which installs them is handed
 REFUSED = (
-    "dspy is not offered in this sandbox, because what it asked would go around the budget and the depth: use llm_query, "
-    "llm_query_batched, rlm_query and rlm_query_batched"
+    "dspy is not offered in this sandbox, because what it asks goes around the budget and the depth: use "
+    "llm_query, llm_query_batched, rlm_query and rlm_query_batched"
 )
 
 
@@ -132,8 +132,8 @@ class InterpreterFactory:
     """
 
     execution_instructions = (
-        "Code runs as Python 3 in a sandbox; names persist from step to step. Host tools and SUBMIT are global functions, "
-        "and may be called from threads."
+        "Code runs as Python 3 in a sandbox; names persist from step to step. Host tools and SUBMIT are global "
+        "functions, and may be called from threads."
     )
 
     def __init__(self, interpreter: Callable[[], BlockingInterpreter]) -> None:

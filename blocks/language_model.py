@@ -65,7 +65,7 @@ class LanguageModel(Block):
     options: dict[str, Any] = Field(
         default_factory=dict,
         title="Options",
-        description="Whatever else LiteLLM's completion takes, such as reasoning_effort. No secrets: they stand in keys.",
+        description="Whatever else LiteLLM's completion takes, such as reasoning_effort; no secrets.",
     )
     request_timeout: float = Field(
         default=120.0, gt=0, title="Request timeout", description="Seconds for one request to the model."
@@ -113,7 +113,7 @@ class LanguageModel(Block):
         )
 
     async def check(self, *, priced: bool = False) -> None:
-        """Raises ConfigurationError where no model can be asked; and, if it has to be `priced`, where no price is known.
+        """Raises ConfigurationError where no model can be asked; if it has to be `priced`, where no price is known.
 
         It asks the model nothing.
         """

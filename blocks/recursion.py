@@ -160,8 +160,8 @@ class _Factory:
         self._make = make
         tree, depth = queries.tree, queries.depth
         recursion = (
-            "- `rlm_query(prompt, context=text)` asks a recursive model with a REPL of its own, which finds the text as "
-            "`context`: for a part that is itself too long or too intricate for one prompt.\n"
+            "- `rlm_query(prompt, context=text)` asks a recursive model with a REPL of its own, which finds the text "
+            "as `context`: for a part that is itself too long or too intricate for one prompt.\n"
             "- `rlm_query_batched(prompts, concurrency=None, on_error='raise', context=text)` asks several at once.\n"
             if depth < tree.max_depth
             else "- There is no deeper recursion here: `rlm_query` raises DepthExceeded.\n"

@@ -90,7 +90,7 @@ class ServedModel:
                     max_retries=0,
                     **self._sampling,
                 )
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - LiteLLM raises the errors of a hundred clients
                 if attempt > self._retries or not self._passing(error):
                     tries = f" in {attempt} tries" if attempt > 1 else ""
                     raise QueryError(f"the model {self.name} did not answer{tries}: {self._said(error)}") from None
@@ -140,7 +140,7 @@ class ServedModel:
         return Answer(text, Usage(1, prompt, completion, cost or (None if price is None else 0.0)))
 
     async def most(self, messages: list[Message]) -> tuple[int, float]:
-        """The most tokens and US dollars; see `Model.most`. A token is a byte at least, so bytes are the most tokens."""
+        """The most tokens and US dollars; see `Model.most`. A token has a byte at least."""
         self._litellm = self._litellm or await imported()
         price, answer = self._price(), self._longest_answer()
         if price is None:

@@ -16,8 +16,10 @@ from prefect import get_run_logger
 from prefect.context import FlowRunContext
 from pydantic import Field
 
+from ..blocks.asking import Asking, asking
 from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
+from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
 from ..tasks.execute import RetryPolicy, Work, with_policy
@@ -25,6 +27,7 @@ from ..tasks.execution import Execution, identified
 from ..tasks.index import ResultIndex
 from ..tasks.lane import Lane, ProviderUnusable
 from ..tasks.ledger import Ledger, results_root
+from ..tasks.query import Tracker
 
 Outcome = Result | Failure
 
@@ -49,6 +52,19 @@ CacheResults = Annotated[bool, Field(description="Take results of identical exec
 ResultsPath = Annotated[str | None, Field(description="The ledger's directory; by default one below the results root")]
 
 
+Model = Annotated[
+    str | None,
+    Field(
+        description="What the code may ask: a model in LiteLLM's naming, or a saved block such as language-model/NAME"
+    ),
+]
+BatchConcurrency = Annotated[int, Field(ge=1, description="Requests to the model at one time, for each execution")]
+MaxDepth = Annotated[int, Field(ge=0, description="How deep recursive queries may go; plain code is at depth 0")]
+MaxLlmCalls = Annotated[int | None, Field(ge=0, description="Calls of the model, for each execution")]
+MaxLlmTokens = Annotated[int | None, Field(ge=0, description="Tokens of prompts and answers, for each execution")]
+MaxCost = Annotated[float | None, Field(ge=0, description="US dollars for the model, for the whole flow run")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The parameters that the flows share, as they were given."""
@@ -65,6 +81,26 @@ class Options:
     executions_per_task: int | None
     cache_results: bool
     results_path: str | None
+    language_model: str | None
+    batch_concurrency: int
+    max_depth: int
+    max_llm_calls: int | None
+    max_llm_tokens: int | None
+    max_cost: float | None
+
+    async def asking(self) -> Asking | None:
+        """What each execution may ask, None without a model; its queries are task runs. Raises ConfigurationError."""
+        if self.language_model is None:
+            return None
+        return await asking(
+            self.language_model,
+            max_cost=self.max_cost,
+            track=Tracker().track,
+            batch_concurrency=self.batch_concurrency,
+            max_depth=self.max_depth,
+            max_llm_calls=self.max_llm_calls,
+            max_llm_tokens=self.max_llm_tokens,
+        )
 
 
 class Observer:
@@ -97,26 +133,34 @@ class Outcomes:
 
 
 async def run_all(
-    items: Iterable[tuple[str, dict[str, Any]]], total: int, options: Options, label: Callable[[Execution], str]
+    items: Iterable[tuple[str, dict[str, Any]]],
+    total: int,
+    options: Options,
+    label: Callable[[Execution], str],
+    uploads: dict[str, Path] | None = None,
 ) -> Outcomes:
     """Runs every pair of code and variables, `max_workers` at a time, and returns when all have an outcome.
 
-    `label` names an execution's task run. Raises ConfigurationError before anything runs, ExecutionsFailed at the end
-    if `on_failure` says so, and OSError where the ledger cannot be written.
+    `label` names an execution's task run; `uploads` are files that each execution finds, by their paths there. Raises
+    ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
     provider = await resolve(options.provider)
     isolation = await provider.check()
+    asking = await options.asking()
     run_id = _flow_run_id()
     ledger = Ledger(options.results_path or results_root() / run_id)
     ledger.create()
     log = get_run_logger()
     log.info("%d executions on %s: %s; results in %s", total, provider.provider_name, isolation, ledger.path)
     observer.get().begun(total, isolation, str(ledger.path))
-    run = _Run(provider, run_id, ledger, options, total, label, log)
+    run = _Run(provider, run_id, ledger, options, total, label, log, asking, uploads or {})
+    model = None if asking is None else asking.model.fingerprint()
     try:
-        await run.drive(identified(items, await provider.fingerprint()))
+        await run.drive(identified(items, await provider.fingerprint(), model))
     finally:
         ledger.close()
+        if asking is not None:
+            log.info("the model was called %s", described(asking.spent.used))
     outcomes = Outcomes(run.outcomes(), str(ledger.path))
     failed = len(outcomes.failures)
     log.info("%d of %d executions succeeded; results in %s", total - failed, total, ledger.path)
@@ -138,6 +182,12 @@ def raise_failures(outcomes: Outcomes, what: str) -> None:
         )
 
 
+def described(used: Usage) -> str:
+    """What calls of a model took, for a person."""
+    price = "at a cost that is not known" if used.cost is None else f"for ${used.cost:.6f}"
+    return f"{used.calls} times: {used.prompt_tokens:,} + {used.completion_tokens:,} tokens, {price}"
+
+
 def _flow_run_id() -> str:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
@@ -157,7 +207,11 @@ class _Run:
         total: int,
         label: Callable[[Execution], str],
         log: logging.Logger | logging.LoggerAdapter[Any],
+        asking: Asking | None,
+        uploads: dict[str, Path],
     ) -> None:
+        self._asking = asking
+        self._uploads = uploads
         self._provider = provider
         self._run_id = run_id
         self._ledger = ledger
@@ -187,7 +241,14 @@ class _Run:
             raise _first(errors) from None
 
     async def _lane(self, task: Any, works: Iterator[Work]) -> None:
-        lane = Lane(self._provider, self._run_id, reuse=self._options.reuse_sandboxes, timeout=self._options.timeout)
+        lane = Lane(
+            self._provider,
+            self._run_id,
+            reuse=self._options.reuse_sandboxes,
+            timeout=self._options.timeout,
+            asking=self._asking,
+            uploads=self._uploads,
+        )
         try:
             for work in works:
                 state = await task(lane, work, return_state=True)

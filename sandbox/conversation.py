@@ -218,7 +218,7 @@ def request(
     *,
     queries: bool = False,
 ) -> bytes:
-    """An execution's body, for code that may ask `queries` or not. Raises ConfigurationError for what cannot be sent."""
+    """An execution's body; `queries` says whether the code may ask any. Raises ConfigurationError."""
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
     for name in variables:

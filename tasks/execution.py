@@ -28,15 +28,20 @@ class Execution:
         return len(self.errors) + 1
 
 
-def identified(items: Iterable[tuple[str, dict[str, Any]]], fingerprint: dict[str, Any]) -> Iterator[Execution]:
+def identified(
+    items: Iterable[tuple[str, dict[str, Any]]], fingerprint: dict[str, Any], model: dict[str, Any] | None = None
+) -> Iterator[Execution]:
     """Gives pairs of code and variables their index and key.
 
-    The key is a SHA-256 over canonical JSON of the code, the variables, the provider's fingerprint and the occurrence
-    number among identical executions, so that replicates are executions of their own.
+    The key is a SHA-256 over canonical JSON of the code, the variables, the provider's fingerprint, the language
+    model's where there is one, and the occurrence number among identical executions, so that replicates are executions
+    of their own.
     """
     seen: dict[bytes, int] = {}
     for index, (code, variables) in enumerate(items):
         parts = {"code": code, "variables": variables, "output_fields": None, "provider": fingerprint}
+        if model is not None:
+            parts["language_model"] = model
         text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
         digest = hashlib.sha256(text.encode()).digest()
         occurrence = seen[digest] = seen.get(digest, 0) + 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..blocks.asking import Asking
 from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.interpreter import Interpreter
@@ -26,13 +28,25 @@ class Lane:
 
     With `reuse` the sandbox stays open from one execution to the next, and is replaced when it was lost or when what
     remains of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own.
+    `asking` is what each execution may ask, `uploads` are files that each finds, by their paths in the sandbox.
     """
 
-    def __init__(self, provider: SandboxProvider, run: str, *, reuse: bool, timeout: float) -> None:
+    def __init__(
+        self,
+        provider: SandboxProvider,
+        run: str,
+        *,
+        reuse: bool,
+        timeout: float,
+        asking: Asking | None = None,
+        uploads: dict[str, Path] | None = None,
+    ) -> None:
         self.provider = provider
         self._run = run
         self._reuse = reuse
         self._timeout = timeout
+        self._asking = asking
+        self._uploads = uploads or {}
         self._interpreter: Interpreter | None = None
         self._expires = 0.0
 
@@ -46,7 +60,12 @@ class Lane:
                 interpreter = await self._open()
             except ConfigurationError as error:
                 raise ProviderUnusable from error
-            result = await interpreter.execute(execution.code, execution.variables, on_output=on_output)
+            for path, file in self._uploads.items():
+                await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
+            queries = None if self._asking is None else self._asking.queries(interpreter)
+            result = await interpreter.execute(
+                execution.code, execution.variables, on_output=on_output, queries=queries
+            )
         except RlmBatchError as error:
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
             error.meta = self._complete(meta, execution)
