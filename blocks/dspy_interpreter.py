@@ -32,6 +32,7 @@ class Run(Protocol):
         variables: dict[str, Any],
         tools: dict[str, Callable[..., Any]],
         output_fields: list[dict[str, Any]] | None,
+        /,
     ) -> Result: ...
 
 

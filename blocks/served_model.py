@@ -38,7 +38,7 @@ def _import() -> Any:
     # Otherwise it asks the network for a list of prices when it is imported, for 10 s where there is none.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     try:
-        litellm = importlib.import_module("litellm")
+        litellm: Any = importlib.import_module("litellm")
     except ImportError as error:
         raise ConfigurationError(EXTRA) from error
     litellm.suppress_debug_info = True  # or it prints where to get help, on standard output

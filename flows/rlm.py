@@ -37,7 +37,7 @@ with open(context_file, encoding="utf-8", errors="replace", newline="") as file:
     context = file.read()
 {ASK}
 """
-ASK_VOLUME = f"context = load_from_volume(context_path)\n{ASK}"
+ASK_VOLUME = f"context = load_from_volume(context_path, binary=False)\n{ASK}"
 UPLOADED = "context.txt"  # where the code finds a context that came from the host
 
 

@@ -165,8 +165,9 @@ def outcome_from_json(data: dict[str, Any]) -> Result | Failure:
     for name in ("layers", "earlier_errors"):
         values[name] = tuple(values.get(name, ()))
     if values.get("queries") is not None:
-        counts = {name: value for name, value in values["queries"].items() if name in _COUNTS}
-        values["queries"] = QuerySummary(**{**counts, "tree": tuple(counts.get("tree", ()))})
+        counts: dict[str, Any] = {name: value for name, value in values["queries"].items() if name in _COUNTS}
+        counts["tree"] = tuple(counts.get("tree", ()))
+        values["queries"] = QuerySummary(**counts)
     meta = Meta(**values)
     if "error" in data:
         return Failure(error_from_json(data["error"]), meta)

@@ -59,7 +59,7 @@ class Tracker:
             return await work()
         self._tracked += 1
         asked = _Asked(query, work)
-        state = await ask(asked, return_state=True)
+        state: Any = await ask(asked, return_state=True)  # type: ignore[reportGeneralTypeIssues]
         if asked.error is not None:
             raise asked.error
         if state.is_cancelled():
