@@ -930,7 +930,7 @@ class Queries:
             return self._many("rlm_query_batched", prompts, concurrency, on_error, {"context": given})
 
     def _one(self, name: str, prompt: str, more: dict[str, Any]) -> str:
-        if not isinstance(prompt, str):
+        if not isinstance(prompt, str):  # type: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{name}: the prompt is a {type(prompt).__name__}: it is a text")
         found = self._ask(name, [prompt], {"concurrency": None, **more})[0]
         if isinstance(found, Exception):
@@ -940,7 +940,7 @@ class Queries:
     def _many(
         self, name: str, prompts: list[str], concurrency: int | None, on_error: str, more: dict[str, Any]
     ) -> list[Any]:
-        if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+        if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):  # type: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"{name}: concurrency is {concurrency!r}: it is 1 or more, or None for the host's own")
         if on_error not in ("raise", "return"):
             raise ValueError(f"{name}: on_error is {on_error!r}: it is 'raise' or 'return'")
@@ -948,7 +948,7 @@ class Queries:
             raise TypeError(f"{name}: prompts is one text: it is a list of texts")
         prompts = list(prompts)
         for index, prompt in enumerate(prompts):
-            if not isinstance(prompt, str):
+            if not isinstance(prompt, str):  # type: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"{name}: prompts[{index}] is a {type(prompt).__name__}: it is a text")
         if not prompts:
             return []
@@ -983,7 +983,7 @@ class Context:
     """
 
     def __init__(self, name: str, text: str) -> None:
-        if not isinstance(text, str):
+        if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{name}: context is a {type(text).__name__}: it is a text")
         self._text = text
         self._path = ""
