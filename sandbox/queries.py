@@ -156,11 +156,11 @@ class Tree:
             return None
         left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:
-            raise self._late()
+            raise self.late()
         return left
 
     @staticmethod
-    def _late() -> DeadlineExceeded:
+    def late() -> DeadlineExceeded:
         return DeadlineExceeded("the time for queries is over: give the execution a longer timeout, or ask for less")
 
     async def ask(self, model: Model, messages: list[Message], query: Query) -> Answer:
@@ -173,7 +173,7 @@ class Tree:
                 answer = await model.ask(messages)
                 reservation.settle(answer.usage)
         except TimeoutError:
-            raise self._late() from None
+            raise self.late() from None
         finally:
             reservation.release()  # of what was not settled; nobody says whether a cancelled request was billed
         query.usage += answer.usage
@@ -260,8 +260,12 @@ class Queries:
                         f"a recursive query here would run at depth {self.depth + 1}, and the greatest is "
                         f"{self.tree.max_depth}: use llm_query, or raise max_depth"
                     )
-                async with self._recursions:
-                    return await self.tree.recurse(self.below(query), prompt, given, query)
+                self.tree.left()
+                try:
+                    async with asyncio.timeout_at(self.tree.deadline), self._recursions:
+                        return await self.tree.recurse(self.below(query), prompt, given, query)
+                except TimeoutError:
+                    raise self.tree.late() from None
 
             return await self.tree.carry_out(query, self._parent, work)
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .standins.openai_chat import ChatServer
+
 if TYPE_CHECKING:
     from rlm_batch import LocalSandbox
 
@@ -26,6 +28,7 @@ HOME = tempfile.mkdtemp(prefix="tests-of-rlm-batch-")
 os.chmod(HOME, 0o1777)
 os.environ["TMPDIR"] = tempfile.tempdir = HOME
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing LiteLLM waits for the network
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be registered, so after Prefect's own
 
 
@@ -48,6 +51,13 @@ def server() -> Iterator[str]:
         yield running.url
         APILogWorker.drain_all()  # or its thread asks for a server that is gone
         del os.environ["PREFECT_API_URL"]
+
+
+@pytest.fixture
+def chat() -> Iterator[ChatServer]:
+    """A server that answers as a language model would, and counts."""
+    with ChatServer() as server:
+        yield server
 
 
 @pytest.fixture
