@@ -113,7 +113,7 @@ async def rlm(
     raise_failures(outcomes, "questions")
     (result,) = outcomes.results
     assert isinstance(result, Result)
-    queries = result.meta.queries or QuerySummary()
+    queries = result.meta.queries
     trajectory = queries.tree[0].get("trajectory", []) if queries.tree else []
     return RlmAnswer(result["answer"], trajectory, queries, result, outcomes.results_path)
 

@@ -37,7 +37,7 @@ class Meta:
     `earlier_errors` says how those before it failed. `stdout` and
     `stderr` are the first and the last half of what the code wrote, where it wrote more than the cap; a line between
     them says how much was dropped. `isolation` is the level that was in force, `layers` what it was made of.
-    `queries` is None where the code had no language model to ask.
+    `queries` says what was asked of a language model.
     """
 
     index: int | None = None
@@ -52,7 +52,7 @@ class Meta:
     submitted: bool = False
     stdout: str = ""
     stderr: str = ""
-    queries: QuerySummary | None = None
+    queries: QuerySummary = field(default_factory=QuerySummary)
 
 
 _COUNTS = {item.name for item in fields(QuerySummary)}
@@ -152,7 +152,7 @@ def outcome_to_json(outcome: Result | Failure) -> dict[str, Any]:
     """A result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`."""
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
     queries = outcome.meta.queries
-    meta["queries"] = None if queries is None else {i.name: getattr(queries, i.name) for i in fields(QuerySummary)}
+    meta["queries"] = {i.name: getattr(queries, i.name) for i in fields(QuerySummary)} if queries.asked else None
     if isinstance(outcome, Result):
         return {"outputs": outcome.outputs, "meta": meta}
     return {"error": error_to_json(outcome.error), "meta": meta}
@@ -164,10 +164,10 @@ def outcome_from_json(data: dict[str, Any]) -> Result | Failure:
     values = {name: value for name, value in data["meta"].items() if name in known}
     for name in ("layers", "earlier_errors"):
         values[name] = tuple(values.get(name, ()))
-    if values.get("queries") is not None:
-        counts: dict[str, Any] = {name: value for name, value in values["queries"].items() if name in _COUNTS}
-        counts["tree"] = tuple(counts.get("tree", ()))
-        values["queries"] = QuerySummary(**counts)
+    queries: dict[str, Any] = values.get("queries") or {}
+    counts: dict[str, Any] = {name: value for name, value in queries.items() if name in _COUNTS}
+    counts["tree"] = tuple(counts.get("tree", ()))
+    values["queries"] = QuerySummary(**counts)
     meta = Meta(**values)
     if "error" in data:
         return Failure(error_from_json(data["error"]), meta)
