@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from ..sandbox.budget import Budget
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.queries import Given, Queries, Query, Track, Tree, untracked
 from .language_model import LanguageModel, resolve_model
-from .served_model import EXTRA
+from .served_model import EXTRA, offline
 
 if TYPE_CHECKING:
     from ..sandbox.interpreter import Interpreter
@@ -87,7 +86,7 @@ async def recurse(queries: Queries, prompt: str, given: Given, query: Query) -> 
 
 
 def _recursion() -> Any:
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    offline()
     try:
         return importlib.import_module(".recursion", __package__)
     except ImportError as error:

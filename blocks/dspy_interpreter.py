@@ -6,11 +6,23 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
-
 from ..sandbox.blocking import BlockingInterpreter
 from ..sandbox.driver import QUERIES
-from ..sandbox.errors import CodeError, CodeSyntaxError, ExecutionTimeout, RlmBatchError, SubmitError
+from ..sandbox.errors import (
+    CodeError,
+    CodeSyntaxError,
+    ConfigurationError,
+    ExecutionTimeout,
+    RlmBatchError,
+    SubmitError,
+)
+from .served_model import EXTRA, offline
+
+offline()
+try:
+    from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
+except ImportError as error:
+    raise ConfigurationError(EXTRA) from error
 
 if TYPE_CHECKING:
     from ..sandbox.result import Result

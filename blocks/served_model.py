@@ -34,9 +34,13 @@ def installed() -> None:
             raise ConfigurationError(EXTRA)
 
 
-def _import() -> Any:
-    # Otherwise it asks the network for a list of prices when it is imported, for 10 s where there is none.
+def offline() -> None:
+    """Tells LiteLLM to read its own list of prices: it asks the network otherwise, when it is imported, for 10 s."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+
+def _import() -> Any:
+    offline()
     try:
         litellm: Any = importlib.import_module("litellm")
     except ImportError as error:
