@@ -191,7 +191,7 @@ SUBMIT(answer=rlm_query("think"))
             if len(found) == 5 and all(run.state is not None and run.state.is_final() for run in found):
                 break
             await asyncio.sleep(0.1)
-    states = sorted((run.name, run.state_name, run.state.message or "") for run in runs.values())
+    states = sorted((run.name, run.state_name or "", (run.state and run.state.message) or "") for run in runs.values())
     assert [state[:2] for state in states] == [
         ("execution 0", "Completed"),
         (f"llm_query at depth 1, {NAME}", "Completed"),
