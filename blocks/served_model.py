@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import logging
 import os
 import random
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ def _import() -> Any:
     except ImportError as error:
         raise ConfigurationError(EXTRA) from error
     litellm.suppress_debug_info = True  # or it prints where to get help, on standard output
+    if "LITELLM_LOG" not in os.environ:
+        # It warns each time that a program begins another event loop, which is no news to anyone.
+        logging.getLogger("LiteLLM").setLevel(logging.ERROR)
     return litellm
 
 

@@ -21,6 +21,7 @@ from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
 from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, RlmBatchError
+from ..sandbox.queries import Track
 from ..sandbox.result import Failure, Meta, Result
 from ..tasks.execute import RetryPolicy, Work, with_policy
 from ..tasks.execution import Execution, identified
@@ -88,14 +89,14 @@ class Options:
     max_llm_tokens: int | None
     max_cost: float | None
 
-    async def asking(self) -> Asking | None:
-        """What each execution may ask, None without a model; its queries are task runs. Raises ConfigurationError."""
+    async def asking(self, track: Track) -> Asking | None:
+        """What each execution may ask, None without a model. Raises ConfigurationError."""
         if self.language_model is None:
             return None
         return await asking(
             self.language_model,
             max_cost=self.max_cost,
-            track=Tracker().track,
+            track=track,
             batch_concurrency=self.batch_concurrency,
             max_depth=self.max_depth,
             max_llm_calls=self.max_llm_calls,
@@ -146,7 +147,8 @@ async def run_all(
     """
     provider = await resolve(options.provider)
     isolation = await provider.check()
-    asking = await options.asking()
+    tracker = Tracker()
+    asking = await options.asking(tracker.track)
     run_id = _flow_run_id()
     ledger = Ledger(options.results_path or results_root() / run_id)
     ledger.create()
@@ -156,7 +158,8 @@ async def run_all(
     run = _Run(provider, run_id, ledger, options, total, label, log, asking, uploads or {})
     model = None if asking is None else asking.model.fingerprint()
     try:
-        await run.drive(identified(items, await provider.fingerprint(), model))
+        async with tracker:
+            await run.drive(identified(items, await provider.fingerprint(), model))
     finally:
         ledger.close()
         if asking is not None:

@@ -167,15 +167,17 @@ class Tree:
         """One request to a model. Raises BudgetExceeded, DeadlineExceeded and QueryError."""
         self.left()
         most = await model.most(messages) if self.budget.measured else (0, 0.0)
-        reservation = self.budget.reserve(*most)
         try:
             async with asyncio.timeout_at(self.deadline), self._under_way:
-                answer = await model.ask(messages)
-                reservation.settle(answer.usage)
+                # Not before: what waits for its turn shall not hold what others could use, or give back.
+                reservation = self.budget.reserve(*most)
+                try:
+                    answer = await model.ask(messages)
+                    reservation.settle(answer.usage)
+                finally:
+                    reservation.release()  # of what was not settled; nobody says whether a cancelled request was billed
         except TimeoutError:
             raise self.late() from None
-        finally:
-            reservation.release()  # of what was not settled; nobody says whether a cancelled request was billed
         query.usage += answer.usage
         return answer
 

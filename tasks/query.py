@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -47,21 +47,44 @@ async def ask(asked: _Asked) -> Any:
     return Completed(message=asked.query.cost, data=answer)
 
 
+async def _made(asked: _Asked) -> Any:
+    """The final state of a query's task run."""
+    return await ask(asked, return_state=True)  # type: ignore[reportGeneralTypeIssues]
+
+
 class Tracker:
-    """Makes a task run of each query of a flow run, until there are `TRACKED`; the ledger has the rest."""
+    """Makes a task run of each query of a flow run, until there are `TRACKED`; the ledger has the rest.
+
+    A flat query does not wait for what Prefect does before and after it: the work begins at once, and the task run,
+    which lasts as long as it, is made beside it. A recursive query's work runs inside its task run, so that those of
+    the queries that it asks are below it. An async context manager, whose end waits until all are made.
+    """
 
     def __init__(self) -> None:
         self._tracked = 0
+        self._beside: set[asyncio.Task[Any]] = set()
 
     async def track(self, query: Query, work: Callable[[], Awaitable[str]]) -> str:
         """The work's answer. Raises what the work raises."""
         if self._tracked >= TRACKED:
             return await work()
         self._tracked += 1
+        if query.kind == "llm_query":
+            answer = asyncio.ensure_future(work())
+            run = asyncio.ensure_future(_made(_Asked(query, lambda: asyncio.shield(answer))))
+            self._beside.add(run)
+            run.add_done_callback(self._beside.discard)
+            return await answer
         asked = _Asked(query, work)
-        state: Any = await ask(asked, return_state=True)  # type: ignore[reportGeneralTypeIssues]
+        state = await _made(asked)
         if asked.error is not None:
             raise asked.error
         if state.is_cancelled():
             raise asyncio.CancelledError
         return await state.result()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*self._beside, return_exceptions=True)
