@@ -36,6 +36,7 @@ format: $(READY) ## format the code and apply the linter's safe fixes
 bench: $(VENV)/.bench ## measure against the peers and print the ratios
 	@$(VENV)/bin/python benchmarks/interpreter.py
 	@$(VENV)/bin/python benchmarks/batch.py
+	@$(VENV)/bin/python benchmarks/queries.py
 
 clean: ## remove what make made: .venv, build, dist and the caches
 	@rm -rf .venv .venv.making build dist ./*.egg-info .pytest_cache .ruff_cache

@@ -141,3 +141,12 @@ def test_ten_million_characters_are_answered_about_in_a_few_times_their_memory(c
     assert answer == "10000000"
     assert int(grown) <= 50, f"{grown} MiB"
     assert chat.stats.longest_prompt < 20_000
+
+
+def test_the_example_finds_its_needle_with_the_stand_in(server, tmp_path):
+    example = Path(__file__).resolve().parents[2] / "examples" / "needle.py"
+    command = [sys.executable, str(example), "--stand-in"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Answer: 271828\n")
+    assert "2 calls" in done.stdout
