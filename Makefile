@@ -11,10 +11,10 @@ READY = $(VENV)/.ready
 MAKING = $(VENV).making
 INSTALL = install --constraint constraints.txt
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-full check format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY) ## run the example sweep, each trial in a sandbox of its own on this machine
 	@$(VENV)/bin/rlm-batch sweep examples/learning_rate.py \
@@ -23,6 +23,9 @@ demo: $(READY) ## run the example sweep, each trial in a sandbox of its own on t
 # pytest's own script: `python -m pytest` would put the root on sys.path, and its rooms there as top-level packages.
 test: $(READY) ## run the tests (ARGS="-x -k sweep" is handed to pytest)
 	@$(VENV)/bin/pytest $(ARGS)
+
+test-full: $(READY) ## run the scenarios at their full size, which takes minutes
+	@$(VENV)/bin/pytest -m full $(ARGS)
 
 check: $(READY) build/typing/rlm_batch ## check format, lint and types
 	@$(VENV)/bin/ruff format --check --quiet .

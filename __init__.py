@@ -4,12 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .blocks.daytona import DaytonaSandbox
     from .blocks.dspy_interpreter import InterpreterFactory
-    from .blocks.interpreters import LocalInterpreter
+    from .blocks.interpreters import DaytonaInterpreter, LocalInterpreter, ModalInterpreter
     from .blocks.language_model import LanguageModel
     from .blocks.local import LocalSandbox
+    from .blocks.modal import ModalSandbox
+    from .blocks.volume import Volume
     from .flows.batch import batch
+    from .flows.chunks import ChunksReport, chunks
     from .flows.rlm import RlmAnswer, rlm
+    from .flows.sequence import sequence
     from .flows.sweep import SweepReport, sweep
     from .sandbox.errors import (
         BudgetExceeded,
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
         DepthExceeded,
         ExecutionsFailed,
         ExecutionTimeout,
+        NotRun,
         OutcomeUnknown,
         QueryError,
         QuotaExceeded,
@@ -34,10 +40,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BudgetExceeded",
+    "ChunksReport",
     "CodeCrashed",
     "CodeError",
     "CodeSyntaxError",
     "ConfigurationError",
+    "DaytonaInterpreter",
+    "DaytonaSandbox",
     "DeadlineExceeded",
     "DepthExceeded",
     "ExecutionTimeout",
@@ -47,6 +56,9 @@ __all__ = [
     "LanguageModel",
     "LocalInterpreter",
     "LocalSandbox",
+    "ModalInterpreter",
+    "ModalSandbox",
+    "NotRun",
     "OutcomeUnknown",
     "QueryError",
     "QuotaExceeded",
@@ -57,19 +69,30 @@ __all__ = [
     "StateLost",
     "SubmitError",
     "SweepReport",
+    "Volume",
     "VolumeError",
     "batch",
+    "chunks",
     "rlm",
+    "sequence",
     "sweep",
 ]
 
 # Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
 _MODULES = {
+    "DaytonaInterpreter": ".blocks.interpreters",
+    "DaytonaSandbox": ".blocks.daytona",
     "InterpreterFactory": ".blocks.dspy_interpreter",
     "LanguageModel": ".blocks.language_model",
     "LocalInterpreter": ".blocks.interpreters",
     "LocalSandbox": ".blocks.local",
+    "Volume": ".blocks.volume",
+    "ModalInterpreter": ".blocks.interpreters",
+    "ModalSandbox": ".blocks.modal",
     "batch": ".flows.batch",
+    "ChunksReport": ".flows.chunks",
+    "chunks": ".flows.chunks",
+    "sequence": ".flows.sequence",
     "RlmAnswer": ".flows.rlm",
     "rlm": ".flows.rlm",
     "SweepReport": ".flows.sweep",

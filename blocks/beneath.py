@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from ..sandbox.driver import OUR_FILES
 from ..sandbox.errors import VolumeError
 
 
@@ -17,6 +20,26 @@ def parts(path: str) -> tuple[str, ...]:
     return pure.parts
 
 
+def folder_beneath(root: Path, names: tuple[str, ...], make: int | None = None) -> int:
+    """A descriptor of the directory at these names below `root`, reached without following any link.
+
+    With `make`, a mode, directories that are not there are made, and belong to the owner of `root`. Raises OSError.
+    """
+    at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(at)
+        for name in names:
+            if make is not None:
+                _make_folder(name, at, owner, make)
+            below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = below
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
 def open_beneath(root: Path, path: str, flags: int, mode: int = 0o644) -> int:
     """A descriptor of the file at a path below `root`, reached without following any link.
 
@@ -24,22 +47,13 @@ def open_beneath(root: Path, path: str, flags: int, mode: int = 0o644) -> int:
     VolumeError for a path that leads out, OSError for everything else.
     """
     names = parts(path)
-    at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    at = folder_beneath(root, names[:-1], 0o755 if flags & os.O_CREAT else None)
     try:
-        owner = os.fstat(at)
-        for name in names[:-1]:
-            if flags & os.O_CREAT:
-                with suppress(FileExistsError):
-                    os.mkdir(name, 0o755, dir_fd=at)
-                    _give(name, at, owner)
-            below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-            os.close(at)
-            at = below
         if not flags & os.O_CREAT:
             return os.open(names[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
         with suppress(FileExistsError):
             file = os.open(names[-1], flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
-            _give(names[-1], at, owner)
+            _give(names[-1], at, os.stat(root))
             return file
         if flags & os.O_EXCL:
             raise FileExistsError(17, os.strerror(17), path)
@@ -47,6 +61,20 @@ def open_beneath(root: Path, path: str, flags: int, mode: int = 0o644) -> int:
         return os.open(names[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
     finally:
         os.close(at)
+
+
+def _make_folder(name: str, at: int, owner: os.stat_result, mode: int) -> None:
+    try:
+        os.mkdir(name, mode & 0o777, dir_fd=at)
+    except FileExistsError:
+        return
+    _give(name, at, owner)
+    if mode & ~0o777:  # which mkdir does not set
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        try:
+            os.fchmod(folder, mode)
+        finally:
+            os.close(folder)
 
 
 def _give(name: str, at: int, owner: os.stat_result) -> None:
@@ -63,10 +91,41 @@ def write_beneath(root: Path, path: str, data: bytes) -> None:
         raise VolumeError(f"{path} could not be written: {error.strerror or error}") from error
 
 
+def replace_beneath(root: Path, path: str, data: bytes, folder_mode: int, file_mode: int) -> None:
+    """Writes a file below `root` under another name, which it gives up for its own when it is complete.
+
+    Raises VolumeError; nothing is left of the file then.
+    """
+    names = parts(path)
+    partial = f"{OUR_FILES}-{os.urandom(8).hex()}.partial"
+    at = -1
+    try:
+        at = folder_beneath(root, names[:-1], folder_mode)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(partial, flags, 0o600, dir_fd=at), "wb") as file:
+            try:
+                _give(partial, at, os.stat(root))
+                os.fchmod(file.fileno(), file_mode)
+                file.write(data)
+                file.flush()
+                os.rename(partial, names[-1], src_dir_fd=at, dst_dir_fd=at)
+            except BaseException:
+                os.unlink(partial, dir_fd=at)
+                raise
+    except OSError as error:
+        raise VolumeError(f"{path} could not be written: {error.strerror or error}") from error
+    finally:
+        if at >= 0:
+            os.close(at)
+
+
 def read_beneath(root: Path, path: str) -> bytes:
     """A file's bytes. Raises VolumeError."""
     try:
         with open(open_beneath(root, path, os.O_RDONLY), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise VolumeError(f"{path} is no file that could be read")
             return file.read()
     except OSError as error:
-        raise VolumeError(f"{path} could not be read: {error.strerror or error}") from error
+        what = "is a symbolic link, which is not followed" if error.errno == errno.ELOOP else error.strerror or error
+        raise VolumeError(f"{path} could not be read: {what}") from error

@@ -10,8 +10,10 @@ from pydantic import ValidationError
 from ..sandbox.blocking import BlockingInterpreter
 from ..sandbox.errors import ConfigurationError
 from .asking import Asking, asking
+from .daytona import DaytonaSandbox
 from .language_model import LanguageModel
 from .local import LocalSandbox
+from .modal import ModalSandbox
 from .provider import SandboxProvider
 
 if TYPE_CHECKING:
@@ -108,3 +110,29 @@ class LocalInterpreter(_ProviderInterpreter):
     """
 
     block = LocalSandbox
+
+
+class ModalInterpreter(_ProviderInterpreter):
+    """Runs code in a sandbox of Modal, step by step.
+
+    Keywords are `ModalSandbox`'s fields (`volume_name="results"`, `gpu="T4"`), `timeout` (seconds, the default for each
+    execution) and `tools` (functions of the host that the code may call by name).
+    """
+
+    block = ModalSandbox
+
+
+class DaytonaInterpreter(_ProviderInterpreter):
+    """Runs code in a sandbox of Daytona, step by step.
+
+    Keywords are `DaytonaSandbox`'s fields (`repo_url`, `volume_name`, `snapshot`), `timeout` (seconds, the default for
+    each execution) and `tools` (functions of the host that the code may call by name). The API key comes from
+    `api_key`, or DAYTONA_API_KEY, or, with PREFECT_API_URL set, the saved block named `default`.
+
+    Example:
+        >>> with DaytonaInterpreter(timeout=120) as interpreter:
+        ...     print(interpreter.execute("SUBMIT(total=sum(range(1000)))").total)
+        499500
+    """
+
+    block = DaytonaSandbox

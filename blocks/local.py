@@ -27,7 +27,9 @@ from ..sandbox import confinement, driver
 from ..sandbox.contract import DriverSettings, Sandbox
 from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ..sandbox.interpreter import Interpreter, shielded
+from . import cached
 from .beneath import read_beneath, write_beneath
+from .local_volume import UMASK, LocalVolume, volumes_root
 from .provider import SandboxInfo, SandboxProvider
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 Rung = Literal["bubblewrap", "landlock", "none"]
 
+PACKAGES = "/packages"  # where a bubblewrap sandbox has what was installed for it
 PREFIX = "rlm-batch-"  # of a sandbox's folder, which is named after its id
 READ_SIZE = 64 * 1024  # bytes; a larger buffer would be mapped anew for each read
 WIRE_SIZE = 256 * 1024  # bytes of pipe; a user has 64 MiB of it before the kernel makes all new pipes narrow
@@ -92,10 +95,27 @@ class LocalSandbox(SandboxProvider):
         description="CPU seconds for each process of the code; unlimited by default, for the timeout ends it anyway.",
     )
 
+    volume_root: str | None = Field(
+        default=None,
+        title="Volumes",
+        description="The directory that local volumes are in; by default RLM_BATCH_VOLUMES, or one below the user's "
+        "data directory.",
+    )
+
     async def open(self, labels: dict[str, str]) -> LocalBox:
         """Opens a sandbox. Raises ConfigurationError where this machine cannot isolate, SandboxStartError otherwise."""
         rung = await self.rung()
-        return _make(self, rung, labels)
+        packages = await cached.packages(self.packages) if self.packages else None
+        if self.repo_url is None:
+            return _make(self, rung, labels, packages)
+        clone = await cached.checkout(self.repo_url, await self.commit() or "", self.repo_token)
+        box = _make(self, rung, labels, packages)
+        try:
+            await asyncio.to_thread(box.fill, clone)
+        except BaseException:
+            await shielded(box.remove())
+            raise
+        return box
 
     async def rung(self) -> Rung:
         """The level of isolation that is in force. Raises ConfigurationError with the fix where there is none."""
@@ -143,7 +163,14 @@ class LocalSandbox(SandboxProvider):
 
     async def fingerprint(self) -> dict[str, Any]:
         """The common settings and the Python: what code may use up decides whether there is a result, not which."""
-        return {**await super().fingerprint(), "python": sys.version.split()[0]}
+        found = {**await super().fingerprint(), "python": sys.version.split()[0]}
+        if self.volume_name is not None:
+            found["volume"] += [str(volumes_root(self.volume_root))]  # the same name elsewhere is another volume
+        return found
+
+    async def open_volume(self, name: str) -> LocalVolume:
+        """The directory of that name below the root."""
+        return LocalVolume(volumes_root(self.volume_root), name)
 
 
 # ------------------------------------------------------------------------------------------------------------ sandboxes
@@ -194,7 +221,15 @@ class LocalBox(Sandbox):
 
     provider = "local"
 
-    def __init__(self, folder: Path, rung: Rung, settings: DriverSettings, command: list[str], cwd: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rung: Rung,
+        settings: DriverSettings,
+        command: list[str],
+        cwd: str,
+        volume: LocalVolume | None,
+    ) -> None:
         self.id = folder.name
         self.isolation = rung
         self.layers = _layers(rung)
@@ -202,10 +237,23 @@ class LocalBox(Sandbox):
         self._folder = folder
         self._command = command
         self._cwd = cwd
+        self._volume = volume
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
         # A program that ends without shutting down leaves no folder either; the processes end with the wire.
         self._left = weakref.finalize(self, _remove_folder, folder)
+
+    def fill(self, clone: Path) -> None:
+        """Puts a copy of the clone where the code runs. Raises SandboxStartError."""
+        work = self._folder / "work"
+        commands = [["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)]]
+        if os.geteuid() == 0:
+            owner = work.stat()
+            commands.append(["chown", "-R", "-h", f"{owner.st_uid}:{owner.st_gid}", "--", str(work)])
+        for command in commands:
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+            if done.returncode:
+                raise SandboxStartError(f"the repository could not be copied into the sandbox: {done.stderr.strip()}")
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> LocalChannel:
         """Starts the driver; see `Sandbox.connect`."""
@@ -226,14 +274,21 @@ class LocalBox(Sandbox):
 
         loop.add_reader(reads, on_output)
         channel = LocalChannel(writes)
-        await channel.send(_driver_code())
+        await self._send_driver(channel)
         return channel
 
     async def attach(self) -> tuple[int, int]:
         """Starts the driver; see `Sandbox.attach`."""
         reads, writes = self._launch()
-        await LocalChannel(writes).send(_driver_code())
+        await self._send_driver(LocalChannel(writes))
         return reads, writes
+
+    async def _send_driver(self, channel: LocalChannel) -> None:
+        try:
+            await channel.send(_driver_code())
+        except SandboxLost:
+            words = self.last_words() or "its process ended at once"
+            raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {words}") from None
 
     def _launch(self) -> tuple[int, int]:
         # On this thread and no other: a parent-death signal comes when the thread that started a process ends.
@@ -269,11 +324,25 @@ class LocalBox(Sandbox):
 
     async def upload(self, path: str, data: bytes) -> None:
         """Writes a file; see `Sandbox.upload`."""
-        await asyncio.to_thread(write_beneath, *self._place(path), data)
+        on_volume = self._on_volume(path)
+        if on_volume is not None:
+            await on_volume[0].put(on_volume[1], data)
+        else:
+            await asyncio.to_thread(write_beneath, *self._place(path), data)
 
     async def download(self, path: str) -> bytes:
         """A file's bytes; see `Sandbox.download`."""
+        on_volume = self._on_volume(path)
+        if on_volume is not None:
+            return await on_volume[0].get(on_volume[1])
         return await asyncio.to_thread(read_beneath, *self._place(path))
+
+    def _on_volume(self, path: str) -> tuple[LocalVolume, str] | None:
+        """The volume, and the path on it, if that is where a path of the code's leads."""
+        mount = self.settings.volume
+        if self._volume is None or mount is None or not PurePosixPath(path).is_relative_to(mount):
+            return None
+        return self._volume, str(PurePosixPath(path).relative_to(mount))
 
     def _place(self, path: str) -> tuple[Path, str]:
         """Where a path of the code's is on the host: a directory, and the path below it."""
@@ -437,8 +506,13 @@ def _prefixes() -> list[str]:
     return [path for path in found if not path.startswith(("/usr/", "/bin/", "/lib/")) and path not in ("/usr", "/")]
 
 
-def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
+def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str], packages: Path | None = None) -> LocalBox:
     """The folder of a new sandbox, and the command that starts its driver."""
+    volume, gid, mount = None, None, None
+    if block.volume_name is not None:
+        volume = LocalVolume(volumes_root(block.volume_root), block.volume_name)
+        gid = volume.make()
+        mount = _mount_point(block.volume_mount_path) if rung == "bubblewrap" else os.path.realpath(volume.path)
     folder = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex[:12]}"
     root = os.geteuid() == 0 and rung != "none"
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if root else None
@@ -459,8 +533,10 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
             f"no folder for a sandbox could be made in {folder.parent}: {error.strerror}"
         ) from error
     work, tmp = ("/sandbox", "/tmp") if rung == "bubblewrap" else (str(folder / "work"), str(folder / "tmp"))
+    installed = None if packages is None else PACKAGES if rung == "bubblewrap" else str(packages)
+    programs = [os.path.dirname(_python()), "/usr/local/bin", "/usr/bin", "/bin"]
     environment = {
-        "PATH": f"{os.path.dirname(_python())}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": ":".join([*programs, f"{installed}/bin"] if installed else programs),
         "HOME": work,
         "TMPDIR": tmp,
         "LANG": "C.UTF-8",
@@ -469,18 +545,45 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str]) -> LocalBox:
     }
     settings = DriverSettings(
         cwd=work,
+        volume=mount,
         environment=environment,
+        path=[installed] if installed else [],
         heartbeat=None,  # the wire's end is enough on one machine
         lifetime=block.lifetime,
-        confinement=_confinement(block, rung, uid, work, tmp),
+        confinement=_confinement(block, rung, uid, (work, tmp), mount, installed),
     )
+    if gid is not None:
+        settings.confinement.update(gid=gid, umask=UMASK)
     python = [_python(), "-I", "-S", "-c", _boot(rung)]
     if rung == "bubblewrap":
-        return LocalBox(folder, rung, settings, [*_bubblewrap(folder), *python], "/")
-    return LocalBox(folder, rung, settings, python, work)
+        mounts = [] if volume is None or mount is None else [("--bind", str(volume.path), mount)]
+        if packages is not None:
+            mounts.append(("--ro-bind", str(packages), PACKAGES))
+        return LocalBox(folder, rung, settings, [*_bubblewrap(folder, mounts), *python], "/", volume)
+    return LocalBox(folder, rung, settings, python, work, volume)
 
 
-def _confinement(block: LocalSandbox, rung: Rung, uid: int | None, work: str, tmp: str) -> dict[str, Any]:
+def _mount_point(path: str) -> str:
+    """Where a volume is mounted. Raises ConfigurationError for a place that the sandbox needs for itself."""
+    place = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
+    taken = [PurePosixPath(path) for path in (*confinement.SYSTEM, "/etc", "/proc", "/dev", "/sys", *_prefixes())]
+    own = [PurePosixPath("/sandbox"), PurePosixPath("/tmp"), PurePosixPath(PACKAGES)]
+    above = any(other.is_relative_to(place) for other in (*taken, *own))
+    if above or any(place.is_relative_to(other) for other in taken):
+        raise ConfigurationError(
+            f"volume_mount_path is {path}, which a local sandbox needs for itself: name another place, such as /data"
+        )
+    return str(place)
+
+
+def _confinement(
+    block: LocalSandbox,
+    rung: Rung,
+    uid: int | None,
+    own: tuple[str, ...],
+    volume: str | None,
+    packages: str | None,
+) -> dict[str, Any]:
     mib = 1024 * 1024
     limits = {"AS": block.memory_mib * mib, "FSIZE": block.file_size_mib * mib, "CORE": 0}
     if block.cpu_seconds is not None:
@@ -491,9 +594,11 @@ def _confinement(block: LocalSandbox, rung: Rung, uid: int | None, work: str, tm
     alone = rung == "bubblewrap" or uid is not None
     limits["NPROC"] = block.processes + (0 if alone else _tasks_of_user())
     bubblewrap = rung == "bubblewrap"
+    writable = own if volume is None else (*own, volume)
+    readable = (*_readable(), *([packages] if packages is not None else []))
     policy = confinement.Policy(
-        readable=(*_readable(), "/proc") if bubblewrap else _readable(),
-        writable=(work, tmp, "/dev/shm") if bubblewrap else (work, tmp),
+        readable=(*readable, "/proc") if bubblewrap else readable,
+        writable=(*writable, "/dev/shm") if bubblewrap else writable,
         network=bubblewrap,
         own_mounts=bubblewrap,
         own_uid=uid is not None,
@@ -507,7 +612,9 @@ def _confinement(block: LocalSandbox, rung: Rung, uid: int | None, work: str, tm
         found["seccomp"] = _filter(replace(policy, readable=(), writable=()), machine)
     if uid is not None and not bubblewrap:
         # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
-        found["search"] = any(_closed_to_others(path) for path in (*_prefixes(), tempfile.gettempdir()))
+        others = [os.path.dirname(path) for path in (volume, packages) if path is not None]
+        ways = [*_prefixes(), tempfile.gettempdir(), *others]
+        found["search"] = any(_closed_to_others(path) for path in ways)
     return found
 
 
@@ -542,7 +649,7 @@ def _system_binds() -> tuple[str, ...]:
     return tuple(arguments)
 
 
-def _bubblewrap(folder: Path) -> list[str]:
+def _bubblewrap(folder: Path, mounts: list[tuple[str, str, str]]) -> list[str]:
     """The command line that everything of a sandbox runs under."""
     root = os.geteuid() == 0
     # Root needs no user namespace, and without one its children can become a user of their own.
@@ -559,8 +666,15 @@ def _bubblewrap(folder: Path) -> list[str]:
         *_system_binds(),
         *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
         *("--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"),
+        *(word for mount in mounts for word in _bind(*mount)),
         *("--chdir", "/sandbox", "--remount-ro", "/"),
     ]
+
+
+def _bind(how: str, source: str, target: str) -> list[str]:
+    """A directory of the host's, in its place; bubblewrap makes missing parents for its own user alone."""
+    above = [str(parent) for parent in reversed(PurePosixPath(target).parents) if str(parent) != "/"]
+    return [*(word for parent in above for word in ("--perms", "0755", "--dir", parent)), how, source, target]
 
 
 # --------------------------------------------------------------------------------------------------------------- probes

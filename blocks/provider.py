@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prefect.blocks.core import Block
-from pydantic import Field, PrivateAttr, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr, field_validator
 
+from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
 from . import repository
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..sandbox.contract import Sandbox
+    from .volume import VolumeStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,16 @@ class SandboxProvider(Block, ABC):
         description="Seconds after which the provider itself removes a sandbox, whatever became of its host.",
     )
 
+    @field_validator("packages")
+    @classmethod
+    def _requirements(cls, packages: list[str]) -> list[str]:
+        for package in packages:
+            if not package.strip() or package.lstrip().startswith("-"):
+                raise ValueError(
+                    f"{package!r} is no requirement: give names such as numpy or pandas>=2, and no options"
+                )
+        return packages
+
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:
         """Opens a sandbox. Raises SandboxStartError, QuotaExceeded or ConfigurationError, and leaves nothing then."""
@@ -100,6 +112,22 @@ class SandboxProvider(Block, ABC):
     @abstractmethod
     async def check(self) -> str:
         """What keeps code in, in a line for a log. Raises ConfigurationError where no sandbox can be opened."""
+
+    async def volume(self, name: str | None = None) -> VolumeStore:
+        """The volume of that name, by default this block's own, from the host's side.
+
+        Raises ConfigurationError where there is no name.
+        """
+        name = name or self.volume_name
+        if name is None:
+            raise ConfigurationError("no volume is named: pass a name, or use a block that has volume_name")
+        return await self.open_volume(name)
+
+    async def open_volume(self, name: str) -> VolumeStore:
+        """The provider's part of `volume`: from a sandbox, where its API has no other way."""
+        from .sandbox_volume import SandboxVolume
+
+        return SandboxVolume(self, name)
 
     async def fingerprint(self) -> dict[str, Any]:
         """The settings that a result depends on, no secrets and no limits: JSON.

@@ -21,22 +21,27 @@ COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 def environment(token: SecretStr | None) -> dict[str, str]:
     """What git on the host runs with: it asks nobody, and signs in with the token, which no command line shows."""
     found = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
-    if token is not None:
-        # Any user name does for the tokens of GitHub, GitLab and Bitbucket; this one is in all their manuals.
-        basic = base64.b64encode(f"x-access-token:{token.get_secret_value()}".encode()).decode()
-        number = int(found.get("GIT_CONFIG_COUNT") or 0)
-        found |= {
-            "GIT_CONFIG_COUNT": str(number + 1),
-            f"GIT_CONFIG_KEY_{number}": "http.extraHeader",
-            f"GIT_CONFIG_VALUE_{number}": f"Authorization: Basic {basic}",
-        }
-    return found
+    return {**found, **sign_in(token, int(found.get("GIT_CONFIG_COUNT") or 0))}
+
+
+def sign_in(token: SecretStr | None, number: int = 0) -> dict[str, str]:
+    """The environment that git signs in with, after `number` other settings that it takes from there."""
+    if token is None:
+        return {}
+    # Any user name does for the tokens of GitHub, GitLab and Bitbucket; this one is in all their manuals.
+    basic = base64.b64encode(f"x-access-token:{token.get_secret_value()}".encode()).decode()
+    return {
+        "GIT_CONFIG_COUNT": str(number + 1),
+        f"GIT_CONFIG_KEY_{number}": "http.extraHeader",
+        f"GIT_CONFIG_VALUE_{number}": f"Authorization: Basic {basic}",
+    }
 
 
 async def git(*arguments: str, token: SecretStr | None = None, seconds: float = SECONDS) -> str:
     """Runs git on the host; returns what it printed. Raises ConfigurationError with what it complained of."""
     if shutil.which("git") is None:
         raise ConfigurationError("git is not on the PATH, and repo_url needs it: install git on this machine")
+    named = arguments[2] if arguments[0] == "-C" else arguments[0]
     process = await asyncio.create_subprocess_exec(
         "git",
         *arguments,
@@ -50,15 +55,13 @@ async def git(*arguments: str, token: SecretStr | None = None, seconds: float = 
         async with asyncio.timeout(seconds):
             out, complaint = await process.communicate()
     except TimeoutError:
-        raise ConfigurationError(
-            f"git {arguments[0]} did not end within {seconds:.0f} s: is the server there?"
-        ) from None
+        raise ConfigurationError(f"git {named} did not end within {seconds:.0f} s: is the server there?") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise ConfigurationError(f"git {arguments[0]} failed: {complaint.decode('utf-8', 'replace').strip()[-1000:]}")
+        raise ConfigurationError(f"git {named} failed: {complaint.decode('utf-8', 'replace').strip()[-1000:]}")
     return out.decode("utf-8", "replace")
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from ..sandbox.errors import ConfigurationError
+from .daytona import DaytonaSandbox
 from .local import LocalSandbox
+from .modal import ModalSandbox
 from .provider import SandboxProvider
 
-PROVIDERS: dict[str, type[SandboxProvider]] = {"local": LocalSandbox}
+PROVIDERS: dict[str, type[SandboxProvider]] = {
+    "local": LocalSandbox,
+    "daytona": DaytonaSandbox,
+    "modal": ModalSandbox,
+}
 ISOLATIONS = ("bubblewrap", "landlock", "none")
 
 
 async def resolve(text: str) -> SandboxProvider:
     """The provider that `text` names.
 
-    `local` is the provider with its defaults, `local:none` (or `:landlock`, `:bubblewrap`) the local one with that
-    isolation, and `local-sandbox/NAME` a block that was saved under that name. Raises ConfigurationError.
+    `local`, `daytona` and `modal` are the providers with their defaults, `local:none` (or `:landlock`, `:bubblewrap`)
+    the local one with that isolation, and `daytona-sandbox/NAME` a block that was saved under that name. Raises
+    ConfigurationError.
     """
     found = unsaved(text)
     if found is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
@@ -35,20 +35,18 @@ class Limits:
 
     def parameters(self) -> dict[str, Any]:
         """The flow's parameters of the same meaning."""
-        return asdict(self)
+        return {field.name: getattr(self, field.name) for field in fields(Limits)}
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Common:
-    """Options that every flow over many executions has."""
+class Basics(Limits):
+    """Options that every flow has."""
 
     provider: str = "local"
-    "local, local:none, or a saved block such as local-sandbox/NAME."
+    "local, daytona, modal, local:none, or a saved block such as daytona-sandbox/NAME."
     isolation: Annotated[Literal["bubblewrap", "landlock", "none"] | None, Parameter()] = None
     "For the local provider: insist on one level. none runs code with no isolation."
-    max_workers: int = 4
-    "Executions at one time, each in a sandbox of its own."
     timeout: float = 120.0
     "Seconds for each execution."
     retries: int = 2
@@ -59,12 +57,6 @@ class Common:
     "Try again also when a sandbox was lost while the code may have run."
     deadline: float | None = None
     "Seconds for the whole run."
-    reuse_sandboxes: Annotated[bool, Parameter(negative=())] = False
-    "Keep each worker's sandbox; each execution still has a process of its own."
-    executions_per_task: int | None = None
-    "Executions in one Prefect task run; by itself as many as make about 1,000 task runs."
-    resume: Annotated[bool, Parameter(negative=())] = False
-    "Take the results of identical executions of earlier runs, and run only the rest."
     results_path: str | None = None
     "The ledger's directory; by default one below the results root."
     language_model: str | None = None
@@ -73,18 +65,40 @@ class Common:
     def parameters(self) -> dict[str, Any]:
         """The flow's parameters of the same meaning."""
         return {
+            **super().parameters(),
             "provider": arguments.provider(self.provider, self.isolation),
-            "max_workers": self.max_workers,
             "timeout": self.timeout,
             "retries": self.retries,
             "retry_code_errors": self.retry_code_errors,
             "idempotent": self.idempotent,
             "deadline": self.deadline,
+            "results_path": arguments.absolute(self.results_path),
+            "language_model": self.language_model,
+        }
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Common(Basics):
+    """Options that every flow over many executions has."""
+
+    max_workers: int = 4
+    "Executions at one time, each in a sandbox of its own."
+    reuse_sandboxes: Annotated[bool, Parameter(negative=())] = False
+    "Keep each worker's sandbox; each execution still has a process of its own."
+    executions_per_task: int | None = None
+    "Executions in one Prefect task run; by itself as many as make about 1,000 task runs."
+    resume: Annotated[bool, Parameter(negative=())] = False
+    "Take the results of identical executions of earlier runs, and run only the rest."
+
+    def parameters(self) -> dict[str, Any]:
+        """The flow's parameters of the same meaning."""
+        return {
+            **super().parameters(),
+            "max_workers": self.max_workers,
             "reuse_sandboxes": self.reuse_sandboxes,
             "executions_per_task": self.executions_per_task,
             "cache_results": self.resume,
-            "results_path": arguments.absolute(self.results_path),
-            "language_model": self.language_model,
         }
 
 
@@ -95,7 +109,6 @@ def batch(
     *,
     inputs: str | None = None,
     common: Common | None = None,
-    limits: Limits | None = None,
 ) -> int:
     """Run Python files, each in a sandbox of its own; or one file once for each of many inputs.
 
@@ -109,7 +122,7 @@ def batch(
     from .run import run_batch
 
     code: Any = [arguments.code(file) for file in files]
-    parameters = {**(common or Common()).parameters(), **(limits or Limits()).parameters()}
+    parameters = (common or Common()).parameters()
     if inputs is not None:
         if len(code) > 1:
             arguments.wrong("--inputs goes with one FILE, and there are several")
@@ -127,7 +140,6 @@ def sweep(
     minimize: str | None = None,
     maximize: str | None = None,
     common: Common | None = None,
-    limits: Limits | None = None,
 ) -> int:
     """Run one Python file over the points of a search space, and find the best trial.
 
@@ -156,7 +168,6 @@ def sweep(
             "objective": minimize if maximize is None else maximize,
             "direction": "minimize" if maximize is None else "maximize",
             **(common or Common()).parameters(),
-            **(limits or Limits()).parameters(),
         }
     )
 
@@ -226,6 +237,138 @@ def rlm(
             **(limits or Limits()).parameters(),
         }
     )
+
+
+@app.command
+def chunks(
+    file: str,
+    /,
+    *,
+    chunks: str | None = None,
+    data: str | None = None,
+    chunk_size: int | None = None,
+    volume_name: str | None = None,
+    reduce: str | None = None,
+    common: Common | None = None,
+) -> int:
+    """Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together.
+
+    Parameters
+    ----------
+    file
+        A file of Python code that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.
+    chunks
+        A file of chunks: JSON lines or CSV, with the id and the data of a chunk in each line.
+    data
+        A file of data to be cut into chunks instead: JSON lines or CSV, an item a line.
+    chunk_size
+        How many items of the data make a chunk.
+    volume_name
+        The volume that every sandbox has, made when it is first asked for.
+    reduce
+        A file of Python code that runs once when all chunks are done; what they submitted is in results.
+    """
+    from .run import run_chunks
+
+    return run_chunks(
+        {
+            "code": arguments.code(file),
+            "chunks": arguments.absolute(chunks),
+            "data": arguments.absolute(data),
+            "chunk_size": chunk_size,
+            "volume_name": volume_name,
+            "reduce": None if reduce is None else arguments.code(reduce),
+            **(common or Common()).parameters(),
+        }
+    )
+
+
+@app.command
+def sequence(
+    files: Annotated[list[str], Parameter(negative=())],
+    /,
+    *,
+    stop_on_error: bool = True,
+    basics: Basics | None = None,
+) -> int:
+    """Run Python files one after the other in one sandbox: what one defines is there in the next.
+
+    Parameters
+    ----------
+    files
+        Files of Python code, a step each; /dev/stdin is standard input.
+    stop_on_error
+        Run no further step once one has failed.
+    """
+    from .run import run_sequence
+
+    steps = [arguments.code(file) for file in files]
+    return run_sequence({"steps": steps, "stop_on_error": stop_on_error, **(basics or Basics()).parameters()}, files)
+
+
+volume = App(name="volume", help="Look at what is on a volume, and bring files to it and home.")
+app.command(volume)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Whose volume it is."""
+
+    provider: str = "local"
+    "local, or a saved block such as local-sandbox/NAME."
+
+
+@volume.command
+def ls(name: str, path: str = "", /, *, where: Where | None = None) -> int:
+    """List the files on a volume, with their sizes in bytes.
+
+    Parameters
+    ----------
+    name
+        The volume.
+    path
+        A file or a directory on it; by default all of it.
+    """
+    from .volume import show
+
+    return show((where or Where()).provider, name, path)
+
+
+@volume.command
+def get(name: str, path: str, target: str = ".", /, *, where: Where | None = None) -> int:
+    """Bring a file home from a volume, or a directory with all that is in it.
+
+    Parameters
+    ----------
+    name
+        The volume.
+    path
+        The file or the directory on it.
+    target
+        A directory to put it in, or the name to give it; by default this directory.
+    """
+    from .volume import fetch
+
+    return fetch((where or Where()).provider, name, path, target)
+
+
+@volume.command
+def put(name: str, source: str, path: str | None = None, /, *, where: Where | None = None) -> int:
+    """Bring a file to a volume.
+
+    Parameters
+    ----------
+    name
+        The volume, made when it is first asked for.
+    source
+        The file on this machine.
+    path
+        Where it goes on the volume; by default its own name.
+    """
+    from .volume import send
+
+    return send((where or Where()).provider, name, source, path)
 
 
 @app.command

@@ -10,8 +10,11 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from ..blocks.daytona import DaytonaSandbox
 from ..blocks.local import LocalSandbox
-from ..sandbox.errors import ConfigurationError
+from ..blocks.modal import ModalSandbox
+from ..blocks.provider import SandboxProvider
+from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.ledger import results_root
 
 
@@ -23,6 +26,8 @@ def examine() -> int:
         works, text = asyncio.run(_rung(rung))
         usable = usable or works
         rows.append((f"local, {rung}", works, text))
+    rows.append(("daytona", *asyncio.run(_daytona())))
+    rows.append(("modal", *asyncio.run(_modal())))
     rows.append(_ledger())
     rows.append(_server())
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -40,6 +45,27 @@ async def _rung(rung: str) -> tuple[bool, str]:
     try:
         return True, await block.check()
     except ConfigurationError as error:
+        return False, str(error)
+
+
+async def _daytona() -> tuple[bool, str]:
+    block = DaytonaSandbox()
+    if not block.has_credentials():
+        return False, "no key: set the environment variable DAYTONA_API_KEY, or save a block with one, to use it"
+    return await _remote(block)
+
+
+async def _modal() -> tuple[bool, str]:
+    block = ModalSandbox()
+    if not block.has_credentials():
+        return False, "no token: run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, to use it"
+    return await _remote(block)
+
+
+async def _remote(block: SandboxProvider) -> tuple[bool, str]:
+    try:
+        return True, await block.check()
+    except RlmBatchError as error:
         return False, str(error)
 
 

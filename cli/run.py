@@ -10,8 +10,9 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ..blocks.resolve import unsaved
+from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
-from ..sandbox.result import Failure
+from ..sandbox.result import Failure, Result
 from .display import Display, show_table
 
 if TYPE_CHECKING:
@@ -75,6 +76,52 @@ def run_rlm(parameters: dict[str, Any]) -> int:
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
     print(f"{len(found.trajectory)} turns; the model was called {described(used)}", file=sys.stderr)
     return _end(found.results_path, None)
+
+
+def run_chunks(parameters: dict[str, Any]) -> int:
+    """Runs the chunks flow, prints its table and what the reduction submitted, and returns the exit status."""
+    from ..flows.chunks import chunks, overlap, report
+    from ..flows.parts import parts_of
+    from ..flows.run import Outcomes
+    from ..flows.table import cell_text
+
+    _check(chunks, parameters)
+    if parameters["volume_name"] is not None:
+        check_name(parameters["volume_name"])
+    count = len(parts_of(parameters["chunks"], parameters["data"], parameters["chunk_size"]))
+    failed: ExecutionsFailed | None = None
+    try:
+        found = _run(lambda: chunks(**parameters))
+    except ExecutionsFailed as error:
+        failed, found = error, report(Outcomes(error.results, error.results_path), count)
+    show_table(found.rows())
+    if isinstance(found.reduction, Result):
+        values = ", ".join(f"{name}={cell_text(value)}" for name, value in found.reduction.outputs.items())
+        print(f"Reduction: {values}")
+    for path, ids in found.overlaps.items():
+        print(overlap(path, ids), file=sys.stderr)
+    return _end(found.results_path, failed)
+
+
+def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
+    """Runs the sequence flow, prints a row for each step, and returns the exit status."""
+    from ..flows.sequence import sequence, texts
+    from ..flows.table import table
+
+    _check(sequence, parameters)
+    texts(parameters["steps"])
+    display = Display()
+    failed: ExecutionsFailed | None = None
+    try:
+        outcomes = _run(lambda: sequence(**parameters), display)
+    except ExecutionsFailed as error:
+        failed, outcomes = error, error.results
+    rows = table(outcomes)
+    show_table(
+        [[rows[0][0], "file", *rows[0][1:]]]
+        + [[row[0], file, *row[1:]] for row, file in zip(rows[1:], files, strict=True)]
+    )
+    return _end(display.results_path, failed)
 
 
 def _end(results_path: str, failed: ExecutionsFailed | None) -> int:

@@ -13,13 +13,21 @@ from pydantic.fields import FieldInfo
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger import results_root
 from .inputs import spilled, spilled_text
+from .parts import with_text_ids
 from .server import embedded_server
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
-SPILLABLE = {"code": "@{path}", "inputs": "{path}", "points": "{path}"}  # and how each refers to a file
+SPILLABLE = {  # and how each refers to a file
+    "code": "@{path}",
+    "steps": "@{path}",
+    "inputs": "{path}",
+    "points": "{path}",
+    "data": "{path}",
+    "chunks": "{path}",
+}
 
 
 class BatchFlow(Flow[P, T]):
@@ -42,7 +50,7 @@ class BatchFlow(Flow[P, T]):
 def within_limit(parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters, with a reference to a file in the place of each list or text that is too long for Prefect."""
     short = {
-        name: _short(value, name, SPILLABLE[name]) if name in SPILLABLE and isinstance(value, list) else value
+        name: _short(value, name, SPILLABLE[name]) if name in SPILLABLE and isinstance(value, (list, dict)) else value
         for name, value in parameters.items()
     }
     text = short.get("context")
@@ -52,12 +60,17 @@ def within_limit(parameters: dict[str, Any]) -> dict[str, Any]:
     return short
 
 
-def _short(value: list[Any], name: str, form: str) -> list[Any] | str:
+def _short(value: list[Any] | dict[Any, Any], name: str, form: str) -> list[Any] | dict[Any, Any] | str:
+    if isinstance(value, dict):
+        value = with_text_ids(value)
     try:
         size = len(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} must be JSON, and is not: {error}") from None
-    return value if size <= PARAMETER_LIMIT else form.format(path=spilled(value, results_root()))
+    if size <= PARAMETER_LIMIT:
+        return value
+    lines = [{"id": key, "data": item} for key, item in value.items()] if isinstance(value, dict) else value
+    return form.format(path=spilled(lines, results_root()))
 
 
 def _with_parameters(function: Callable[..., Any]) -> str:

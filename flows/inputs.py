@@ -22,10 +22,11 @@ class Inputs(Iterable[Variables], Sized, Protocol):
 class FileInputs:
     """The variables in a file: JSON lines, a dict a line, or CSV, whose cells are JSON where they parse, else text.
 
-    The file is read once to count and check it, and again when it is used; only a line at a time is in memory.
+    The file is read once to count and check it, and again when it is used; only a line at a time is in memory. `check`
+    is called with each and its number at the first reading.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, check: Callable[[Variables, int], None] | None = None) -> None:
         self._path = Path(path).expanduser().absolute()
         if self._path.suffix.lower() == ".csv":
             self._read: Callable[[], Iterator[Variables]] = self._csv
@@ -36,11 +37,17 @@ class FileInputs:
                 f"{self._path} is neither JSON lines (.jsonl) nor CSV (.csv): rename or convert it"
             )
         try:
-            self._length = sum(1 for _ in self._read())
+            self._length = 0
+            for value in self._read():
+                self._length += 1
+                if check is not None:
+                    check(value, self._length)
         except OSError as error:
             raise ConfigurationError(f"the input file {self._path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"the input file {self._path} is not UTF-8: {error.reason}") from None
+        except csv.Error as error:
+            raise ConfigurationError(f"the input file {self._path} is no CSV that can be read: {error}") from None
 
     def __len__(self) -> int:
         return self._length
@@ -57,11 +64,14 @@ class FileInputs:
                     value = json.loads(line)
                 except ValueError as error:
                     raise ConfigurationError(f"line {number} of {self._path} is not JSON: {error}") from None
-                if not isinstance(value, dict):
+                if not self._accepts(value):
                     raise ConfigurationError(
                         f"line {number} of {self._path} is a {type(value).__name__}: a line is an object of variables"
                     )
                 yield value
+
+    def _accepts(self, value: Any) -> bool:
+        return isinstance(value, dict)
 
     def _csv(self) -> Iterator[Variables]:
         with self._path.open(encoding="utf-8-sig", newline="") as file:
@@ -73,6 +83,13 @@ class FileInputs:
                         f"{', '.join(reader.fieldnames or ())}"
                     )
                 yield {name: cell(text) for name, text in row.items()}
+
+
+class FileRows(FileInputs):
+    """The same for items of data: a line of JSON is any value."""
+
+    def _accepts(self, value: Any) -> bool:
+        return True
 
 
 def cell(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""What batch and sweep share: running many executions in lanes, with a ledger, and saying how they went."""
+"""What the flows share: running many executions in lanes, with a ledger, and saying how they went."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
@@ -20,14 +21,14 @@ from ..blocks.asking import Asking, asking
 from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
 from ..sandbox.budget import Usage
-from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, RlmBatchError
+from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ..sandbox.queries import Track
 from ..sandbox.result import Failure, Meta, Result
 from ..tasks.execute import RetryPolicy, Work, with_policy
 from ..tasks.execution import Execution, identified
 from ..tasks.index import ResultIndex
 from ..tasks.lane import Lane, ProviderUnusable
-from ..tasks.ledger import Ledger, results_root
+from ..tasks.ledger import Ledger, Line, results_root
 from ..tasks.query import Tracker
 
 Outcome = Result | Failure
@@ -35,7 +36,9 @@ Outcome = Result | Failure
 TASK_RUNS = 1000  # of one flow run, at most: a server records some fifty a second, 250 with the settings that we ship
 
 # The parameters that every flow over many executions has, with their bounds for the schema that the UI shows.
-Provider = Annotated[str, Field(description="local, local:none, or a saved block such as local-sandbox/NAME")]
+Provider = Annotated[
+    str, Field(description="local, daytona, local:none, or a saved block such as daytona-sandbox/NAME")
+]
 MaxWorkers = Annotated[int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")]
 Timeout = Annotated[float, Field(gt=0, description="Seconds for each execution")]
 Retries = Annotated[int, Field(ge=0, description="How often an execution whose sandbox failed is tried again")]
@@ -145,40 +148,26 @@ async def run_all(
     `label` names an execution's task run; `uploads` are files that each execution finds, by their paths there. Raises
     ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
-    provider = await resolve(options.provider)
-    isolation = await provider.check()
-    tracker = Tracker()
-    asking = await options.asking(tracker.track)
-    run_id = _flow_run_id()
-    ledger = Ledger(options.results_path or results_root() / run_id)
-    ledger.create()
-    log = get_run_logger()
-    log.info("%d executions on %s: %s; results in %s", total, provider.provider_name, isolation, ledger.path)
-    observer.get().begun(total, isolation, str(ledger.path))
-    run = _Run(provider, run_id, ledger, options, total, label, log, asking, uploads or {})
-    model = None if asking is None else asking.model.fingerprint()
-    try:
-        async with tracker:
-            await run.drive(identified(items, await provider.fingerprint(), model))
-    finally:
-        ledger.close()
-        if asking is not None:
-            log.info("the model was called %s", described(asking.spent.used))
-    outcomes = Outcomes(run.outcomes(), str(ledger.path))
-    failed = len(outcomes.failures)
-    log.info("%d of %d executions succeeded; results in %s", total - failed, total, ledger.path)
-    return outcomes
+    async with Run.begun(await resolve(options.provider), total, options, label) as run:
+        run.uploads = uploads or {}
+        await run.drive(identified(items, await run.fingerprint()))
+        return run.outcomes()
 
 
-def raise_failures(outcomes: Outcomes, what: str) -> None:
-    """Raises ExecutionsFailed if there are failures: how many, the first of them, and where the results are."""
+def raise_failures(outcomes: Outcomes, what: str, retrying: str = "run only those that failed") -> None:
+    """Raises ExecutionsFailed if there are failures: how many, the first of them, and where the results are.
+
+    `retrying` is what retrying the flow run does.
+    """
     failures = outcomes.failures
     if failures:
         first = failures[0]
+        idle = sum(isinstance(failure.error, NotRun) for failure in failures)
+        rest = f" and {idle} not run" if idle else ""
         raise ExecutionsFailed(
-            f"{len(failures)} of {len(outcomes.results)} {what} failed, first number {first.meta.index} with "
-            f"{type(first.error).__name__}: {first.error.summary} -- the results are in {outcomes.results_path}; retry "
-            "the flow run to run only those that failed, or pass on_failure='return' to get them beside the results",
+            f"{len(failures) - idle} of {len(outcomes.results)} {what} failed{rest}, first number {first.meta.index} "
+            f"with {type(first.error).__name__}: {first.error.summary} -- the results are in {outcomes.results_path}; "
+            f"retry the flow run to {retrying}, or pass on_failure='return' to get them beside the results",
             results=outcomes.results,
             failures=failures,
             results_path=outcomes.results_path,
@@ -198,8 +187,8 @@ def _flow_run_id() -> str:
     return str(context.flow_run.id)
 
 
-class _Run:
-    """One flow run's lanes, and the outcomes as they come."""
+class Run:
+    """One flow run's lanes, and the outcomes as they come. A flow with a way of its own overrides what differs."""
 
     def __init__(
         self,
@@ -210,32 +199,65 @@ class _Run:
         total: int,
         label: Callable[[Execution], str],
         log: logging.Logger | logging.LoggerAdapter[Any],
-        asking: Asking | None,
-        uploads: dict[str, Path],
     ) -> None:
-        self._asking = asking
-        self._uploads = uploads
-        self._provider = provider
-        self._run_id = run_id
+        self.provider = provider
+        self.run_id = run_id
+        self.options = options
+        self.log = log
+        self.asking: Asking | None = None
+        self.uploads: dict[str, Path] = {}
         self._ledger = ledger
-        self._options = options
         self._label = label
-        self._log = log
         self._observer = observer.get()
         self._outcomes: list[Outcome | None] = [None] * total
         self._under_way: dict[int, Execution] = {}
-        self._policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent)
+        self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent)
         self._per_task = options.executions_per_task or max(1, math.ceil(total / TASK_RUNS))
         self._total = total
+        self._known: dict[str, Line] = {}
+        self._index: ResultIndex | None = None
+        self.until: float | None = None  # the deadline, by the event loop's clock
+
+    @classmethod
+    @asynccontextmanager
+    async def begun(
+        cls, provider: SandboxProvider, total: int, options: Options, label: Callable[[Execution], str]
+    ) -> AsyncIterator[Self]:
+        """A run with its ledger open, which is told to whoever watches. Raises ConfigurationError."""
+        isolation = await provider.check()
+        tracker = Tracker()
+        asking = await options.asking(tracker.track)
+        run_id = _flow_run_id()
+        ledger = Ledger(options.results_path or results_root() / run_id)
+        ledger.create()
+        log = get_run_logger()
+        log.info("%d executions on %s: %s; results in %s", total, provider.provider_name, isolation, ledger.path)
+        observer.get().begun(total, isolation, str(ledger.path))
+        run = cls(provider, run_id, ledger, options, total, label, log)
+        run.asking = asking
+        if options.deadline is not None:
+            run.until = asyncio.get_running_loop().time() + options.deadline
+        run._known = ledger.best()
+        if options.cache_results:
+            run._index = ResultIndex(results_root())
+            run._index.refresh()
+        try:
+            async with tracker:
+                yield run
+        finally:
+            ledger.close()
+            if asking is not None:
+                log.info("the model was called %s", described(asking.spent.used))
+        log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
 
     async def drive(self, executions: Iterator[Execution]) -> None:
-        """Runs what has no result yet. Every execution has an outcome when it returns."""
+        """Runs what has no result yet. Every one of these executions has an outcome when it returns."""
         to_do = self._to_do(executions)
         works = self._works(to_do)
-        task = with_policy(self._policy, self._provider.provider_name)
-        lanes = min(self._options.max_workers, math.ceil(self._total / self._per_task))
+        task = with_policy(self.policy, self.provider.provider_name)
+        lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
         try:
-            async with asyncio.timeout(self._options.deadline), asyncio.TaskGroup() as group:
+            async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
                 for _ in range(lanes):
                     group.create_task(self._lane(task, works))
         except TimeoutError:
@@ -243,17 +265,50 @@ class _Run:
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
 
-    async def _lane(self, task: Any, works: Iterator[Work]) -> None:
-        lane = Lane(
-            self._provider,
-            self._run_id,
-            reuse=self._options.reuse_sandboxes,
-            timeout=self._options.timeout,
-            asking=self._asking,
-            uploads=self._uploads,
+    def lane(self) -> Lane:
+        """What runs executions one after the other."""
+        return Lane(
+            self.provider,
+            self.run_id,
+            reuse=self.options.reuse_sandboxes,
+            timeout=self.options.timeout,
+            asking=self.asking,
+            uploads=self.uploads,
         )
+
+    async def fingerprint(self) -> dict[str, Any]:
+        """What every result of this run depends on: the provider's fingerprint, and the model's where there is one."""
+        found = await self.provider.fingerprint()
+        return found if self.asking is None else {**found, "language_model": self.asking.model.fingerprint()}
+
+    def recall(self, execution: Execution) -> Result | None:
+        """The result that this execution has from before, if there is one that counts."""
+        line = self._known.pop(execution.key, None)
+        cached = line.outcome() if line is not None and line.succeeded else None
+        if cached is None and self._index is not None:
+            line = self._index.find(execution.key)
+            cached = line.outcome() if line is not None else None
+            if isinstance(cached, Result):
+                self.keep(execution, cached)
+        return cached if isinstance(cached, Result) else None
+
+    def keep(self, execution: Execution, result: Result) -> None:
+        """Writes a result from elsewhere to this run's own ledger."""
+        self._ledger.write(execution.key, _placed(result, execution))
+
+    def succeeded_before(self, key: str) -> bool:
+        """Whether this ledger has a result of that key."""
+        line = self._known.get(key)
+        return line is not None and line.succeeded
+
+    def goes_on(self) -> bool:
+        """Whether the next execution is to be begun, after what has become of those before."""
+        return True
+
+    async def _lane(self, task: Any, works: Iterator[Work]) -> None:
+        lane = self.lane()
         try:
-            for work in works:
+            while self.goes_on() and (work := next(works, None)) is not None:
                 state = await task(lane, work, return_state=True)
                 if state.is_cancelled():
                     raise asyncio.CancelledError
@@ -271,33 +326,14 @@ class _Run:
 
     def _to_do(self, executions: Iterator[Execution]) -> Iterator[Execution]:
         """The executions without a result; the others are settled as they come by."""
-        known = self._ledger.best()
-        index = None
-        if self._options.cache_results:
-            index = ResultIndex(results_root())
-            index.refresh()
         for execution in executions:
-            line = known.pop(execution.key, None)
-            cached = line.outcome() if line is not None and line.succeeded else None
-            if cached is None and index is not None:
-                line = index.find(execution.key)
-                cached = line.outcome() if line is not None else None
-                if cached is not None:
-                    self._ledger.write(execution.key, self._placed(cached, execution))
+            cached = self.recall(execution)
             if cached is None:
                 self._under_way[execution.index] = execution
                 yield execution
             else:
-                outcome = self._outcomes[execution.index] = self._placed(cached, execution)
+                outcome = self._outcomes[execution.index] = _placed(cached, execution)
                 self._observer.ended(outcome, cached=True)
-
-    @staticmethod
-    def _placed(outcome: Outcome, execution: Execution) -> Outcome:
-        """A cached outcome, at the place that its execution has in this flow run."""
-        from dataclasses import replace
-
-        outcome.meta = replace(outcome.meta, index=execution.index)
-        return outcome
 
     def _works(self, executions: Iterator[Execution]) -> Iterator[Work]:
         while group := list(itertools.islice(executions, self._per_task)):
@@ -306,13 +342,13 @@ class _Run:
                 label = f"{label} and {len(group) - 1} more"
             for execution in group:
                 self._observer.started(execution.index)
-            yield Work(label, group, self._policy, self._ledger, self._settled)
+            yield Work(label, group, self.policy, self._ledger, self._settled)
 
     def _settled(self, execution: Execution, outcome: Outcome) -> None:
         self._outcomes[execution.index] = outcome
         del self._under_way[execution.index]
         if isinstance(outcome, Failure):
-            self._log.warning(
+            self.log.warning(
                 "%s failed: %s: %s", self._label(execution), type(outcome.error).__name__, outcome.error.summary
             )
         self._observer.ended(outcome, cached=False)
@@ -321,22 +357,52 @@ class _Run:
         """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
         for execution in to_do:
             self._under_way[execution.index] = execution
+            self._observer.started(execution.index)
         for execution in list(self._under_way.values()):
-            error = DeadlineExceeded(
-                f"the flow run's deadline of {self._options.deadline:g} s passed before this execution had ended; "
-                "retry the flow run, or give it more with deadline="
+            self._give_up(
+                execution,
+                DeadlineExceeded(
+                    f"the flow run's deadline of {self.options.deadline:g} s passed before this execution had ended; "
+                    "retry the flow run, or give it more with deadline="
+                ),
             )
-            meta = Meta(index=execution.index, variables=execution.variables, provider=self._provider.provider_name)
-            self._settled(execution, Failure(error, meta))
 
-    def outcomes(self) -> list[Outcome]:
+    def not_run(self, executions: Iterable[Execution], reason: str) -> None:
+        """Settles those without an outcome, which are not begun because of others. No ledger has them either."""
+        for execution in executions:
+            if self._outcomes[execution.index] is None:
+                self._under_way[execution.index] = execution
+                self._observer.started(execution.index)
+                self._give_up(execution, NotRun(f"not run: {reason}"))
+
+    def _give_up(self, execution: Execution, error: RlmBatchError) -> None:
+        meta = Meta(index=execution.index, variables=execution.variables, provider=self.provider.provider_name)
+        self._settled(execution, Failure(error, meta))
+
+    @property
+    def done(self) -> list[Outcome]:
+        """The outcomes so far, in order."""
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    @property
+    def failed(self) -> list[Failure]:
+        """The failures so far, in order."""
+        return [outcome for outcome in self._outcomes if isinstance(outcome, Failure)]
+
+    def outcomes(self) -> Outcomes:
         """Every outcome, in order."""
-        found = [outcome for outcome in self._outcomes if outcome is not None]
+        found = self.done
         if len(found) != self._total:
             raise ConfigurationError(
                 f"the inputs changed while they were read: {self._total} at first, {len(found)} at the end"
             )
-        return found
+        return Outcomes(found, str(self._ledger.path))
+
+
+def _placed(result: Result, execution: Execution) -> Result:
+    """A cached result, at the place that its execution has in this flow run."""
+    result.meta = replace(result.meta, index=execution.index)
+    return result
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -43,19 +43,38 @@ class _Background:
                 done.set_exception(error)
 
         def begin() -> None:
-            tasks.append(loop.create_task(settle()))
+            if not done.done():
+                tasks.append(loop.create_task(settle()))
+                tasks[0].add_done_callback(lambda _: never_begun())
 
-        loop.call_soon_threadsafe(begin)
+        def never_begun() -> None:
+            """A task that is cancelled before its first step runs nothing of `settle`."""
+            if not done.done():
+                work.close()
+                done.set_exception(asyncio.CancelledError())
+
+        def cancel() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:
+                never_begun()
+
         try:
+            loop.call_soon_threadsafe(begin)
             return done.result()
         except BaseException:
             if not done.done():
-                loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # noqa: PLW0108 - it is there by then
+                loop.call_soon_threadsafe(cancel)
                 done.exception()
             raise
 
 
 _background = _Background()
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine on the event loop of the synchronous face, and waits for it."""
+    return _background.run(work)
 
 
 class BlockingInterpreter:

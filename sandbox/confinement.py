@@ -141,7 +141,9 @@ class Policy:
         if abi >= 6:
             attributes["scoped"] = 3  # abstract unix sockets and signals stay in the domain
         device = (READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV) & handled
-        rules = [(path, READ if os.path.isdir(path) else READ & ON_FILES) for path in self.readable]
+        # What the host does not have is a directory that the sandbox alone has.
+        files = {path for path in self.readable if os.path.exists(path) and not os.path.isdir(path)}
+        rules = [(path, READ & ON_FILES if path in files else READ) for path in self.readable]
         rules += [(path, device) for path in DEVICES]
         rules += [(path, handled) for path in self.writable]
         return {**attributes, "attributes": list(attributes), "rules": rules}

@@ -16,11 +16,15 @@ OUTPUT_CAP = 100_000  # characters of each stream that are kept: some 2,000 line
 class DriverSettings:
     """What the driver in a sandbox is told when it starts.
 
-    `cwd` is the directory that code runs in; `environment` reaches the code and nothing else; `path` is appended to
-    `sys.path`. `heartbeat` is the number of seconds after which a side that has said nothing sends a beat, and after
-    `silence` seconds without any frame each side takes the other for dead; None where the wire's end is enough.
-    `lifetime` is the number of seconds after which the driver ends whatever the host says. `confinement` is what each
-    child does to itself (driver.Confinement). `volume` is the directory where the volume is mounted, None without one.
+    `cwd` is the directory that code runs in (a relative one is below that in which the driver starts); `environment`
+    reaches the code and nothing else; `path` is appended to `sys.path`. `heartbeat` is the number of seconds after
+    which a side that has said nothing sends a beat, and after `silence` seconds without any frame each side takes the
+    other for dead; None where the wire's end is enough. `lifetime` is the number of seconds after which the driver ends
+    whatever the host says. `confinement` is what each child does to itself (driver.Confinement). `volume` is the
+    directory where the volume is mounted, None without one. `files` is a directory in which the driver leaves large
+    bodies, for a wire that they are too much for; None where all goes over the wire. `commit` is a command that runs
+    when an execution has ended and before its result is handed back, empty for none: where a volume has to be told to
+    keep what was saved.
     """
 
     cwd: str
@@ -31,7 +35,9 @@ class DriverSettings:
     silence: float = 90.0
     lifetime: float | None = None
     confinement: dict[str, Any] = field(default_factory=dict[str, Any])
+    commit: list[str] = field(default_factory=list[str])
     output_cap: int = OUTPUT_CAP
+    files: str | None = None
 
 
 class Channel(Protocol):
@@ -68,6 +74,13 @@ class Sandbox(ABC):
     def last_words(self) -> str:
         """What the driver's process said before it ended, if anything was heard of it."""
         return ""
+
+    async def refresh(self) -> None:
+        """Lets code see what others have saved to the volume since; for volumes that have to be asked.
+
+        Called before an execution is sent, when no other is under way. Raises SandboxLost.
+        """
+        return
 
     @abstractmethod
     async def upload(self, path: str, data: bytes) -> None:

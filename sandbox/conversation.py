@@ -15,7 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .driver import QUERIES, QUERY_ERRORS, Frames, NotJson, encode, strict_json
+from .driver import (
+    COMMIT_LIMIT,
+    FILES_LIMIT,
+    QUERIES,
+    QUERY_ERRORS,
+    VOLUME_NAMES,
+    Frames,
+    NotJson,
+    encode,
+    strict_json,
+)
 from .errors import (
     CodeCrashed,
     CodeError,
@@ -28,6 +38,7 @@ from .errors import (
     SandboxStartError,
     StateLost,
     SubmitError,
+    VolumeError,
 )
 from .result import Meta, Result
 
@@ -38,6 +49,7 @@ START_TIMEOUT = 60.0  # seconds for the driver to answer in a sandbox that its p
 ANSWER_GRACE = 30.0  # seconds beyond a timeout after which a driver that has not reported it is taken for lost
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SIGXCPU = 24
+FILE_OVER = 256 * 1024  # bytes of JSON above which a value goes into the sandbox as a file and not in a frame
 
 Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
@@ -46,17 +58,27 @@ Frame = tuple[dict[str, Any], bytes]
 class Pending:
     """An execution that has been sent, and what has come of it so far. `end` is its last frame, once it is there."""
 
-    __slots__ = ("asked_in", "end", "failed", "id", "meta", "on_output", "output", "timeout", "tools")
+    __slots__ = (
+        "asked_in", "context", "end", "failed", "files", "id", "meta", "on_output", "output", "timeout", "tools",
+    )  # fmt: skip
 
     def __init__(
-        self, number: int, meta: Meta, timeout: float | None, tools: Tools, on_output: Callable[[str, str], None] | None
+        self,
+        number: int,
+        meta: Meta,
+        timeout: float | None,
+        context: str | None,
+        tools: Tools,
+        on_output: Callable[[str, str], None] | None,
     ) -> None:
         self.id = number
         self.meta = meta
         self.timeout = timeout
+        self.context = context
         self.tools = tools
         self.on_output = on_output
         self.output: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self.files: tuple[str, ...] = ()
         self.end: Frame | None = None
         self.failed: Exception | None = None  # what a listener raised
         self.asked_in = contextvars.copy_context()  # the context variables that its tools see
@@ -74,7 +96,8 @@ class Pending:
 
     def told(self) -> Meta:
         """The meta, with the output that has come."""
-        return replace(self.meta, stdout="".join(self.output["stdout"]), stderr="".join(self.output["stderr"]))
+        stdout, stderr = "".join(self.output["stdout"]), "".join(self.output["stderr"])
+        return replace(self.meta, stdout=stdout, stderr=stderr, files=self.files)
 
 
 class Conversation:
@@ -124,7 +147,7 @@ class Conversation:
             layers=sandbox.layers,
         )
         number = next(self._ids)
-        pending = self.pending[number] = Pending(number, meta, timeout, tools, on_output)
+        pending = self.pending[number] = Pending(number, meta, timeout, context, tools, on_output)
         return pending, self.frame({"op": "execute", "id": number, "timeout": timeout, "context": context}, body)
 
     def cancel(self, pending: Pending) -> bytes:
@@ -153,6 +176,9 @@ class Conversation:
                 continue  # a beat, or of an execution that nobody waits for any more
             if op == "output":
                 pending.write(header["stream"], json.loads(body or b'""'), header["dropped"])
+                continue
+            if op == "files":
+                pending.files = _names(body or b"[]")
                 continue
             if op == "end":
                 pending.end = (header, body or b"null")
@@ -202,9 +228,13 @@ class Conversation:
         words = self.sandbox.last_words()
         return f"its process has ended: {words}" if words else "its process has ended"
 
+    def grace(self) -> float:
+        """Seconds beyond a timeout after which a driver that has not reported it is taken for lost."""
+        return ANSWER_GRACE + (COMMIT_LIMIT if self.sandbox.settings.commit else 0.0)
+
     def silent(self, pending: Pending) -> str:
         """Why a conversation is given up whose execution has outlived its timeout by far."""
-        return f"it has not answered {ANSWER_GRACE:.0f} s after the timeout of {pending.timeout:g} s"
+        return f"it has not answered {self.grace():.0f} s after the timeout of {pending.timeout:g} s"
 
 
 # ----------------------------------------------------------------------------------------------- requests and replies
@@ -215,24 +245,55 @@ def request(
     variables: dict[str, Any],
     tools: Tools,
     output_fields: list[dict[str, str]] | None = None,
+    encoded: Mapping[str, bytes] | None = None,
+    files: Mapping[str, str] | None = None,
     *,
     queries: bool = False,
 ) -> bytes:
-    """An execution's body; `queries` says whether the code may ask any. Raises ConfigurationError."""
+    """An execution's body; `encoded` are variables that are JSON already, `files` the paths of such in the sandbox.
+
+    `queries` says whether the code may ask a model. Raises ConfigurationError for what cannot be sent.
+    """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
-    for name in variables:
+    for name in (*variables, *(encoded or ()), *(files or ())):
         if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
-        if name == "SUBMIT" or name in tools or (queries and (name in QUERIES or name in QUERY_ERRORS)):
-            raise ConfigurationError(f"the variable {name!r} would hide a function of that name: rename it")
+        taken = name == "SUBMIT" or name in VOLUME_NAMES or name in tools
+        if taken or (queries and (name in QUERIES or name in QUERY_ERRORS)):
+            raise ConfigurationError(
+                f"the variable {name!r} would hide a function or a constant of that name: rename it"
+            )
     try:
         # As Python itself does to a name in the code.
         values = strict_json({unicodedata.normalize("NFKC", name): value for name, value in variables.items()})
-        rest = strict_json({"code": code, "names": list(tools), "output_fields": output_fields, "queries": queries})
+        rest = strict_json(
+            {
+                "code": code,
+                "names": list(tools),
+                "output_fields": output_fields,
+                "files": dict(files or {}),
+                "queries": queries,
+            }
+        )
     except NotJson as error:
         raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
+    more = b",".join(strict_json({name: None})[1:-5] + value for name, value in (encoded or {}).items())
+    values = b"".join((values[:-1], b"," if variables and more else b"", more, b"}"))
     return b"".join((rest[:-1], b',"variables":', values, b"}"))
+
+
+def _names(body: bytes) -> tuple[str, ...]:
+    """Names of files; the code may have written them, and anything else is none."""
+    try:
+        found: Any = json.loads(body)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):
+        return ()
+    if not isinstance(found, list):
+        return ()
+    names: list[Any] = found  # type: ignore[reportUnknownVariableType]
+    return tuple(name for name in names[:FILES_LIMIT] if isinstance(name, str))
 
 
 def limit(timeout: float | None, default: float | None) -> float | None:
@@ -309,10 +370,17 @@ def _error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout:
         return CodeCrashed(f"the code was not run: {outcome.get('message')}. Ask rlm-batch doctor", **details)
     if status == "setup":
         return SandboxStartError(f"the code was not run: {message}")
+    if status == "commit":
+        return VolumeError(
+            f"the code ended well, and what it saved to the volume could not be committed: {message}. Its files may be "
+            "missing for others: run it again"
+        )
     if status == "cancelled":
         return CodeCrashed(f"the execution was cancelled.{lost}", **details)
     if kind == "submit":
         return SubmitError(f"{message}{where}")
+    if kind == "volume":
+        return VolumeError(f"{message}{where}")
     if kind == "memory":
         return CodeCrashed(
             f"the code ran out of memory{where}: work on less at a time, or give the sandbox more\n{traceback}",
@@ -342,4 +410,6 @@ def _crash(header: dict[str, Any], lost: str, meta: Meta) -> CodeCrashed:
         text = f"the code's process was killed by {name}: look for native code, or for what sends that signal"
     else:
         text = f"the code's process exited with status {code} before the code had ended: look for os._exit"
-    return CodeCrashed(text + lost, exit_code=code, signal=signal, out_of_memory=memory, stdout=meta.stdout)
+    return CodeCrashed(
+        f"{text}.{lost}" if lost else text, exit_code=code, signal=signal, out_of_memory=memory, stdout=meta.stdout
+    )

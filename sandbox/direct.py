@@ -50,7 +50,8 @@ class DirectConversation:
 
     def start(self) -> None:
         """Starts the driver. Raises SandboxStartError."""
-        self._say(self._conversation.start)
+        with suppress(SandboxLost):  # why it is not ready is known below
+            self._say(self._conversation.start)
         deadline = time.monotonic() + START_TIMEOUT
         while not self._conversation.ready and not self._conversation.gone and time.monotonic() < deadline:
             self._listen(deadline)
@@ -70,7 +71,7 @@ class DirectConversation:
                 self._write(frame)
             try:
                 self._await(pending, None if timeout is None else time.monotonic() + timeout + ANSWER_GRACE)
-            except KeyboardInterrupt:
+            except BaseException:  # Ctrl-C, or whatever else a signal handler of the script's raises
                 self._cancel(pending)
                 raise
             if pending.end is None:
@@ -83,6 +84,8 @@ class DirectConversation:
         self._threads.close()
 
     def _cancel(self, pending: Pending) -> None:
+        if self._conversation.gone or pending.end is not None:
+            return
         try:
             self._say(lambda: self._conversation.cancel(pending))
         except SandboxLost:
@@ -101,19 +104,25 @@ class DirectConversation:
         wait = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT) * 1000
         if not self._readable.poll(wait):
             return
+        heard = False
         try:
-            data = os.read(self._reads, READ_SIZE)
-        except OSError:
-            data = b""
-        if not data:
-            self._conversation.gone = self._conversation.gone or self._conversation.hung_up()
-            return
-        try:
+            try:
+                data = os.read(self._reads, READ_SIZE)
+            except OSError:
+                data = b""
+            if not data:
+                self._conversation.gone = self._conversation.gone or self._conversation.hung_up()
+                return
             for pending, call in self._conversation.hear(data):
                 if pending.end is None:
                     self._threads.run(partial(self._answer, pending, call))
+            heard = True
         except BadFrame as error:
             self._conversation.gone = f"it sent what is no frame ({error})"
+        finally:
+            if not heard:
+                # A signal handler has raised meanwhile: a part of what the driver said may be lost.
+                self._conversation.gone = self._conversation.gone or "it was interrupted in the middle of a frame"
 
     def _answer(self, pending: Pending, call: Frame) -> None:
         self._in_tool.yes = True

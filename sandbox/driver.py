@@ -5,12 +5,14 @@ Standard library only, Python 3.9 or newer, the same file for every provider. Th
 and for the rules of strict JSON, so that both ends of the wire share one text.
 
 Frames. A frame is one line of JSON, its header. A header with ``body: n`` is followed by a line of exactly n bytes,
-itself JSON, which the supervisor hands on unread. Every frame has ``op``, an ``id`` (the execution's; 0 for the
-sandbox) and, on the host's wire, ``n``, a number that grows by one: a frame that comes again is dropped.
+itself JSON, which the supervisor hands on unread; with ``file: path`` in its place the body is what that file holds,
+and whoever takes the frame removes the file. Every frame has ``op``, an ``id`` (the execution's; 0 for the sandbox)
+and, on the host's wire, ``n``, a number that grows by one: a frame that comes again is dropped.
 
     host to driver   start (first, body: the settings), execute (timeout, context, body: code, variables, names),
                      reply (call, body), cancel, forget (context), beat, stop
-    driver to host   ready, output (stream, text, dropped), call (call, name, body), end (status, body), beat
+    driver to host   ready, output (stream, text, dropped), call (call, name, body), files (body: what was written on
+                     the volume), end (status, body), beat
 
 Modules that ``signal``, ``json`` and ``collections`` are made of are taken directly where that saves start-up time:
 importing ``enum`` and ``re`` would cost more than everything else that happens before the first answer.
@@ -18,11 +20,13 @@ importing ``enum`` and ``re`` would cost more than everything else that happens 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
 import resource
 import select
+import stat
 import sys
 import time
 from codecs import getincrementaldecoder
@@ -44,14 +48,20 @@ CALL_LIMIT = 16 * 1024 * 1024  # bytes of one call's arguments
 OUTCOME_LIMIT = SUBMIT_LIMIT + 256 * 1024  # an error's traceback, or the fields and what stands around them
 TRACEBACK_LIMIT = 20_000  # characters
 SOURCES = 100  # executions of a context whose lines a traceback can show
+FILE_ABOVE = 256 * 1024  # bytes of a body that goes to the host as a file, where the settings name a place for it
 BACKLOG_LIMIT = 8 * 1024 * 1024  # bytes waiting for the host, above which no more is read from children
 INTERRUPT_GRACE = 1.0  # seconds that an interrupted execution has to unwind before it is killed
+COMMIT_LIMIT = 120.0  # seconds for the command that commits the volume
+COMPLAINT_LIMIT = 2000  # characters of what it said before it failed
 LONGEST_WAIT = 3600.0  # seconds in one system call, whose own limit is some 24 days
 SUBMIT_GRACE = 5.0  # seconds for `finally` blocks after SUBMIT; the result stands already
 READ_SIZE = 64 * 1024  # bytes that are read at a time; a larger buffer would be mapped anew for each read
 CONTEXT_PIPE = 1024 * 1024  # bytes of pipe to a context, the most that an ordinary user may ask for
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # where a child finds its own channel
 CODE_NAME = "<code>"
+VOLUME_NAMES = ("VOLUME", "save_to_volume", "load_from_volume", "list_volume")  # that code finds, asked for or not
+FILES_LIMIT = 1000  # names of files on the volume that one execution reports
+OUR_FILES = ".rlm-batch"  # how the names of what we put on a volume begin; lists leave it out
 INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
 
 
@@ -256,8 +266,9 @@ class Frames:
 class Confinement:
     """What a child does to itself before it runs code. The policy is the host's; here are only the system calls.
 
-    Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root),
-    ``search`` (keep the capability to reach the interpreter under a closed home), ``landlock`` and ``seccomp``.
+    Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root), ``gid``
+    (of the files that it makes, by default the uid's number), ``umask``, ``search`` (keep the capability to reach the
+    interpreter under a closed home), ``landlock`` and ``seccomp``.
     """
 
     PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
@@ -277,6 +288,8 @@ class Confinement:
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._uid: int | None = settings.get("uid")
+        self._gid: int | None = settings.get("gid")
+        self._umask: int | None = settings.get("umask")
         self._search = bool(settings.get("search"))
         self._ruleset = -1
         self._filter: Any = None
@@ -348,6 +361,8 @@ class Confinement:
             # At the soft limit of CPU seconds the signal says what it is about; at the hard one it is SIGKILL.
             more = 1 if limit == resource.RLIMIT_CPU and hard in (resource.RLIM_INFINITY, max(hard, value + 1)) else 0
             resource.setrlimit(limit, (value, value + more))
+        if self._umask is not None:
+            os.umask(self._umask)
         if self._uid is not None:
             self._become(self._uid)
         self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -361,12 +376,18 @@ class Confinement:
             for at in self._own:
                 self._program[at : at + 4] = os.getpid().to_bytes(4, sys.byteorder)
             self._prctl("PR_SET_SECCOMP", self.PR_SET_SECCOMP, 2, self._ctypes.addressof(self._filter))
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 0)  # closed to other executions until it has its own
+
+    def unveil(self) -> None:
+        """Opens the calling process's own /proc/self to the code that it is about to run."""
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
 
     def _become(self, uid: int) -> None:
         if self._search:
             self._prctl("PR_SET_KEEPCAPS", self.PR_SET_KEEPCAPS, 1)
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
+        gid = uid if self._gid is None else self._gid
+        os.setgroups([] if gid == uid else [uid])  # the way to its own folder is open to the group of that number
+        os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
         if self._search:
             keep = 1 << self.CAP_DAC_READ_SEARCH
@@ -374,8 +395,6 @@ class Confinement:
             sets = b"".join(keep.to_bytes(4, sys.byteorder) for _ in range(3)) + bytes(12)
             self._call("capset", self._libc.capset(header, sets))
             self._prctl("PR_CAP_AMBIENT", self.PR_CAP_AMBIENT, 2, self.CAP_DAC_READ_SEARCH)
-        # A change of uid makes a process undumpable, and its own /proc/self unreadable to it.
-        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
 
 
 # --------------------------------------------------------------------------------------------- inside a child: the code
@@ -395,6 +414,12 @@ class Interrupted(KeyboardInterrupt):
 
 class SubmitError(ValueError):
     """SUBMIT was given something that cannot be handed back."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
+
+
+class VolumeError(OSError):
+    """A path that leaves the volume, a file that is not there or could not be written, or no volume at all."""
 
     __module__ = "builtins"  # tracebacks name it as the code knows it
 
@@ -424,6 +449,287 @@ class Waiter:
             self.event.release()
 
 
+class Volume:
+    """The volume as the code knows it. `root` is where it is mounted, None where nobody asked for one.
+
+    Files are written as the least of the file systems below it can: once, from the first byte to the last, and closed.
+    Where a file can be renamed it gets its name when it is complete; elsewhere (S3 behind FUSE) what was begun is
+    removed again when it cannot be completed.
+    """
+
+    def __init__(
+        self, root: str | None, shared: bool, shield: Callable[[], None], unshield: Callable[[], None]
+    ) -> None:
+        self.root = root
+        self._shared = shared  # by users who have a group in common: the next execution is another one
+        self._real: str | None = None
+        self._shield, self._unshield = shield, unshield
+        self._renames: bool | None = None  # None: not tried yet
+        self._written: dict[str, None] = {}
+        if root is not None and hasattr(sys, "addaudithook"):
+            sys.addaudithook(self._watch)
+
+    def begin(self) -> None:
+        """Another execution: what it writes is noted from here on."""
+        self._written = {}
+
+    def written(self) -> list[str]:
+        """The files on the volume that Python code of this process has opened for writing and that are there now.
+
+        What other processes have written is not among them, nor what native code has opened by itself.
+        """
+        assert self.root is not None
+        found: list[str] = []
+        for path in self._written:
+            place = os.path.join(self.root, path)
+            try:
+                entry = os.lstat(place)
+                if not stat.S_ISREG(entry.st_mode):
+                    continue  # tempfile opens the directory that it makes a file in
+                found.append(path)
+                if self._shared and entry.st_mode & 0o060 != 0o060:
+                    os.chmod(place, stat.S_IMODE(entry.st_mode) | 0o060)  # tempfile makes files for their user alone
+            except OSError:
+                continue  # it has gone, or is another's
+        return found
+
+    def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Python's own word, before it happens, on every file that is opened, renamed or removed."""
+        if event == "open":
+            if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
+                self._note(arguments[0])
+        elif event == "os.rename":
+            self._forget(arguments[0])
+            self._note(arguments[1])
+        elif event == "os.remove":
+            self._forget(arguments[0])
+
+    def _note(self, path: Any) -> None:
+        inside = self._inside(path)
+        if inside is not None and len(self._written) < FILES_LIMIT:
+            self._written[inside] = None
+
+    def _forget(self, path: Any) -> None:
+        if self._written:
+            self._written.pop(self._inside(path) or "", None)
+
+    def _inside(self, path: Any) -> str | None:
+        """The path in the volume of a file there; None for files elsewhere, our own, and what is no path."""
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+        if not isinstance(path, str):
+            return None
+        path = os.path.abspath(path)
+        for root in (self.root, self._real):
+            if root is not None and path.startswith(root + "/"):
+                found = path[len(root) + 1 :]
+                return None if found.rpartition("/")[2].startswith(OUR_FILES) else found
+        return None
+
+    def names(self) -> dict[str, Any]:
+        """What the code finds."""
+
+        def save_to_volume(path: str | os.PathLike[str], data: str | bytes) -> str:
+            """Saves text (as UTF-8) or bytes as the file of that path, and returns the path in the volume.
+
+            Directories on the way are made, and a file that was there is replaced. Nothing is left of a file that
+            could not be written whole. Raises VolumeError, and TypeError for data of another type.
+            """
+            return self._save(path, data)
+
+        def load_from_volume(path: str | os.PathLike[str], *, binary: bool | None = None) -> str | bytes:
+            """What was saved as that path: text if it is UTF-8, else bytes.
+
+            A file does not say which of the two it was: with `binary=True` it is always bytes, with `binary=False`
+            always text, and a VolumeError where it is not UTF-8. Raises VolumeError.
+            """
+            return self._load(path, binary)
+
+        def list_volume(path: str | os.PathLike[str] = "") -> list[str]:
+            """The paths in the volume of every file at or below that path, sorted. Raises VolumeError."""
+            return self._list(path)
+
+        found: dict[str, Any] = {"VOLUME": self.root, "VolumeError": VolumeError}
+        for function in (save_to_volume, load_from_volume, list_volume):
+            function.__qualname__ = function.__name__
+            found[function.__name__] = function
+        return found
+
+    def _place(self, path: str | os.PathLike[str], what: str) -> tuple[str, str]:
+        """A path in the volume, and where that is once links are followed. Raises VolumeError where it leads out."""
+        if self.root is None:
+            raise VolumeError(
+                f"{what} needs a volume, and this sandbox has none: ask for one with volume_name, "
+                "as in volume_name='results'"
+            )
+        text = os.fspath(path)
+        if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{what}: a path is text, not {type(text).__name__}")
+        inside = text
+        if text.startswith("/"):
+            inside = os.path.normpath(text)
+            if inside != self.root and not inside.startswith(self.root + "/"):
+                raise VolumeError(f"{text!r} is not on the volume, which is at {self.root}: paths are relative to it")
+            inside = inside[len(self.root) + 1 :]
+        names = [name for name in inside.split("/") if name not in ("", ".")]
+        if ".." in names or ".." in text.split("/"):
+            raise VolumeError(f"{text!r} leaves the volume: name a path in it, without '..'")
+        if "\0" in text:
+            raise VolumeError(f"{text!r} is no path: it has a null character")
+        if self._real is None:
+            if not os.path.isdir(self.root):
+                raise VolumeError(f"the volume is not there: nothing is mounted at {self.root}")
+            self._real = os.path.realpath(self.root)
+        inside = "/".join(names)
+        try:
+            real = os.path.realpath(os.path.join(self._real, inside))
+        except OSError as error:
+            raise self._error(error, inside, what) from None
+        if real != self._real and not real.startswith(self._real + "/"):
+            raise VolumeError(f"{inside!r} is a symbolic link that leaves the volume: name the file itself")
+        return inside, real
+
+    @staticmethod
+    def _error(error: OSError, path: str, what: str) -> VolumeError:
+        number = error.errno
+        if what != "save_to_volume" and number in (errno.ENOENT, errno.ENOTDIR):
+            return VolumeError(f"there is no {path!r} on the volume: list_volume() says what there is")
+        if what == "save_to_volume" and number in (errno.EEXIST, errno.ENOTDIR):
+            return VolumeError(f"{path!r} could not be saved: one of the directories on its way is a file")
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return VolumeError(
+                f"the volume is full: {path!r} was not saved, and nothing of it is left; make room on it"
+            )
+        if number == errno.EFBIG:
+            return VolumeError(
+                f"{path!r} was not saved, and nothing of it is left: it is larger than one file of this sandbox may "
+                "be; cut it into several, or allow more"
+            )
+        how = {"save_to_volume": "saved", "load_from_volume": "read"}.get(what, "listed")
+        return VolumeError(f"{path!r} could not be {how}: {error.strerror or error}")
+
+    # -- saving
+
+    def _save(self, path: str | os.PathLike[str], data: str | bytes) -> str:
+        inside, real = self._place(path, "save_to_volume")
+        if isinstance(data, str):
+            try:
+                data = data.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise VolumeError(f"{inside!r} was not saved: its text is not UTF-8 ({error.reason})") from None
+        elif not isinstance(data, (bytes, bytearray, memoryview)):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"save_to_volume takes text or bytes, not {type(data).__name__}: json.dumps makes text of most values"
+            )
+        try:
+            if real == self._real or os.path.isdir(real):
+                raise VolumeError(f"{inside!r} is a directory of the volume: name a file")
+            folder = os.path.dirname(real)
+            os.makedirs(folder, exist_ok=True)
+            if self._can_rename(folder):
+                partial = self._partial(folder)
+                self._write(partial, os.O_EXCL, data, then=real)
+            else:
+                self._write(real, os.O_TRUNC, data, then=None)
+        except VolumeError:
+            raise
+        except OSError as error:
+            raise self._error(error, inside, "save_to_volume") from None
+        return inside
+
+    @staticmethod
+    def _partial(folder: str) -> str:
+        return os.path.join(folder, f"{OUR_FILES}-{os.urandom(8).hex()}.partial")
+
+    def _can_rename(self, folder: str) -> bool:
+        """Whether files can be renamed here, found out by renaming an empty one."""
+        if self._renames is None:
+            before, after = self._partial(folder), self._partial(folder)
+            self._write(before, os.O_EXCL, b"", then=None)
+            try:
+                os.rename(before, after)
+                before = after
+                self._renames = True
+            except OSError:
+                self._renames = False
+            finally:
+                os.unlink(before)
+        return self._renames
+
+    def _write(self, path: str, flag: int, data: Any, then: str | None) -> None:
+        """Writes a file in one go, and renames it if `then` says so; removes it again if either fails."""
+        file = -1
+        try:
+            self._shield()
+            try:
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o666)
+            finally:
+                self._unshield()
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            open_file, file = file, -2
+            os.close(open_file)  # where what is full, or gone, may be told only now
+            if then is not None:
+                os.rename(path, then)
+        except BaseException:
+            if file >= 0:
+                os.close(file)
+            if file != -1:
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass
+            raise
+
+    # -- loading and listing
+
+    def _load(self, path: str | os.PathLike[str], binary: bool | None) -> str | bytes:
+        inside, real = self._place(path, "load_from_volume")
+        try:
+            # Not to wait for the other end, where it is a pipe that some code has made.
+            with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                if not stat.S_ISREG(mode):
+                    kind = "a directory" if stat.S_ISDIR(mode) else "no file"
+                    raise VolumeError(f"{inside!r} is {kind}: list_volume() says what there is")
+                data = file.read()
+        except VolumeError:
+            raise
+        except OSError as error:
+            raise self._error(error, inside, "load_from_volume") from None
+        if binary:
+            return data
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if binary is None:
+                return data
+            raise VolumeError(f"{inside!r} is not UTF-8 ({error.reason}): load it with binary=True") from None
+
+    def _list(self, path: str | os.PathLike[str]) -> list[str]:
+        inside, real = self._place(path, "list_volume")
+        found: list[str] = []
+        folders = [(inside, real)]
+        try:
+            if not stat.S_ISDIR(os.stat(real).st_mode):
+                return [inside]
+            while folders:
+                within, folder = folders.pop()
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if entry.name.startswith(OUR_FILES):
+                            continue
+                        name = f"{within}/{entry.name}" if within else entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append((name, entry.path))
+                        else:
+                            found.append(name)
+        except OSError as error:
+            raise self._error(error, inside, "list_volume") from None
+        return sorted(found)
+
+
 class Child:
     """The inside of a forked child: runs code, and speaks with the supervisor over a channel of its own.
 
@@ -433,7 +739,7 @@ class Child:
 
     NEXT = -1  # the waiter that stands for the next execution of a context
 
-    def __init__(self, cwd: str) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         import _thread
 
         self._pid = os.getpid()
@@ -459,9 +765,12 @@ class Child:
         self._name = CODE_NAME
         self._source = ""
         self._shown: dict[str, str] = {}
+        shared = settings["confinement"].get("umask") is not None
+        self._volume = Volume(settings["volume"], shared, self._shield, self._unshield)
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
-        sys.path.append(cwd)  # last: what an execution leaves there does not stand for a module of the library
+        # Last: what an execution leaves there does not stand for a module of the library.
+        sys.path.append(settings["cwd"])
         signal.signal(signal.SIGINT, self._on_interrupt)
         # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
@@ -700,10 +1009,18 @@ class Child:
             self._flush()
             os._exit(0 if outcome is None else outcome["exit_code"] or 1)
         self._flush()
+        self._report_files()
         status = "finished" if outcome is None or self._submitted else "error"
         self._send({"op": "end", "token": token, "status": status}, dumps(outcome).encode("utf-8", "replace"))
 
+    def _report_files(self) -> None:
+        if self._volume.root is not None:
+            files = self._volume.written()
+            if files:
+                self._send({"op": "files", "token": self._token}, dumps(files).encode("utf-8", "replace"))
+
     def _execute(self, body: bytes) -> None:
+        self._volume.begin()
         request = loads(body.decode("utf-8"))
         namespace = self._module.__dict__
         token, expected = self._token, request["output_fields"]
@@ -713,11 +1030,14 @@ class Child:
             self._submit(token, values, fields, expected)
 
         submit.__name__ = submit.__qualname__ = "SUBMIT"
+        namespace.update(self._volume.names())
         namespace.update(Queries(self._call_host if request["queries"] else None).names())
         for name in request["names"]:
             namespace[name] = self._tool(name)
         namespace["SUBMIT"] = submit
         namespace.update(request["variables"])
+        for name, path in request.get("files", {}).items():
+            namespace[name] = self._from_file(path)
         self._source = request["code"]
         self._shown[self._name] = self._source
         if len(self._shown) > SOURCES:
@@ -728,6 +1048,17 @@ class Child:
         exec(code, namespace)
         if self._stateless and os.getpid() == self._pid:
             self._end_as_a_script()
+
+    @staticmethod
+    def _from_file(path: str) -> Any:
+        """The value of a variable that was too large for a frame; the file is not the code's and goes."""
+        with open(path, "rb") as file:
+            value = loads(file.read().decode("utf-8"))
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+        return value
 
     @staticmethod
     def _end_as_a_script() -> None:
@@ -755,6 +1086,8 @@ class Child:
             self._release(error)
         elif isinstance(error, SubmitError):
             kind = "submit"
+        elif isinstance(error, VolumeError):
+            kind = "volume"
         elif isinstance(error, Interrupted):
             kind = "interrupted"
         elif isinstance(error, SystemExit):
@@ -826,23 +1159,25 @@ class Child:
             text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
         return text
 
-    def run_once(self, token: str, body: bytes) -> NoReturn:
-        """A stateless execution: the process ends with it, as a script's would."""
-        self._stateless = True
-        self.run(token, body)
+    def serve(self, confinement: Confinement) -> NoReturn:
+        """Waits for an execution. The process ends with a stateless one; a context's others follow on its globals."""
+        waiter = self._waiters[self.NEXT] = Waiter()
+        header, body = self._wait(self.NEXT, waiter)
+        confinement.unveil()
+        self._stateless = header["once"]
+        while True:
+            waiter = self._waiters[self.NEXT] = Waiter()  # before the end of this one is known to anyone
+            self.run(header["token"], body or b"{}")
+            if self._stateless:
+                self._end()
+            header, body = self._wait(self.NEXT, waiter)
+
+    def _end(self) -> NoReturn:
+        """Ends the process as a script's would."""
         try:
             self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
         finally:
             os._exit(0)
-
-    def stay(self) -> NoReturn:
-        """A context: executions one after the other, on the same globals."""
-        frame = None
-        while True:
-            waiter = self._waiters[self.NEXT] = Waiter()  # before the end of the last is known to anyone
-            if frame is not None:
-                self.run(frame[0]["token"], frame[1] or b"{}")
-            frame = self._wait(self.NEXT, waiter)
 
 
 # ------------------------------------------------------------------------------------------ inside a child: queries
@@ -1053,10 +1388,12 @@ class Execution:
         self.deadline: float | None = None
         self.begin()
         self.kill_at: float | None = None
+        self.interrupt_again = False
         self.cause = ""  # why we ended it: timeout, cancelled, channel
         self.submitted: bytes | None = None
         self.status = ""  # what the child said last
         self.outcome: bytes | None = None
+        self.files: bytes | None = None  # that it wrote on the volume
         self.cap = cap
         self.streams: dict[str, Stream] = {}  # of those that it has written to
 
@@ -1069,16 +1406,27 @@ class Execution:
 class Process:
     """A child, seen from the supervisor."""
 
-    def __init__(self, pid: int, context: str | None) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.context = context
+        self.context: str | None = None
         self.execution: Execution | None = None
         self.waiting: list[tuple[Execution, bytes]] = []
         self.reads = self.writes = -1  # our ends of its channel
         self.outputs: dict[str, int] = {}
+        self.unconfined: bytes | None = None  # why it could not be confined, if so
         self.frames = Frames(CALL_LIMIT)
         self.backlog = bytearray()
         self.broken = ""  # what was wrong with what it wrote to its channel
+
+
+class Commit:
+    """The command that commits the volume after an execution, and the end that waits for it."""
+
+    def __init__(self, header: dict[str, Any], body: bytes) -> None:
+        self.header, self.body = header, body
+        self.errors = -1  # our end of its standard error
+        self.deadline = time.monotonic() + COMMIT_LIMIT
+        self.late = False
 
 
 def widen(fd: int, size: int) -> None:
@@ -1102,7 +1450,9 @@ class Supervisor:
         self._sent = 0
         self._heard = -1
         self._processes: dict[int, Process] = {}
+        self._commits: dict[int, Commit] = {}
         self._contexts: dict[str, Process] = {}
+        self._spare: Process | None = None  # confined and waiting, for the next execution
         self._lost: dict[str, str] = {}
         self._confinement: Confinement | None = None
         self._settings: dict[str, Any] = {}
@@ -1118,8 +1468,8 @@ class Supervisor:
         self._memory_kills = 0
         self._done = False
 
-    def run(self) -> None:
-        """Serves until the host says stop, closes the wire or falls silent."""
+    def run(self, first: bytes = b"") -> None:
+        """Serves until the host says stop, closes the wire or falls silent. `first` came before the wire was there."""
         wake_reads, wake_writes = os.pipe()
         for fd in (wake_reads, wake_writes, self._reads, self._writes):
             os.set_blocking(fd, False)
@@ -1131,6 +1481,7 @@ class Supervisor:
         self._watch(wake_reads, self._on_signal)
         self._watch(self._reads, self._on_wire)
         try:
+            self._take_frames(first)
             while not self._done:
                 events = self._poll.poll(self._until_next())
                 if len(events) > 1:
@@ -1179,12 +1530,13 @@ class Supervisor:
                 due = execution.kill_at if execution.kill_at is not None else execution.deadline
                 if due is not None:
                     moments.append(due)
+        moments += [commit.deadline for commit in self._commits.values()]
         if not moments:
             return None
         return min(max(0.0, min(moments) - time.monotonic()), LONGEST_WAIT)
 
     def _tick(self) -> None:
-        if self._beat is None and self._expires is None and not self._processes:
+        if self._beat is None and self._expires is None and not self._processes and not self._commits:
             return
         now = time.monotonic()
         if self._beat is not None:
@@ -1200,10 +1552,18 @@ class Supervisor:
                 continue
             if execution.kill_at is not None:
                 if now >= execution.kill_at:
-                    self._kill(process)
                     execution.kill_at = now + INTERRUPT_GRACE
+                    if execution.interrupt_again:
+                        execution.interrupt_again = False
+                        self._signal(process.pid, signal.SIGINT)
+                    else:
+                        self._kill(process)
             elif execution.deadline is not None and now >= execution.deadline:
                 self._stop(process, execution, "timeout")
+        for pid, commit in self._commits.items():
+            if now >= commit.deadline:
+                commit.late, commit.deadline = True, now + INTERRUPT_GRACE
+                self._signal(pid, signal.SIGKILL)
 
     def _stop(self, process: Process, execution: Execution, cause: str) -> None:
         """Interrupts an execution, so that it can say where it was and a context keeps its state; then kills it."""
@@ -1216,6 +1576,8 @@ class Supervisor:
             return
         self._signal(process.pid, signal.SIGINT)
         execution.kill_at = time.monotonic() + INTERRUPT_GRACE
+        # Python drops what is raised in a finalizer, and the state is worth a second try.
+        execution.interrupt_again = process.context is not None
 
     @staticmethod
     def _signal(pid: int, number: int) -> None:
@@ -1237,8 +1599,36 @@ class Supervisor:
         self._sent += 1
         header["n"] = self._sent
         self._last_sent = time.monotonic()
+        if body is not None:
+            if len(body) < 2:
+                body += b" "  # a wire that marks lines may hold one back that is shorter than its marks
+            elif len(body) > FILE_ABOVE and self._settings.get("files"):
+                body = self._put_in_file(header, body)
         self._backlog += encode(header, body)
         self._flush_wire()
+
+    def _put_in_file(self, header: dict[str, Any], body: bytes) -> bytes | None:
+        """Leaves the body in a file that the header names; returns what has to go on the wire nonetheless."""
+        path = f"{self._settings['files']}/out.{self._secret}.{self._sent}"
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                view = memoryview(body)
+                while view:
+                    view = view[os.write(fd, view) :]
+            finally:
+                os.close(fd)
+        except OSError:
+            return body  # a full disk: slower, not wrong
+        header["file"] = path
+        return None
+
+    @staticmethod
+    def _take_from_file(path: str) -> bytes:
+        with open(path, "rb") as file:
+            body = file.read()
+        os.unlink(path)
+        return body
 
     def _say(self, execution: Execution, stream: str, text: str, dropped: int = 0) -> None:
         """Hands on what the code has written; `dropped` characters before it are not."""
@@ -1290,10 +1680,15 @@ class Supervisor:
             self._done = True
             return
         self._last_heard = time.monotonic()
+        self._take_frames(data)
+
+    def _take_frames(self, data: bytes) -> None:
         for header, body in self._frames.feed(data):
             if header["n"] <= self._heard:
                 continue
             self._heard = header["n"]
+            if "file" in header:
+                body = self._take_from_file(header["file"])
             getattr(self, "_op_" + header["op"])(header, body)
 
     def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
@@ -1303,9 +1698,12 @@ class Supervisor:
         self._silence = settings["silence"]
         if settings["lifetime"] is not None:
             self._expires = time.monotonic() + settings["lifetime"]
+        settings["cwd"] = os.path.abspath(settings["cwd"])
         os.chdir(settings["cwd"])
         self._confinement = Confinement(settings["confinement"])
         self._confinement.supervise()
+        os.environ.update(settings["environment"])  # here once, and inherited
+        sys.path += settings["path"]
         self._memory_kills = self._count_memory_kills()
         self._send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
         # The first compilation of a process makes a hundred types, a millisecond that each child would take.
@@ -1327,22 +1725,38 @@ class Supervisor:
             self._refuse(execution, "lost", self._lost[context])
             return
         process = self._contexts.get(context) if context is not None else None
+        if process is not None and process.execution is not None:
+            process.waiting.append((execution, body))  # the last was cancelled, and is about to end
+            return
+        if process is None:
+            process, self._spare = self._spare, None
         try:
             if process is None:
-                process = self._fork(context, execution, body)
-            elif process.execution is not None:
-                process.waiting.append((execution, body))  # the last was cancelled, and is about to end
-                return
-            if context is not None:
-                self._begin(process, execution, body)
+                process = self._fork()
         except OSError as error:
             self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
+            return
+        if context is not None:
+            process.context = context
+            self._contexts[context] = process
+        self._begin(process, execution, body)
+        if context is None and self._executions > 1 and self._spare is None:
+            # While this one runs: the making of its process is half of what a short execution takes.
+            try:
+                self._spare = self._fork()
+            except OSError:
+                pass  # the next execution says so, if it is still the case
 
     def _begin(self, process: Process, execution: Execution, body: bytes) -> None:
-        """Hands an execution to a context that is free."""
+        """Hands an execution to a child that is free."""
         execution.begin()
         process.execution = execution
-        self._tell(process, encode({"op": "execute", "token": execution.token}, body))
+        if process.unconfined is not None:
+            execution.status, execution.outcome = "unconfined", process.unconfined
+        if len(body) > READ_SIZE:
+            widen(process.writes, CONTEXT_PIPE)
+        header = {"op": "execute", "token": execution.token, "once": process.context is None}
+        self._tell(process, encode(header, body))
 
     def _refuse(self, execution: Execution, status: str, message: str) -> None:
         body = dumps({"message": message}).encode("utf-8")
@@ -1381,7 +1795,8 @@ class Supervisor:
 
     # -- children
 
-    def _fork(self, context: str | None, execution: Execution, body: bytes) -> Process:
+    def _fork(self) -> Process:
+        """A child that is confined and waits for an execution. Raises OSError."""
         pipes: list[int] = []
         try:
             for _ in range(4):
@@ -1395,11 +1810,8 @@ class Supervisor:
         in_reads, in_writes, out_reads, out_writes, stdout_reads, stdout_writes, stderr_reads, stderr_writes = pipes
         if pid == 0:
             try:
-                self._become_child(supervisor, (in_reads, out_writes, stdout_writes, stderr_writes), execution)
-                child = Child(self._settings["cwd"])
-                if context is None:
-                    child.run_once(execution.token, body)
-                child.stay()
+                confinement = self._become_child(supervisor, (in_reads, out_writes, stdout_writes, stderr_writes))
+                Child(self._settings).serve(confinement)
             except BaseException as error:
                 os.write(2, f"the driver failed: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
             finally:
@@ -1408,14 +1820,10 @@ class Supervisor:
             os.close(fd)
         for fd in (in_writes, out_reads, stdout_reads, stderr_reads):
             os.set_blocking(fd, False)
-        process = Process(pid, context)
-        process.execution = execution
+        process = Process(pid)
         process.reads, process.writes = out_reads, in_writes
         process.outputs = {"stdout": stdout_reads, "stderr": stderr_reads}
         self._processes[pid] = process
-        if context is not None:
-            self._contexts[context] = process
-            widen(in_writes, CONTEXT_PIPE)
         self._outputs.update((stdout_reads, stderr_reads))
         self._watch(stdout_reads, lambda: self._drain(process, "stdout"))
         self._watch(stderr_reads, lambda: self._drain(process, "stderr"))
@@ -1423,7 +1831,7 @@ class Supervisor:
             self._watch(out_reads, lambda: self._on_channel(process))
         return process
 
-    def _become_child(self, supervisor: int, ends: tuple[int, int, int, int], execution: Execution) -> None:
+    def _become_child(self, supervisor: int, ends: tuple[int, int, int, int]) -> Confinement:
         """Leaves everything of the supervisor's behind. Ends the process if the confinement cannot be had."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -1442,17 +1850,16 @@ class Supervisor:
             self._confinement.enter(supervisor)
         except OSError as error:
             message = dumps({"message": f"the confinement could not be had: {error.strerror or error}"}).encode()
-            os.write(CHANNEL_OUT, encode({"op": "end", "token": execution.token, "status": "setup"}, message))
+            os.write(CHANNEL_OUT, encode({"op": "end", "status": "setup"}, message))
             os._exit(0)
         os.closerange(CHANNEL_OUT + 1, max(*high, *mine, *ends) + 1)
-        os.environ.update(self._settings["environment"])
-        sys.path += self._settings["path"]
+        return self._confinement
 
     def _descriptors(self) -> list[int]:
         mine = [self._reads, self._writes, self._poll.fileno(), *self._wake]
         for process in self._processes.values():
             mine += [process.reads, process.writes, *process.outputs.values()]
-        return mine
+        return mine + [commit.errors for commit in self._commits.values()]
 
     def _tell(self, process: Process, data: bytes) -> None:
         process.backlog += data
@@ -1515,10 +1922,16 @@ class Supervisor:
 
     def _from_child(self, process: Process, header: dict[str, Any], body: bytes | None) -> None:
         op, execution = header.get("op"), process.execution
-        if body is None or b"\n" in body or op not in ("submit", "call", "end"):
+        if body is None or b"\n" in body or op not in ("submit", "call", "files", "end"):
             raise BadFrame(f"a frame of kind {op!r} that is none of a child's")
         if op != "call" and len(body) > (SUBMIT_LIMIT if op == "submit" else OUTCOME_LIMIT):
             raise BadFrame(f"an outcome of {len(body):,} bytes")
+        if op == "end" and header.get("status") == "setup":
+            # The child's own word, and it may be the code that speaks: nothing is tried again because of it.
+            process.unconfined = body
+            if execution is not None and not execution.status:
+                execution.status, execution.outcome = "unconfined", body
+            return
         if execution is None or header.get("token") != execution.token:
             return  # from a thread that an earlier execution left behind
         if op == "call":
@@ -1531,13 +1944,14 @@ class Supervisor:
                 execution.submitted = body
                 execution.deadline = None
                 execution.kill_at = time.monotonic() + SUBMIT_GRACE
+        elif op == "files":
+            execution.files = body
         else:
             status = header.get("status")
-            if status not in ("finished", "error", "setup"):
+            if status not in ("finished", "error"):
                 raise BadFrame(f"an end with the status {status!r}")
             if not execution.status:
-                # The child's own word, and it may be the code that speaks: nothing is tried again because of it.
-                execution.status, execution.outcome = "unconfined" if status == "setup" else str(status), body
+                execution.status, execution.outcome = str(status), body
             if process.context is not None:
                 self._finish(process, execution)
 
@@ -1576,6 +1990,8 @@ class Supervisor:
             process = self._processes.pop(pid, None)
             if process is not None:
                 self._on_death(process, status)
+            elif pid in self._commits:
+                self._on_commit(self._commits.pop(pid), status)
         if reaped:
             self._sweep()
 
@@ -1589,6 +2005,8 @@ class Supervisor:
         for stream in process.outputs:
             self._drain(process, stream)
         execution = process.execution
+        if process is self._spare:
+            self._spare = None
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         if process.context is not None and self._contexts.get(process.context) is process:
@@ -1618,6 +2036,8 @@ class Supervisor:
                 dropped[name] = stream.dropped
             if tail:
                 self._say(execution, name, tail, stream.dropped)
+        if execution.files is not None:
+            self._send({"op": "files", "id": execution.id}, execution.files)
         header: dict[str, Any] = {
             "op": "end", "id": execution.id, "seconds": time.monotonic() - execution.started, "dropped": dropped,
         }  # fmt: skip
@@ -1638,9 +2058,46 @@ class Supervisor:
         ended = code is not None or number is not None
         if process.context is not None and ended:
             header["state_lost"] = True
-        self._send(header, body)
+        if self._settings["commit"]:
+            self._commit(header, body)
+        else:
+            self._send(header, body)
         if process.waiting and not ended:
             self._begin(process, *process.waiting.pop(0))
+
+    def _commit(self, header: dict[str, Any], body: bytes) -> None:
+        """Starts the command that commits the volume; the end is sent when it has ended."""
+        command: list[str] = self._settings["commit"]
+        commit, writes = Commit(header, body), -1
+        try:
+            commit.errors, writes = os.pipe()
+            os.set_blocking(commit.errors, False)
+            actions = [(os.POSIX_SPAWN_DUP2, writes, 2)]
+            self._commits[os.posix_spawnp(command[0], command, os.environ, file_actions=actions)] = commit
+        except OSError as error:
+            self._end_commit(commit, f"{command[0]} could not be started: {error.strerror}")
+        if writes >= 0:
+            os.close(writes)
+
+    def _on_commit(self, commit: Commit, status: int) -> None:
+        said = b""
+        try:
+            said = os.read(commit.errors, READ_SIZE)
+        except BlockingIOError:
+            pass
+        complaint = said.decode("utf-8", "replace").strip()[-COMPLAINT_LIMIT:]
+        if commit.late:
+            complaint = f"{self._settings['commit'][0]} did not end within {COMMIT_LIMIT:.0f} s"
+        self._end_commit(commit, (complaint or f"it ended with status {status}") if status else "")
+
+    def _end_commit(self, commit: Commit, complaint: str) -> None:
+        """Sends an execution's end. One that has failed says why it did, whatever became of its files."""
+        if commit.errors >= 0:
+            os.close(commit.errors)
+        header, body = commit.header, commit.body
+        if complaint and header["status"] in ("submitted", "finished"):
+            header["status"], body = "commit", dumps({"message": complaint}).encode("utf-8", "replace")
+        self._send(header, body)
 
     def _sweep(self) -> None:
         """Kills what an ended execution left running.
@@ -1649,7 +2106,7 @@ class Supervisor:
         has ended. Bounded, because code may fork as fast as we kill: each death brings us back here.
         """
         for _ in range(50):
-            strangers = [pid for pid in children() if pid not in self._processes]
+            strangers = [pid for pid in children() if pid not in self._processes and pid not in self._commits]
             if not strangers:
                 return
             for pid in strangers:
@@ -1665,7 +2122,7 @@ class Supervisor:
             self._kill(process)
         until = time.monotonic() + 5.0
         while time.monotonic() < until:
-            self._processes = {}
+            self._processes, self._commits = {}, {}
             self._sweep()
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -1711,12 +2168,21 @@ def keep_watch() -> None:
     if pid == 0:
         return
     ended: list[int] = []
-    signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(pid, signal.SIGKILL))
+
+    def end(_number: int, _frame: object) -> None:
+        """Comes once for each thread of the host that this process was handed on to when they ended."""
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    signal.signal(signal.SIGTERM, end)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)  # the wire is the supervisor's: its end has to be seen
     while pid not in ended:
         ended.append(os.waitpid(-1, 0)[0])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its id may be another's from now on
     until = time.monotonic() + 5.0
     while time.monotonic() < until:
         for child in children():
@@ -1741,14 +2207,14 @@ def take_wire() -> tuple[int, int]:
     return reads, writes
 
 
-def main(watched: bool = False) -> None:
-    """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it."""
+def main(watched: bool = False, first: str = "") -> None:
+    """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it, `first` frames given at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if watched:
         keep_watch()
     try:
-        Supervisor(*take_wire()).run()
+        Supervisor(*take_wire()).run(first.encode("utf-8"))
     except BrokenPipeError:
         pass
     os._exit(0)

@@ -111,7 +111,7 @@ class SubmitError(RlmBatchError):
 
 
 class VolumeError(RlmBatchError):
-    """A path that leaves the volume, a file that is not there, or no volume at all."""
+    """A path that leaves the volume, a file that is not there or could not be written, or no volume at all."""
 
 
 class StateLost(RlmBatchError):
@@ -161,6 +161,10 @@ class DepthExceeded(RlmBatchError):
 
 class DeadlineExceeded(RlmBatchError):
     """The time that was given to the whole flow, or to a tree of queries, is over."""
+
+
+class NotRun(RlmBatchError):
+    """The execution was not begun, because one that it builds on has failed."""
 
 
 class QueryError(RlmBatchError):

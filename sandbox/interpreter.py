@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .conversation import (
-    ANSWER_GRACE,
+    FILE_OVER,
     START_TIMEOUT,
     Conversation,
     Frame,
@@ -25,14 +27,19 @@ from .conversation import (
     refusal,
     request,
 )
-from .driver import BadFrame
-from .errors import RlmBatchError, SandboxLost, SandboxStartError
+from .driver import OUR_FILES, BadFrame
+from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .threads import Threads
 
 if TYPE_CHECKING:
     from .contract import Channel, Sandbox
     from .queries import Queries
     from .result import Result
+
+
+# The contexts that wait for the tool that is running here, with the interpreters that they are in.
+_waiting_for_tool: contextvars.ContextVar[tuple[tuple[Interpreter, str | None], ...]]
+_waiting_for_tool = contextvars.ContextVar("_waiting_for_tool", default=())
 
 
 class Interpreter:
@@ -63,6 +70,13 @@ class Interpreter:
         self._ended = False
         self._spoke_at = self._heard_at = 0.0
         self._threads = Threads()
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The open sandbox. Raises SandboxLost where there is none."""
+        if self._conversation is None:
+            raise SandboxLost("there is no open sandbox: start the interpreter first")
+        return self._conversation.sandbox
 
     @property
     def alive(self) -> bool:
@@ -101,10 +115,12 @@ class Interpreter:
         ready = self._waiting[0] = loop.create_future()
         self._spoke_at = self._heard_at = loop.time()
         channel = await conversation.sandbox.connect(self._receive, self._closed)
-        await channel.send(conversation.start())
         try:
+            await channel.send(conversation.start())
             async with asyncio.timeout(START_TIMEOUT):
                 await ready
+        except SandboxLost:
+            self._closed(conversation.hung_up())
         except TimeoutError:
             pass
         if not conversation.ready:
@@ -144,6 +160,7 @@ class Interpreter:
         context: str | None = None,
         output_fields: list[dict[str, str]] | None = None,
         on_output: Callable[[str, str], None] | None = None,
+        encoded: Mapping[str, bytes] | None = None,
         queries: Queries | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
@@ -152,23 +169,35 @@ class Interpreter:
         takes the interpreter's. Without a `context` the code finds fresh globals in a process of its own; with one, it
         finds what earlier executions of that context have left. With `output_fields` (name, and optionally type: str,
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
-        "stderr", text) as the code writes it, on the event loop. `queries` are what the code may ask of a model.
+        "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as
+        compact JSON: those over 256 KiB are handed over as files, and none of them stands in the result's meta.
+        `queries` are what the code may ask of a model.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
-        OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold. Those of the code have `meta`.
+        OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks for the context
+        that waits for it. Those of the code have `meta`.
         """
+        if context is not None and (self, context) in _waiting_for_tool.get():
+            raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
         variables = {} if variables is None else variables
         tools = dict(self.tools)
         if queries is not None:
             tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
-        body = request(code, variables, tools, output_fields, queries=queries is not None)
+        large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_OVER}
+        places = {name: f"{OUR_FILES}-{uuid.uuid4().hex}.json" for name in large}
+        small = {name: value for name, value in (encoded or {}).items() if name not in large}
+        body = request(code, variables, tools, output_fields, small, places, queries=queries is not None)
         seconds = limit(timeout, self.timeout)
         await self.start()
+        for name, place in places.items():
+            await self.upload(place, large[name])
         one_by_one = contextlib.nullcontext() if context is None else self._contexts.setdefault(context, asyncio.Lock())
         async with one_by_one:
             conversation, channel = self._conversation, self._channel
             if conversation is None or channel is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
+            if not conversation.pending:
+                await conversation.sandbox.refresh()
             if queries is None:
                 pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
                 return await self._await(conversation, channel, pending, frame)
@@ -189,7 +218,7 @@ class Interpreter:
         ended = self._waiting[pending.id] = asyncio.get_running_loop().create_future()
         try:
             await self._send(channel, frame)
-            async with asyncio.timeout(None if pending.timeout is None else pending.timeout + ANSWER_GRACE):
+            async with asyncio.timeout(None if pending.timeout is None else pending.timeout + conversation.grace()):
                 await ended
         except TimeoutError:
             self._closed(conversation.silent(pending))
@@ -253,6 +282,7 @@ class Interpreter:
     async def _answer(self, conversation: Conversation, pending: Pending, frame: Frame) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
         header, body = frame
+        _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))  # this task's own, and its thread's
         try:
             tool = pending.tools[header["name"]]
             args, kwargs = arguments(body)

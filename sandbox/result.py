@@ -34,10 +34,11 @@ class Meta:
     """What is known of an execution beside what it submitted.
 
     `seconds` is how long the code ran, by the sandbox's own monotonic clock. `attempt` counts from 1, and
-    `earlier_errors` says how those before it failed. `stdout` and
-    `stderr` are the first and the last half of what the code wrote, where it wrote more than the cap; a line between
-    them says how much was dropped. `isolation` is the level that was in force, `layers` what it was made of.
-    `queries` says what was asked of a language model.
+    `earlier_errors` says how those before it failed. `stdout` and `stderr` are the first and the last half of what the
+    code wrote, where it wrote more than the cap; a line between them says how much was dropped. `isolation` is the
+    level that was in force, `layers` what it was made of. `files` are the paths on the volume of what the code wrote
+    there, as far as its own Python knew (a subprocess's are not among them), 1,000 at most. `queries` says what was
+    asked of a language model.
     """
 
     index: int | None = None
@@ -52,6 +53,7 @@ class Meta:
     submitted: bool = False
     stdout: str = ""
     stderr: str = ""
+    files: tuple[str, ...] = ()
     queries: QuerySummary = field(default_factory=QuerySummary)
 
 
@@ -162,7 +164,7 @@ def outcome_from_json(data: dict[str, Any]) -> Result | Failure:
     """What `outcome_to_json` was given. What a later version knows and this one does not is passed over."""
     known = {item.name for item in fields(Meta)}
     values = {name: value for name, value in data["meta"].items() if name in known}
-    for name in ("layers", "earlier_errors"):
+    for name in ("layers", "earlier_errors", "files"):
         values[name] = tuple(values.get(name, ()))
     queries: dict[str, Any] = values.get("queries") or {}
     counts: dict[str, Any] = {name: value for name, value in queries.items() if name in _COUNTS}

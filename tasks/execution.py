@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sandbox.errors import RlmBatchError
+from .mark import Mark
 
 
 @dataclass(slots=True)
@@ -19,6 +20,8 @@ class Execution:
     code: str
     variables: dict[str, Any]
     key: str
+    encoded: dict[str, bytes] = field(default_factory=dict[str, bytes])  # variables that no ledger repeats, as JSON
+    mark: Mark | None = None  # that says on the volume that it is complete
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # one for each attempt that has failed
     done: bool = False
 
@@ -28,22 +31,28 @@ class Execution:
         return len(self.errors) + 1
 
 
-def identified(
-    items: Iterable[tuple[str, dict[str, Any]]], fingerprint: dict[str, Any], model: dict[str, Any] | None = None
-) -> Iterator[Execution]:
+def identified(items: Iterable[tuple[str, dict[str, Any]]], fingerprint: dict[str, Any]) -> Iterator[Execution]:
     """Gives pairs of code and variables their index and key.
 
-    The key is a SHA-256 over canonical JSON of the code, the variables, the provider's fingerprint, the language
-    model's where there is one, and the occurrence number among identical executions, so that replicates are executions
-    of their own.
+    The key is a SHA-256 over canonical JSON of the code, the variables, the fingerprint of the provider and of the
+    language model, and the occurrence number among identical executions, so that replicates are executions of their
+    own.
     """
     seen: dict[bytes, int] = {}
     for index, (code, variables) in enumerate(items):
-        parts = {"code": code, "variables": variables, "output_fields": None, "provider": fingerprint}
-        if model is not None:
-            parts["language_model"] = model
-        text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
-        digest = hashlib.sha256(text.encode()).digest()
+        digest = _digest(code, variables, fingerprint)
         occurrence = seen[digest] = seen.get(digest, 0) + 1
         key = hashlib.sha256(digest + occurrence.to_bytes(8, "big")).hexdigest()
         yield Execution(index, code, variables, key)
+
+
+def key_of(code: str, variables: dict[str, Any], encoded: dict[str, bytes], fingerprint: dict[str, Any]) -> str:
+    """The key of an execution that has no identical ones in its flow run; `encoded` counts by its hash."""
+    hashes = {name: hashlib.sha256(value).hexdigest() for name, value in encoded.items()}
+    return _digest(code, variables, {**fingerprint, "encoded": hashes}).hex()
+
+
+def _digest(code: str, variables: dict[str, Any], fingerprint: dict[str, Any]) -> bytes:
+    parts = {"code": code, "variables": variables, "output_fields": None, "provider": fingerprint}
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
+    return hashlib.sha256(text.encode()).digest()

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from ..blocks.asking import Asking
 from ..blocks.provider import SandboxProvider
-from ..sandbox.errors import ConfigurationError, RlmBatchError
+from ..sandbox.errors import ConfigurationError, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.result import Meta, Result
+from .mark import mark as write_mark
+from .mark import unmark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +30,9 @@ class Lane:
 
     With `reuse` the sandbox stays open from one execution to the next, and is replaced when it was lost or when what
     remains of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own.
-    `asking` is what each execution may ask, `uploads` are files that each finds, by their paths in the sandbox.
+    With a `context` they share one process and its state, and the sandbox is never replaced: when it is lost, so is
+    the state, and every later execution raises StateLost. `asking` is what each execution may ask, `uploads` are files
+    that each finds, by their paths in the sandbox.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Lane:
         *,
         reuse: bool,
         timeout: float,
+        context: str | None = None,
         asking: Asking | None = None,
         uploads: dict[str, Path] | None = None,
     ) -> None:
@@ -47,6 +52,8 @@ class Lane:
         self._timeout = timeout
         self._asking = asking
         self._uploads = uploads or {}
+        self._context = context
+        self._has_state = False
         self._interpreter: Interpreter | None = None
         self._expires = 0.0
 
@@ -57,21 +64,31 @@ class Lane:
         """
         try:
             try:
-                interpreter = await self._open()
+                interpreter = await self.open()
             except ConfigurationError as error:
                 raise ProviderUnusable from error
+            mark = execution.mark
+            if mark is not None and mark.stale:
+                await unmark(interpreter, mark.path)
             for path, file in self._uploads.items():
                 await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
-            queries = None if self._asking is None else self._asking.queries(interpreter)
+            self._has_state = self._context is not None
             result = await interpreter.execute(
-                execution.code, execution.variables, on_output=on_output, queries=queries
+                execution.code,
+                execution.variables,
+                context=self._context,
+                encoded=execution.encoded,
+                on_output=on_output,
+                queries=None if self._asking is None else self._asking.queries(interpreter),
             )
+            if mark is not None:
+                await write_mark(interpreter, mark.path, execution.key, result)
         except RlmBatchError as error:
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
             error.meta = self._complete(meta, execution)
             raise
         finally:
-            if not self._reuse:
+            if not self._reuse and self._context is None:
                 await self.close()
         result.meta = self._complete(result.meta, execution)
         return result
@@ -81,7 +98,12 @@ class Lane:
         earlier = tuple(f"{type(error).__name__}: {error.summary}" for error in execution.errors)
         return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=earlier)
 
-    async def _open(self) -> Interpreter:
+    async def open(self) -> Interpreter:
+        """The interpreter in this lane's sandbox, which is opened if it is not yet."""
+        if self._has_state and self._interpreter is not None:
+            if not self._interpreter.alive:
+                raise StateLost("the sandbox that held the state of the earlier steps has gone: start from the first")
+            return self._interpreter
         now = asyncio.get_running_loop().time()
         if self._interpreter is not None and (not self._interpreter.alive or now + 2 * self._timeout > self._expires):
             await self.close()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..blocks.places import kept
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
 
@@ -25,12 +26,7 @@ PART_SIZE = 64 * 1024 * 1024  # bytes after which a writer begins a new part: sm
 
 def results_root() -> Path:
     """Where ledgers are made by default: `RLM_BATCH_RESULTS`, or the user's data directory."""
-    named = os.environ.get("RLM_BATCH_RESULTS")
-    if named:
-        return Path(named).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME")
-    base = Path(data) if data and os.path.isabs(data) else Path.home() / ".local" / "share"
-    return base / "rlm-batch" / "results"
+    return kept("results", "RLM_BATCH_RESULTS")
 
 
 @dataclass(frozen=True, slots=True)

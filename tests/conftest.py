@@ -3,14 +3,16 @@
 import asyncio
 import atexit
 import ctypes
+import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,6 +31,11 @@ os.chmod(HOME, 0o1777)
 os.environ["TMPDIR"] = tempfile.tempdir = HOME
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing LiteLLM waits for the network
+# No test signs in anywhere with what this machine's user has.
+os.environ["MODAL_CONFIG_PATH"] = f"{HOME}/modal.toml"
+for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT", "MODAL_PROFILE"):
+    os.environ.pop(name, None)
+STANDINS: set[int] = set()  # processes of servers that serve all tests
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be registered, so after Prefect's own
 
 
@@ -51,6 +58,41 @@ def server() -> Iterator[str]:
         yield running.url
         APILogWorker.drain_all()  # or its thread asks for a server that is gone
         del os.environ["PREFECT_API_URL"]
+
+
+@pytest.fixture(scope="session")
+def modal_process() -> Iterator[Any]:
+    """A stand-in for Modal, which clients made in these tests talk to."""
+    with standin_process("modal") as standin:
+        os.environ["MODAL_SERVER_URL"] = standin.hello["url"]
+        STANDINS.add(standin.pid)
+        yield standin
+        del os.environ["MODAL_SERVER_URL"]
+
+
+@pytest.fixture
+def modal_standin(modal_process: Any) -> Iterator[Any]:
+    """The same, with its counts and faults reset; fails a test that leaves a sandbox at it."""
+    modal_process.ask("reset")
+    before = set(modal_process.ask("state")["sandboxes"])
+    yield modal_process
+    modal_process.ask("faults", rules=[])
+    until = time.monotonic() + 10
+    while (left := set(modal_process.ask("state")["sandboxes"]) - before) and time.monotonic() < until:
+        time.sleep(0.05)
+    for sandbox in left:
+        modal_process.ask("end", sandbox=sandbox)
+    assert not left, f"left at the stand-in: {left}"
+
+
+def standin_process(name: str, *options: str) -> Any:
+    """Starts the stand-in of that name."""
+    spec = importlib.util.spec_from_file_location("standin_process", Path(__file__).parent / "standins" / "process.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.StandinProcess(name, *options)
 
 
 @pytest.fixture
@@ -87,7 +129,7 @@ def no_process_left() -> Iterator[None]:
     before = set(descendants())
     yield
     until = time.monotonic() + 5
-    while (left := {pid: name for pid, name in descendants().items() if pid not in before}) and (
+    while (left := {pid: name for pid, name in descendants().items() if pid not in before | STANDINS}) and (
         time.monotonic() < until
     ):
         time.sleep(0.01)
@@ -107,6 +149,42 @@ def local(request: pytest.FixtureRequest) -> "LocalSandbox":
     except ConfigurationError as error:
         pytest.skip(error.summary)
     return provider
+
+
+@pytest.fixture(scope="session")
+def daytona_module() -> Any:
+    """tests/standins/daytona.py, under a name that is not the SDK's."""
+    path = Path(__file__).parent / "standins" / "daytona.py"
+    spec = importlib.util.spec_from_file_location("standin_of_daytona", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def running_daytona(daytona_module: Any) -> Iterator[Any]:
+    """A local Daytona for the whole run, so that its process is there before any test looks for what was left."""
+    with daytona_module.Running(boot_s=0.0) as running:
+        yield running
+
+
+@pytest.fixture
+def daytona(running_daytona: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The local Daytona, with its usual settings and nothing in it; the environment leads the SDK there.
+
+    Fails a test that leaves a sandbox.
+    """
+    for name, value in running_daytona.environment.items():
+        monkeypatch.setenv(name, value)
+    running_daytona.reset()
+    yield running_daytona
+    until = time.monotonic() + 5
+    while (left := running_daytona.state()["sandboxes"]) and time.monotonic() < until:
+        time.sleep(0.05)
+    running_daytona.reset()
+    assert not left, f"left at the provider: {[box['name'] for box in left]}"
 
 
 @pytest.fixture

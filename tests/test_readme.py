@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,16 @@ COMMANDS = [line for block in re.findall(r"```\n(.*?)```", TEXT, re.DOTALL) for 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: text.splitlines()[-1][:40])
 def test_a_program_runs(
-    program: str, server: str, chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str,
+    server: str,
+    chat: ChatServer,
+    modal_standin: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where it asks a model of OpenAI's, a server here answers in its place."""
+    monkeypatch.setenv("MODAL_TOKEN_ID", modal_standin.hello["token_id"])
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", modal_standin.hello["token_secret"])
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_BASE", chat.url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")

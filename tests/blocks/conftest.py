@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalSandbox
+from rlm_batch import ConfigurationError, LocalSandbox, ModalSandbox
 from rlm_batch.sandbox.confinement import CALLS, MACHINES
 
 HOST = Path(__file__).with_name("local_host.py")
@@ -563,3 +564,15 @@ def servers(open_folder: Path) -> Iterator[Servers]:
     yield found
     found.close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- Modal
+
+
+@pytest.fixture
+def modal_sandbox(modal_standin: Any, no_process_left: None) -> Callable[..., ModalSandbox]:
+    """Makes blocks that are signed in to the stand-in for Modal; fields are keywords."""
+    hello = modal_standin.hello
+    if not hello["bubblewrap"]:
+        pytest.skip("the stand-in for Modal has no file systems of its own without bubblewrap")
+    return partial(ModalSandbox, token_id=hello["token_id"], token_secret=hello["token_secret"])

@@ -119,6 +119,7 @@ def test_doctor_says_what_this_machine_can_use(run):
     assert done.returncode in (0, 2)
     assert re.search(r"local, bubblewrap\s+(ok|no)", done.stdout)
     assert re.search(r"local, landlock\s+(ok|no)", done.stdout)
+    assert re.search(r"modal\s+no\s+no token: run `modal token new`", done.stdout)
     assert re.search(r"Prefect\s+ok\s+the server at \S+ answers", done.stdout)
 
 

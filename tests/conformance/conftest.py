@@ -4,39 +4,58 @@ A new provider adds its name, and what opens it when the name is asked for.
 """
 
 import asyncio
+import tempfile
+import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalSandbox
+from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
-PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap")
+PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap", "daytona", "modal")
 LITTLE_MEMORY = 256  # MiB
 
 
-def make(name: str, memory_mib: int) -> SandboxProvider:
+def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
     """The provider of that name, whose sandboxes have at least that much memory and not much more."""
+    if name == "modal":
+        hello = request.getfixturevalue("modal_standin").hello
+        return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib)
+    if name == "daytona":  # in whole GiB, and with an image
+        return DaytonaSandbox(image="python:3.12", memory=-(-memory_mib // 1024))
     isolation = name.removeprefix("local-")
     return LocalSandbox(isolation=isolation, memory_mib=memory_mib)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=PROVIDERS)
-def provider_name(request: pytest.FixtureRequest) -> str:
+def provider_name(request: pytest.FixtureRequest, running_daytona: object) -> str:
+    if request.param == "daytona":
+        request.getfixturevalue("daytona")
     return str(request.param)
 
 
 @pytest.fixture
-def provider(provider_name: str) -> SandboxProvider:
+def provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
     """Each provider that this machine has, with its usual settings."""
-    return _checked(make(provider_name, 4096))
+    return _checked(make(provider_name, 4096, request))
 
 
 @pytest.fixture
-def small_provider(provider_name: str) -> SandboxProvider:
+def small_provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
     """The same with little memory."""
-    return _checked(make(provider_name, LITTLE_MEMORY))
+    return _checked(make(provider_name, LITTLE_MEMORY, request))
+
+
+@pytest.fixture
+def volume_name(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A volume of the test's own; of a local provider it is gone with the test."""
+    root = Path(tempfile.mkdtemp(prefix="volumes-"))
+    root.chmod(0o755)  # code that runs as a user of its own has to come through it
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(root))
+    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture

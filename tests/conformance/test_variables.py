@@ -93,7 +93,8 @@ async def test_the_code_is_main_and_finds_nothing_of_the_drivers(interpreter: In
         SUBMIT(name=__name__, names=names, argv=len(sys.argv), main=__main__.__dict__ is globals(), doc=__doc__)
         """
     result = await interpreter.execute(dedent(code), {"x": 1})
-    assert result.outputs == {"name": "__main__", "names": ["SUBMIT", "sys", "x"], "argv": 1, "main": True, "doc": None}
+    names = ["SUBMIT", "VOLUME", "VolumeError", "list_volume", "load_from_volume", "save_to_volume", "sys", "x"]
+    assert result.outputs == {"name": "__main__", "names": names, "argv": 1, "main": True, "doc": None}
 
 
 async def test_the_code_is_compiled_as_if_it_stood_alone(interpreter: Interpreter) -> None:

@@ -13,5 +13,5 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def clean(server: str, no_process_left: None) -> None:
-    """No test leaves a process; the server is there before they are counted."""
+def clean(server: str, running_daytona: object, no_process_left: None) -> None:
+    """No test leaves a process; the servers are there before they are counted."""

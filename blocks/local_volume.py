@@ -1,0 +1,148 @@
+"""The local provider's volumes: directories on this machine that sandboxed code may write."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from ..sandbox.errors import ConfigurationError, VolumeError
+from .beneath import folder_beneath, read_beneath, replace_beneath
+from .places import kept
+from .volume import VolumeFile, VolumeStore, check_name, names, ours
+
+FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
+GIDS = 1 << 24
+UMASK = 0o002  # of code that runs as a user of its own: what it writes is open to its group, which is the volume's
+FOLDER, FILE = 0o2775, 0o664  # modes of what the host makes on a volume that a group owns
+
+
+def volumes_root(named: str | None) -> Path:
+    """Where local volumes are: the block's own place, else `RLM_BATCH_VOLUMES`, else below the data directory."""
+    return kept("volumes", "RLM_BATCH_VOLUMES") if named is None else Path(named).expanduser().absolute()
+
+
+class LocalVolume(VolumeStore):
+    """A directory below the root. Nothing that sandboxed code left there, a link say, leads the host out of it."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.path = root / check_name(name)
+
+    def make(self) -> int | None:
+        """Makes the directory if it is not there; returns the group that owns it where the host is root, else None.
+
+        There each sandbox is a user of its own, and what one writes has to be the next one's to read and replace: the
+        directory, and every directory that is made in it, hands its group on. Raises ConfigurationError.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self.path.stat()
+            if os.geteuid() != 0:
+                return None
+            group = found.st_gid
+            if not FIRST_GID <= group < FIRST_GID + GIDS:
+                # Of the path and not at random, so that two who make it at one time agree.
+                digest = hashlib.sha256(os.fsencode(os.path.realpath(self.path))).digest()
+                group = FIRST_GID + int.from_bytes(digest[:3], "big")
+                os.chown(self.path, -1, group)
+            if stat.S_IMODE(found.st_mode) != 0o2770 or found.st_gid != group:
+                self.path.chmod(0o2770)
+            return group
+        except OSError as error:
+            raise ConfigurationError(
+                f"the volume {self.path} cannot be made: {error.strerror}. Name another root with volume_root, or with "
+                "the environment variable RLM_BATCH_VOLUMES"
+            ) from error
+
+    async def ls(self, path: str = "") -> list[VolumeFile]:
+        """See `VolumeStore.ls`. Links are left out: they have nothing to get."""
+        return await asyncio.to_thread(self._ls, path)
+
+    async def get(self, path: str) -> bytes:
+        """See `VolumeStore.get`."""
+        return await asyncio.to_thread(self._get, path)
+
+    async def put(self, path: str, data: bytes) -> None:
+        """See `VolumeStore.put`. The file has its name only once it is complete."""
+        await asyncio.to_thread(self._put, path, data)
+
+    async def delete(self, path: str) -> None:
+        """See `VolumeStore.delete`."""
+        await asyncio.to_thread(self._delete, path)
+
+    def _check(self) -> None:
+        if not self.path.is_dir():
+            raise VolumeError(f"there is no volume {self.path.name!r} in {self.path.parent}: code or a put makes it")
+
+    def _ls(self, path: str) -> list[VolumeFile]:
+        self._check()
+        way = names(path)
+        found: list[VolumeFile] = []
+        at = -1
+        try:
+            at = folder_beneath(self.path, way[:-1])
+            if way and not stat.S_ISDIR((entry := os.stat(way[-1], dir_fd=at, follow_symlinks=False)).st_mode):
+                if not stat.S_ISREG(entry.st_mode):
+                    raise VolumeError(f"{path!r} is a link or a pipe, and no file: name the file itself")
+                return [VolumeFile("/".join(way), entry.st_size)]
+            for folder, below, files, fd in os.fwalk(way[-1] if way else ".", dir_fd=at, onerror=_raise):
+                below[:] = [name for name in below if not ours(name)]
+                within = (*way[:-1], *(name for name in folder.split("/") if name != "."))
+                for name in files:
+                    if not ours(name):
+                        with suppress(FileNotFoundError):  # it went meanwhile
+                            entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                            if stat.S_ISREG(entry.st_mode):
+                                found.append(VolumeFile("/".join((*within, name)), entry.st_size))
+        except OSError as error:
+            raise _error(path, "listed", error) from error
+        finally:
+            if at >= 0:
+                os.close(at)
+        return sorted(found, key=lambda file: file.path)
+
+    def _get(self, path: str) -> bytes:
+        self._check()
+        way = names(path)
+        if not way:
+            raise VolumeError("the volume itself is a directory: name a file on it")
+        return read_beneath(self.path, "/".join(way))
+
+    def _put(self, path: str, data: bytes) -> None:
+        way = names(path)
+        if not way:
+            raise VolumeError("the volume itself is a directory: name a file on it")
+        shared = self.make() is not None
+        replace_beneath(self.path, "/".join(way), data, FOLDER if shared else 0o755, FILE if shared else 0o644)
+
+    def _delete(self, path: str) -> None:
+        self._check()
+        way = names(path)
+        if not way:
+            raise VolumeError("the volume itself is not deleted: name a file or a directory on it")
+        at = -1
+        try:
+            at = folder_beneath(self.path, way[:-1])
+            if stat.S_ISDIR(os.stat(way[-1], dir_fd=at, follow_symlinks=False).st_mode):
+                shutil.rmtree(way[-1], dir_fd=at)
+            else:
+                os.unlink(way[-1], dir_fd=at)
+        except OSError as error:
+            raise _error(path, "deleted", error) from error
+        finally:
+            if at >= 0:
+                os.close(at)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _error(path: str, how: str, error: OSError) -> VolumeError:
+    if isinstance(error, FileNotFoundError):
+        return VolumeError(f"there is no {path!r} on the volume: rlm-batch volume ls says what there is")
+    return VolumeError(f"{path!r} could not be {how}: {error.strerror or error}")

@@ -1,0 +1,16 @@
+"""Where what lasts is kept on this machine, below the user's data directory unless a person says otherwise."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def kept(room: str, variable: str) -> Path:
+    """The directory that an environment variable names, or else `room` below ours in the user's data directory."""
+    named = os.environ.get(variable)
+    if named:
+        return Path(named).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME")
+    base = Path(data) if data and os.path.isabs(data) else Path.home() / ".local" / "share"
+    return base / "rlm-batch" / room

@@ -1,0 +1,113 @@
+"""A volume reached from a sandbox that has it: for providers whose API has no way to a volume's files."""
+
+from __future__ import annotations
+
+import base64
+import posixpath
+from typing import TYPE_CHECKING
+
+from ..sandbox.driver import strict_json
+from ..sandbox.errors import VolumeError
+from .volume import VolumeFile, VolumeStore, names
+
+if TYPE_CHECKING:
+    from ..sandbox.interpreter import Interpreter
+    from .provider import SandboxProvider
+
+SECONDS = 600.0  # for one list, or one file
+PAGE = 900_000  # bytes of JSON in one answer, which SUBMIT limits to 1 MiB
+
+LIST = """
+import os
+names, size = [], 0
+for name in list_volume(path):
+    if name > after and os.path.isfile(os.path.join(VOLUME, name)) and not os.path.islink(os.path.join(VOLUME, name)):
+        size += len(name) * 6 + 40
+        if size > page:
+            break
+        names.append([name, os.path.getsize(os.path.join(VOLUME, name))])
+else:
+    page = None
+SUBMIT(files=names, more=page is not None)
+"""
+CHECK = """
+import os
+load_from_volume(path) if not os.path.isfile(os.path.join(VOLUME, path)) else None
+SUBMIT(place=os.path.join(VOLUME, path))
+"""
+PUT = """
+import base64
+save_to_volume(path, base64.b64decode(data))
+"""
+DELETE = """
+import os, shutil
+list_volume(path)
+place = os.path.join(VOLUME, path)
+try:
+    shutil.rmtree(place) if os.path.isdir(place) and not os.path.islink(place) else os.remove(place)
+except OSError as error:
+    raise VolumeError(f"{path!r} could not be deleted: {error.strerror or error}") from None
+"""
+
+
+class SandboxVolume(VolumeStore):
+    """The volume `name` of a provider. One sandbox is opened when it is first asked for something, until `close`."""
+
+    def __init__(self, provider: SandboxProvider, name: str) -> None:
+        # What belongs to the code and not to the volume is left out: it would only take time.
+        plain = {"volume_name": name, "repo_url": None, "repo_ref": None, "repo_token": None, "packages": []}
+        self._provider = provider.model_copy(update=plain)
+        self._interpreter: Interpreter | None = None
+
+    async def ls(self, path: str = "") -> list[VolumeFile]:
+        """See `VolumeStore.ls`."""
+        found: list[VolumeFile] = []
+        more, way = True, "/".join(names(path))
+        while more:
+            after = found[-1].path if found else ""
+            interpreter = await self._open()
+            page = await interpreter.execute(LIST, {"path": way, "after": after, "page": PAGE})
+            found += [VolumeFile(str(name), int(size)) for name, size in page["files"]]
+            more = page["more"]
+        return found
+
+    async def get(self, path: str) -> bytes:
+        """See `VolumeStore.get`."""
+        interpreter = await self._open()
+        place = (await interpreter.execute(CHECK, {"path": self._file(path)}))["place"]
+        return await interpreter.sandbox.download(place)
+
+    async def put(self, path: str, data: bytes) -> None:
+        """See `VolumeStore.put`."""
+        interpreter = await self._open()
+        encoded = {"data": strict_json({"data": base64.b64encode(data).decode()})[len(b'{"data":') : -1]}
+        await interpreter.execute(PUT, {"path": self._file(path)}, encoded=encoded)
+
+    async def delete(self, path: str) -> None:
+        """See `VolumeStore.delete`."""
+        interpreter = await self._open()
+        await interpreter.execute(DELETE, {"path": self._file(path)})
+
+    async def close(self) -> None:
+        """Removes the sandbox."""
+        interpreter, self._interpreter = self._interpreter, None
+        if interpreter is not None:
+            await interpreter.shutdown()
+
+    @staticmethod
+    def _file(path: str) -> str:
+        way = names(path)
+        if not way:
+            raise VolumeError("the volume itself is a directory: name a file on it")
+        return posixpath.join(*way)
+
+    async def _open(self) -> Interpreter:
+        if self._interpreter is None or not self._interpreter.alive:
+            await self.close()
+            self._interpreter = self._provider.interpreter(timeout=SECONDS)
+            try:
+                await self._interpreter.start()
+            except BaseException:
+                self._interpreter = None
+                raise
+        return self._interpreter

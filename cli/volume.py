@@ -1,0 +1,72 @@
+"""What is on a volume, and files to it and from it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from ..blocks.resolve import resolve
+from ..blocks.volume import VolumeStore, check_name, names
+from .arguments import wrong
+
+T = TypeVar("T")
+
+
+def show(provider: str, name: str, path: str) -> int:
+    """Prints a line for each file: its size in bytes, and its path."""
+    files = _with(provider, name, lambda volume: volume.ls(path))
+    width = max((len(f"{file.size:,}") for file in files), default=0)
+    for file in files:
+        print(f"{file.size:>{width},}  {file.path}")
+    return 0
+
+
+def fetch(provider: str, name: str, path: str, target: str) -> int:
+    """Writes a file of the volume, or all files of a directory there, to this machine."""
+    below = "/".join(names(path))
+    home = Path(target).expanduser()
+
+    async def bring(volume: VolumeStore) -> int:
+        files = await volume.ls(below)
+        single = [file.path for file in files] == [below]
+        # As cp does it: into a directory that is there, else under the name that was given.
+        top = home / PurePosixPath(below).name if home.is_dir() else home
+        for file in files:
+            place = top if single else top / PurePosixPath(file.path).relative_to(below)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(await volume.get(file.path))
+        return len(files)
+
+    count = _with(provider, name, bring)
+    print(f"{count} {'file' if count == 1 else 'files'} brought home from {name}", file=sys.stderr)
+    return 0
+
+
+def send(provider: str, name: str, source: str, path: str | None) -> int:
+    """Writes a file of this machine's to the volume."""
+    file = Path(source).expanduser()
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        wrong(f"the file {source} cannot be read: {error.strerror}")
+    where = file.name if path is None else path
+    if where.endswith("/"):
+        where += file.name
+    _with(provider, name, lambda volume: volume.put(where, data))
+    print(f"{where} ({len(data):,} bytes) is on {name}", file=sys.stderr)
+    return 0
+
+
+def _with(provider: str, name: str, work: Callable[[VolumeStore], Awaitable[T]]) -> T:
+    async def run() -> T:
+        block = await resolve(provider)
+        volume = await block.volume(check_name(name))
+        try:
+            return await work(volume)
+        finally:
+            await volume.close()
+
+    return asyncio.run(run())

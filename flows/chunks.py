@@ -1,0 +1,297 @@
+"""The chunks flow: one piece of code over the parts of some data, on a durable volume, and one that reduces them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..blocks.resolve import resolve
+from ..sandbox.driver import NotJson, strict_json
+from ..sandbox.errors import ConfigurationError, RlmBatchError
+from ..sandbox.result import Failure, Meta, Result
+from ..tasks.execute import BACKOFF
+from ..tasks.execution import Execution, key_of
+from ..tasks.mark import Mark, Marker, folder_of, name_of, read_markers
+from .flow import batch_flow
+from .parts import Parts, parts_of
+from .run import (
+    BatchConcurrency,
+    CacheResults,
+    Deadline,
+    ExecutionsPerTask,
+    Idempotent,
+    MaxCost,
+    MaxDepth,
+    MaxLlmCalls,
+    MaxLlmTokens,
+    MaxWorkers,
+    Model,
+    OnFailure,
+    Options,
+    Outcome,
+    Outcomes,
+    Provider,
+    ResultsPath,
+    Retries,
+    RetryCodeErrors,
+    ReuseSandboxes,
+    Run,
+    Timeout,
+    raise_failures,
+)
+from .table import table
+
+REDUCTION = "reduction.json"  # the name of its marker; those of chunks are hexadecimal
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksReport:
+    """A chunked job's results by chunk id, which is text, and what `reduce` submitted.
+
+    `reduction` is None where there was no `reduce`. `overlaps` are the files on the volume that several chunks wrote,
+    with the chunks' ids: such a file holds what the last of them left. Known are the files that Python code opened by
+    itself, and no subprocess's. Printed, it is a table of chunks and fields.
+    """
+
+    results: dict[str, Outcome]
+    reduction: Outcome | None
+    overlaps: dict[str, list[str]]
+    results_path: str
+
+    def __getitem__(self, chunk_id: str | int) -> Outcome:
+        return self.results[str(chunk_id)]
+
+    def rows(self) -> list[list[str]]:
+        """The table's rows of text, the header first."""
+        return table(list(self.results.values()))
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+@batch_flow("chunks")
+async def chunks(
+    code: Annotated[str, Field(description="Python code that reads chunk_id and data, and submits its fields")],
+    chunks: Annotated[
+        dict[str, Any] | str | None,
+        Field(description="The data of each chunk by its id, or a path to JSON lines or CSV with id and data"),
+    ] = None,
+    data: Annotated[
+        list[Any] | str | None,
+        Field(description="Data to be cut into chunks, or a path to JSON lines or CSV, of which a line is an item"),
+    ] = None,
+    chunk_size: Annotated[int | None, Field(ge=1, description="Items of the data in one chunk")] = None,
+    volume_name: Annotated[
+        str | None, Field(description="The volume that every sandbox has; by default the provider's own, if any")
+    ] = None,
+    reduce: Annotated[
+        str | None, Field(description="Code that runs once when all chunks are done, with their fields as results")
+    ] = None,
+    provider: Provider = "local",
+    max_workers: MaxWorkers = 4,
+    timeout: Timeout = 120,
+    retries: Retries = 2,
+    retry_code_errors: RetryCodeErrors = False,
+    idempotent: Idempotent = False,
+    on_failure: OnFailure = "raise",
+    deadline: Deadline = None,
+    reuse_sandboxes: ReuseSandboxes = False,
+    executions_per_task: ExecutionsPerTask = None,
+    cache_results: CacheResults = False,
+    results_path: ResultsPath = None,
+    language_model: Model = None,
+    batch_concurrency: BatchConcurrency = 4,
+    max_depth: MaxDepth = 2,
+    max_llm_calls: MaxLlmCalls = 50,
+    max_llm_tokens: MaxLlmTokens = None,
+    max_cost: MaxCost = None,
+) -> ChunksReport:
+    """Runs the code once for each chunk, with `chunk_id` (text) and `data`, and `reduce` once at the end.
+
+    The chunks are `chunks`, data by id, or `data` that is cut into lists of `chunk_size` items, whose ids are "0", "1"
+    and so on. With a volume each chunk that is complete is marked there; a job that is run again executes only what
+    has no marker of its code and data, or whose files have gone or changed since. `reduce` finds what the chunks
+    submitted as `results`, a dict by chunk id, and their files on the volume; it runs if none of them failed. What the
+    other parameters mean is in the README, under "Parameters".
+
+    Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
+    place), and ConfigurationError before anything runs.
+    """
+    parts = parts_of(chunks, data, chunk_size)
+    options = Options(
+        provider=provider,
+        max_workers=max_workers,
+        timeout=timeout,
+        retries=retries,
+        retry_code_errors=retry_code_errors,
+        idempotent=idempotent,
+        on_failure=on_failure,
+        deadline=deadline,
+        reuse_sandboxes=reuse_sandboxes,
+        executions_per_task=executions_per_task,
+        cache_results=cache_results,
+        results_path=results_path,
+        language_model=language_model,
+        batch_concurrency=batch_concurrency,
+        max_depth=max_depth,
+        max_llm_calls=max_llm_calls,
+        max_llm_tokens=max_llm_tokens,
+        max_cost=max_cost,
+    )
+    block = await resolve(provider)
+    if volume_name is not None:
+        block = with_volume(block, volume_name)
+    total = len(parts) + (reduce is not None)
+    async with _Chunks.begun(block, total, options, _label) as run:
+        run.folder = None if block.volume_name is None else folder_of(code)
+        fingerprint = await run.fingerprint()
+        if run.folder is not None:
+            await run.read_markers(run.folder)
+        await run.drive(_executions(code, parts, fingerprint, run))
+        if reduce is not None:
+            reduction = _reduction(reduce, len(parts), fingerprint, run)
+            if run.failed:
+                run.not_run([reduction], f"{len(run.failed)} of {len(parts)} chunks have no result")
+            else:
+                await run.drive(iter([reduction]))
+        outcomes = run.outcomes()
+        found = report(outcomes, len(parts))
+        for path, ids in found.overlaps.items():
+            run.log.warning("%s", overlap(path, ids))
+    if on_failure == "raise":
+        raise_failures(outcomes, "executions")
+    return found
+
+
+def with_volume(block: Any, name: str) -> Any:
+    """The block with that volume. Raises ConfigurationError."""
+    from ..blocks.volume import check_name
+
+    return block.model_copy(update={"volume_name": check_name(name)})
+
+
+def report(outcomes: Outcomes, chunks: int) -> ChunksReport:
+    """The report on these outcomes: those of the chunks, and then the reduction's if there is one."""
+    results = {str(outcome.meta.variables["chunk_id"]): outcome for outcome in outcomes.results[:chunks]}
+    writers: dict[str, list[str]] = {}
+    for chunk_id, outcome in results.items():
+        for path in outcome.meta.files:
+            writers.setdefault(path, []).append(chunk_id)
+    overlaps = {path: ids for path, ids in writers.items() if len(ids) > 1}
+    reduction = outcomes.results[chunks] if len(outcomes.results) > chunks else None
+    return ChunksReport(results, reduction, overlaps, outcomes.results_path)
+
+
+def overlap(path: str, ids: list[str]) -> str:
+    """What is said of a file that several chunks wrote."""
+    shown = ", ".join(ids[:10]) + (f" and {len(ids) - 10} more" if len(ids) > 10 else "")
+    return (
+        f"{path} on the volume was written by the chunks {shown}, and holds what the last of them left: name the file "
+        "after chunk_id"
+    )
+
+
+def _label(execution: Execution) -> str:
+    if "chunk_id" not in execution.variables:
+        return "reduce"
+    name = execution.variables["chunk_id"]
+    return f"chunk {name}" if len(name) <= 120 else f"chunk {name[:117]}..."
+
+
+def _executions(code: str, parts: Parts, fingerprint: dict[str, Any], run: _Chunks) -> Iterator[Execution]:
+    for index, (chunk_id, data) in enumerate(parts):
+        encoded = {"data": _encoded(data, f"the data of chunk {chunk_id}")}
+        variables = {"chunk_id": chunk_id}
+        key = key_of(code, variables, encoded, fingerprint)
+        run.keys.update(key.encode())
+        yield Execution(index, code, variables, key, encoded, run.mark(name_of(chunk_id)))
+
+
+def _reduction(code: str, index: int, fingerprint: dict[str, Any], run: _Chunks) -> Execution:
+    encoded = {"results": _encoded(run.submitted(), "what the chunks submitted")}
+    key = key_of(code, {}, encoded, {**fingerprint, "chunks": run.keys.hexdigest()})
+    return Execution(index, code, {}, key, encoded, run.mark(REDUCTION))
+
+
+def _encoded(value: Any, what: str) -> bytes:
+    try:
+        return strict_json({"value": value})[len(b'{"value":') : -1]
+    except NotJson as error:
+        raise ConfigurationError(f"{what} is not JSON: {error}") from None
+
+
+class _Chunks(Run):
+    """A run whose evidence of what is complete lies on the volume, where there is one."""
+
+    folder: str | None = None  # of the markers
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.keys = hashlib.sha256()  # of the chunks' keys, in order
+        self._markers: dict[str, Marker] = {}
+        self._executed = False
+
+    async def read_markers(self, folder: str) -> None:
+        """Looks, in a sandbox, at what the volume says is complete. Raises what opening a sandbox raises."""
+        for delay in (*BACKOFF[: self.options.retries], None):
+            lane = self.lane()
+            try:
+                async with asyncio.timeout_at(self.until):
+                    self._markers = await read_markers(await lane.open(), folder)
+                return
+            except TimeoutError:
+                return  # the deadline: nothing will be run
+            except RlmBatchError as error:
+                if delay is None or not self.policy.again(error):
+                    raise
+                await asyncio.sleep(delay)
+            finally:
+                await lane.close()
+
+    def mark(self, name: str) -> Mark | None:
+        """Where a marker of that name belongs; None without a volume."""
+        return None if self.folder is None else Mark(f"{self.folder}/{name}")
+
+    def recall(self, execution: Execution) -> Result | None:
+        mark = execution.mark
+        if mark is None:
+            found = super().recall(execution) if self._counts(execution) else None
+        else:
+            marker = self._markers.pop(mark.path.rpartition("/")[2], None)
+            found = None
+            if marker is not None and marker.whole and marker.key == execution.key and self._counts(execution):
+                found = super().recall(execution) or self._from(marker, execution)
+            mark.stale = marker is not None and found is None
+        self._executed = self._executed or found is None
+        return found
+
+    def _counts(self, execution: Execution) -> bool:
+        """A reduction of chunks that were run again is run again, whatever they submitted: their files are new."""
+        return not (self._executed and "chunk_id" not in execution.variables)
+
+    def _from(self, marker: Marker, execution: Execution) -> Result:
+        """The result of an execution that was complete, but whose line the ledger does not have."""
+        meta = Meta(
+            variables=execution.variables,
+            provider=self.provider.provider_name,
+            submitted=marker.submitted,
+            files=marker.files,
+        )
+        result = Result(marker.outputs, meta)
+        self.keep(execution, result)
+        return result
+
+    def submitted(self) -> dict[str, dict[str, Any]]:
+        """The chunks' fields by id."""
+        return {
+            outcome.meta.variables["chunk_id"]: outcome.outputs
+            for outcome in self.done
+            if not isinstance(outcome, Failure) and "chunk_id" in outcome.meta.variables
+        }

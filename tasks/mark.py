@@ -1,0 +1,143 @@
+"""Completion markers: what says, on the volume itself, that an execution that wrote there is complete.
+
+A marker is a small file of JSON, written in the sandbox after everything that the code wrote. It holds the execution's
+key, what the code submitted and the files that it wrote, as far as they are known. It counts only while those files are
+there and none is newer than the marker: a job that was killed half way, or another that wrote the same files since, may
+have left something else in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..sandbox.driver import OUR_FILES
+from ..sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError, VolumeError
+
+if TYPE_CHECKING:
+    from ..sandbox.interpreter import Interpreter
+    from ..sandbox.result import Result
+
+VERSION = 1
+MARK = "save_to_volume(path, text)"
+UNMARK = """
+import os
+try:
+    os.remove(VOLUME + "/" + path)
+except FileNotFoundError:
+    pass
+"""
+# Several at a time, because on a volume over a network each file is a round trip; as many to a page as SUBMIT takes.
+READ = """
+import json, os
+from concurrent.futures import ThreadPoolExecutor
+
+def read(name):
+    try:
+        path = os.path.join(VOLUME, folder, name)
+        with open(path, encoding="utf-8") as file:
+            marker = json.load(file)
+        written = os.stat(path).st_mtime_ns
+        marker["whole"] = True
+        for file in marker["files"]:
+            if os.stat(os.path.join(VOLUME, file)).st_mtime_ns > written:
+                marker["whole"] = False
+        return marker
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"name": name, "whole": False}
+
+try:
+    names = sorted(name for name in os.listdir(os.path.join(VOLUME, folder)) if name > after)[:500]
+except FileNotFoundError:
+    names = []
+markers, size = [], 0
+with ThreadPoolExecutor(8) as pool:
+    for name, marker in zip(names, pool.map(read, names)):
+        length = len(json.dumps(marker))
+        if length > 900_000:
+            marker, length = {"name": name, "whole": False}, 100
+        if size + length > 900_000:
+            break
+        markers.append(marker)
+        size += length
+        after = name
+SUBMIT(markers=markers, after=after, more=bool(names) and after != names[-1] or len(names) == 500)
+"""
+
+
+@dataclass(slots=True)
+class Mark:
+    """Where an execution's marker is on the volume; `stale` if one is there that does not count."""
+
+    path: str
+    stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A marker as it was read. `whole` if the files are there and as they were when it was written."""
+
+    key: str = ""
+    outputs: dict[str, Any] = field(default_factory=dict[str, Any])
+    submitted: bool = False
+    files: tuple[str, ...] = ()
+    whole: bool = False
+
+
+def folder_of(code: str) -> str:
+    """Where the markers of one piece of code are, so that two jobs on one volume do not share them."""
+    return f"{OUR_FILES}/complete/{hashlib.sha256(code.encode('utf-8', 'replace')).hexdigest()[:32]}"
+
+
+def name_of(what: str) -> str:
+    """The name of the marker of one execution of a job: an id may be of any length and have any letters."""
+    return f"{hashlib.sha256(what.encode('utf-8', 'replace')).hexdigest()[:32]}.json"
+
+
+async def mark(interpreter: Interpreter, path: str, key: str, result: Result) -> None:
+    """Writes a marker. Raises VolumeError where the volume does not take it, OutcomeUnknown where nobody knows."""
+    marker = {
+        "version": VERSION,
+        "name": path.rpartition("/")[2],
+        "key": key,
+        "outputs": result.outputs,
+        "submitted": result.meta.submitted,
+        "files": result.meta.files,
+    }
+    try:
+        await interpreter.execute(MARK, {"path": path, "text": json.dumps(marker, ensure_ascii=False)})
+    except VolumeError as error:
+        raise VolumeError(
+            f"the code has run, but that it is complete could not be written to the volume, so that it counts as "
+            f"failed: {error}"
+        ) from error
+    except ConfigurationError:
+        raise
+    except RlmBatchError as error:
+        raise OutcomeUnknown(
+            f"the code has run, but that it is complete could not be written to the volume ({error.summary}). Pass "
+            "idempotent=True if it may run twice"
+        ) from error
+
+
+async def unmark(interpreter: Interpreter, path: str) -> None:
+    """Removes a marker that does not count, before what it stands for is written anew."""
+    await interpreter.execute(UNMARK, {"path": path})
+
+
+async def read_markers(interpreter: Interpreter, folder: str) -> dict[str, Marker]:
+    """The markers in a directory of the volume, by their names."""
+    found: dict[str, Marker] = {}
+    after, more = "", True
+    while more:
+        page = await interpreter.execute(READ, {"folder": folder, "after": after})
+        for data in page["markers"]:
+            outputs = data.get("outputs", {})
+            # Code can write to where markers are; what is none is taken for a damaged one.
+            whole = data["whole"] and isinstance(outputs, dict)
+            files = tuple(map(str, data.get("files", ())))
+            found[str(data["name"])] = Marker(data.get("key", ""), outputs, bool(data.get("submitted")), files, whole)
+        after, more = page["after"], page["more"]
+    return found

@@ -1,0 +1,181 @@
+"""What Daytona refuses is one sentence that says what to change, at once."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from rlm_batch import (
+    ConfigurationError,
+    DaytonaInterpreter,
+    DaytonaSandbox,
+    QuotaExceeded,
+    SandboxStartError,
+    batch,
+)
+from rlm_batch.blocks import daytona as block
+from rlm_batch.sandbox.errors import RlmBatchError
+
+CREATE = "POST /api/sandbox"
+
+
+async def opened(provider: DaytonaSandbox) -> None:
+    box = await provider.open(provider.labels(""))
+    await box.remove()
+
+
+def refusal(provider: DaytonaSandbox) -> RlmBatchError:
+    """What opening a sandbox raises, with the seconds that it took on its `took`."""
+    asyncio.run(_warm(provider))
+    begun = time.monotonic()
+    with pytest.raises(RlmBatchError) as caught:
+        asyncio.run(opened(provider))
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - begun < 5
+    return caught.value
+
+
+async def _warm(provider: DaytonaSandbox) -> None:
+    """Has the SDK imported."""
+    (await provider._client()).release()
+
+
+def test_a_wrong_key(daytona: Any) -> None:
+    error = refusal(DaytonaSandbox(api_key=SecretStr("a wrong key")))
+    assert isinstance(error, ConfigurationError)
+    assert "Invalid credentials" in str(error)
+    assert "set api_key on the block, or DAYTONA_API_KEY" in str(error)
+    assert "a wrong key" not in str(error)
+    assert daytona.state()["counts"][CREATE] == 1
+
+
+def test_a_wrong_key_ends_a_batch_before_anything_runs(
+    daytona: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
+    monkeypatch.setenv("DAYTONA_API_KEY", "a wrong key")
+    with pytest.raises(ConfigurationError, match="refused the API key"):
+        asyncio.run(batch(["SUBMIT(1)"] * 5, provider="daytona"))
+    assert CREATE not in daytona.state()["counts"]
+
+
+def test_no_key_at_all(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAYTONA_API_KEY")
+    assert not DaytonaSandbox().has_credentials()
+    with pytest.raises(ConfigurationError, match="DAYTONA_API_KEY"):
+        asyncio.run(opened(DaytonaSandbox()))
+
+
+def test_an_unknown_snapshot(daytona: Any) -> None:
+    error = refusal(DaytonaSandbox(snapshot="no-such"))
+    assert isinstance(error, ConfigurationError)
+    assert "no snapshot 'no-such'" in str(error)
+    assert "name one of the account's with snapshot" in str(error)
+    assert daytona.state()["counts"] == {CREATE: 1}
+
+
+def test_an_unknown_snapshot_ends_a_batch(
+    daytona: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
+    DaytonaSandbox(snapshot="no-such").save("of-the-tests", overwrite=True)
+    with pytest.raises(ConfigurationError, match="no snapshot 'no-such'"):
+        asyncio.run(batch(["SUBMIT(1)"] * 5, provider="daytona-sandbox/of-the-tests", max_workers=1))
+    assert daytona.state()["counts"][CREATE] == 1
+
+
+@pytest.mark.parametrize("limit", [{"max_sandboxes": 0}, {"max_cpu": 0}])
+def test_an_exhausted_quota(daytona: Any, limit: dict[str, int]) -> None:
+    daytona.set(**limit)
+    error = refusal(DaytonaSandbox())
+    assert isinstance(error, QuotaExceeded)
+    assert "limit exceeded. Maximum allowed: 0" in str(error)
+    assert "use fewer workers, or raise the account's limits" in str(error)
+    assert daytona.state()["counts"] == {CREATE: 1}
+
+
+def test_a_rate_limit_says_when_to_come_again(daytona: Any) -> None:
+    daytona.set(creates_per_minute=1, minute=30.0)
+    asyncio.run(opened(DaytonaSandbox()))
+    error = refusal(DaytonaSandbox())
+    assert isinstance(error, QuotaExceeded)
+    assert error.retry_after is not None
+    assert 20 < error.retry_after <= 30
+    assert daytona.state()["counts"][CREATE] == 2
+
+
+def test_a_volume_in_error(daytona: Any) -> None:
+    daytona.set(broken_volumes=["broken"])
+    error = refusal(DaytonaSandbox(volume_name="broken"))
+    assert isinstance(error, ConfigurationError)
+    assert "volume 'broken' is in the state error (the bucket could not be made)" in str(error)
+    assert "name another with volume_name" in str(error)
+    assert CREATE not in daytona.state()["counts"]
+
+
+def test_an_image_without_python(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block.DaytonaBox, "python", "python-that-is-not-there")
+    with pytest.raises(SandboxStartError, match=r"status 127.*python-that-is-not-there"):
+        asyncio.run(DaytonaSandbox().interpreter().start())
+
+
+def test_an_address_where_nobody_answers(daytona: Any) -> None:
+    with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
+        asyncio.run(opened(DaytonaSandbox(api_url="http://127.0.0.1:9/api")))
+
+
+def test_settings_that_exclude_each_other() -> None:
+    with pytest.raises(ValidationError, match="not from both"):
+        DaytonaSandbox(snapshot="a", image="b")
+    with pytest.raises(ValidationError, match="go with an image"):
+        DaytonaSandbox(memory=2)
+    with pytest.raises(ConfigurationError, match="no field snapsot"):
+        DaytonaInterpreter(snapsot="a")
+
+
+def test_the_key_is_in_nothing_that_is_shown_or_kept(daytona: Any) -> None:
+    provider = DaytonaSandbox(api_key=SecretStr(daytona.key + "-secret"), repo_token=SecretStr("another-secret"))
+    shown = f"{provider!r} {provider} {asyncio.run(DaytonaSandbox().fingerprint())}"
+    assert "secret" not in shown.replace("SecretStr", "")
+
+
+def test_importing_and_local_work_do_not_load_the_sdk() -> None:
+    code = (
+        "import sys, rlm_batch\nfrom rlm_batch import DaytonaSandbox, DaytonaInterpreter, LocalInterpreter, batch\n"
+        "DaytonaSandbox(); DaytonaInterpreter()\n"
+        "with LocalInterpreter(isolation='none') as i: i.execute('SUBMIT(1)')\n"
+        "print([name for name in sys.modules if name.split('.')[0].startswith('daytona')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_no_connection_but_to_loopback_is_made(daytona: Any) -> None:
+    code = """if True:
+        import sys
+        seen = set()
+        sys.addaudithook(lambda event, args: seen.add(str(args[1])) if event == "socket.connect" else None)
+        from rlm_batch import DaytonaInterpreter
+        with DaytonaInterpreter(volume_name="v") as interpreter:
+            assert interpreter.execute("SUBMIT(1)").output == 1
+        print(sorted(seen))
+        assert seen and all("127.0.0.1" in address for address in seen), seen
+    """
+    environment = {**os.environ, **daytona.environment}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
+
+
+def test_the_saved_block_named_default_has_the_credentials_that_nobody_else_has(
+    daytona: Any, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in daytona.environment:
+        monkeypatch.delenv(name)
+    DaytonaSandbox(api_key=SecretStr(daytona.key), api_url=daytona.url).save("default", overwrite=True)
+    with DaytonaInterpreter(timeout=20, environment={"A": "b"}) as interpreter:
+        assert interpreter.execute("import os; SUBMIT(a=os.environ['A'])").a == "b"

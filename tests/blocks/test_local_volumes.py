@@ -1,0 +1,311 @@
+"""Local volumes: whose files they are, who reaches them, and what the host does with what code left there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, Volume, VolumeError
+from rlm_batch.blocks.local_volume import LocalVolume
+from rlm_batch.blocks.volume import VolumeFile
+
+if TYPE_CHECKING:
+    from .conftest import Boxes
+
+
+@pytest.fixture
+def root(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A root for volumes that every user may make some in."""
+    folder = Path(tempfile.mkdtemp(prefix="volumes-", dir=open_folder))
+    folder.chmod(0o1777)
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(folder))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# --------------------------------------------------------------------------------------------------- between sandboxes
+
+
+def test_what_one_sandbox_writes_the_next_one_reads_and_replaces_and_so_does_the_host(
+    own_box: Boxes, root: Path
+) -> None:
+    code = """
+import tempfile
+seen = {path: load_from_volume(path) for path in list_volume()}
+save_to_volume("saved/same.txt", word)
+for path in ("direct/deep/same.txt", "top.txt"):
+    os.makedirs(os.path.dirname(f"{VOLUME}/{path}"), exist_ok=True)
+    with open(f"{VOLUME}/{path}", "w") as file:
+        file.write(word)
+with tempfile.NamedTemporaryFile("w", dir=VOLUME, delete=False) as file:
+    file.write(word)
+os.replace(file.name, VOLUME + "/private.txt")
+os.mkdir(f"{VOLUME}/saved/{word}")
+SUBMIT(seen=seen)
+"""
+    names = ["direct/deep/same.txt", "private.txt", "saved/same.txt", "top.txt"]
+    before: dict[str, str] = {}
+    for word in ("one", "two", "three"):
+        box = own_box(volume_name="shared", volume_root=str(root))
+        assert box.outputs(code, word=word)["seen"] == before
+        box.close()
+        before = dict.fromkeys(names, word)
+    volume = LocalVolume(root, "shared")
+    assert asyncio.run(volume.ls()) == [VolumeFile(name, 5) for name in names]
+    assert [asyncio.run(volume.get(name)) for name in names] == [b"three"] * 4
+
+
+def test_a_sandbox_reaches_no_volume_but_its_own(own_box: Boxes, root: Path) -> None:
+    writer = own_box(volume_name="secret", volume_root=str(root))
+    mount = writer.outputs("save_to_volume('key.txt', 'secret')\nSUBMIT(mount=VOLUME)")["mount"]
+    attempts = """
+for place in places:
+    attempt("read " + place, lambda: read(place + "/key.txt"))
+    attempt("list " + place, lambda: os.listdir(place)[0])
+    attempt("write " + place, lambda: write(place + "/new.txt", b"x", os.O_WRONLY | os.O_CREAT))
+    attempt("remove " + place, lambda: os.remove(place + "/key.txt"))
+"""
+    places = [str(root / "secret")]
+    for fields in ({}, {"volume_name": "other", "volume_root": str(root)}):
+        box = own_box(**fields)
+        tried = box.tried(attempts, places=[*places, *([mount] if not fields else [])])
+        assert tried.done == {}
+        box.close()
+    assert writer.outputs("SUBMIT(text=load_from_volume('key.txt'), all=list_volume())") == {
+        "text": "secret",
+        "all": ["key.txt"],
+    }
+
+
+def test_a_volume_adds_nothing_else_that_may_be_written(own_box: Boxes, root: Path) -> None:
+    (root / "beside").mkdir(mode=0o777)
+    (root / "beside").chmod(0o777)
+    box = own_box(volume_name="mine", volume_root=str(root))
+    tried = box.tried(
+        """
+attempt("beside", lambda: write(root + "/beside/x", b"x", os.O_WRONLY | os.O_CREAT))
+attempt("root", lambda: write(root + "/x", b"x", os.O_WRONLY | os.O_CREAT))
+attempt("above", lambda: write(VOLUME + "/../x", b"x", os.O_WRONLY | os.O_CREAT))
+os.symlink(root + "/beside", VOLUME + "/out")
+attempt("link", lambda: write(VOLUME + "/out/x", b"x", os.O_WRONLY | os.O_CREAT))
+""",
+        root=str(root),
+    )
+    assert tried.done == {}
+    assert list((root / "beside").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes sandboxes users of their own")
+def test_another_user_of_the_machine_is_kept_out_of_the_volume_of_a_root_host(root: Path) -> None:
+    with LocalInterpreter(volume_name="private", volume_root=str(root)) as interpreter:
+        interpreter.execute("save_to_volume('x', 'y')")
+    assert (root / "private").stat().st_mode & 0o007 == 0
+
+
+def test_many_sandboxes_that_ask_for_a_new_volume_at_one_time_get_the_same(root: Path) -> None:
+    def work(number: int) -> int:
+        with LocalInterpreter(volume_name="raced", volume_root=str(root)) as interpreter:
+            interpreter.execute("save_to_volume(f'{n}.txt', str(n))", {"n": number})
+            return int(interpreter.execute("import os; SUBMIT(os.stat(VOLUME).st_gid)").output)
+
+    with ThreadPoolExecutor(6) as pool:
+        groups = set(pool.map(work, range(6)))
+    assert len(groups) == 1
+    assert len(Volume("raced").ls()) == 6
+
+
+def test_volumes_are_where_the_block_or_the_environment_says(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalInterpreter(isolation="none", volume_name="a") as interpreter:
+        assert interpreter.execute("SUBMIT(VOLUME)").output == os.path.realpath(root / "a")
+    with LocalInterpreter(isolation="none", volume_name="a", volume_root=str(tmp_path)) as interpreter:
+        assert interpreter.execute("SUBMIT(VOLUME)").output == os.path.realpath(tmp_path / "a")
+    monkeypatch.delenv("RLM_BATCH_VOLUMES")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with LocalInterpreter(isolation="none", volume_name="a") as interpreter:
+        place = tmp_path / "data" / "rlm-batch" / "volumes" / "a"
+        assert interpreter.execute("SUBMIT(VOLUME)").output == os.path.realpath(place)
+
+
+@pytest.mark.parametrize("path", ["/", "/usr", "/usr/share", "/etc/data", "/proc/x", "/dev", "/tmp", "/sandbox"])
+def test_a_mount_path_that_the_sandbox_needs_is_refused(root: Path, path: str) -> None:
+    try:
+        asyncio.run(LocalSandbox(isolation="bubblewrap").check())
+    except ConfigurationError as error:
+        pytest.skip(error.summary)
+    with pytest.raises(ConfigurationError, match="volume_mount_path"):
+        LocalInterpreter(isolation="bubblewrap", volume_name="a", volume_mount_path=path).start()
+
+
+@pytest.mark.parametrize("path", ["/data", "/home/daytona/memory", "/mnt/a/b/", "/tmp/volume", "/sandbox/volume"])
+def test_a_volume_is_mounted_where_the_block_says(root: Path, path: str) -> None:
+    try:
+        asyncio.run(LocalSandbox(isolation="bubblewrap").check())
+    except ConfigurationError as error:
+        pytest.skip(error.summary)
+    with LocalInterpreter(isolation="bubblewrap", volume_name="a", volume_mount_path=path) as interpreter:
+        place = path.rstrip("/")
+        interpreter.execute(f"open({place + '/direct.txt'!r}, 'w').write('x')")
+        assert interpreter.execute("SUBMIT(where=VOLUME, all=list_volume())").outputs == {
+            "where": place,
+            "all": ["direct.txt"],
+        }
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "-x", "x" * 101, "a b", "\n"])
+def test_a_name_that_is_no_volumes_is_refused(name: str, root: Path) -> None:
+    with pytest.raises(ConfigurationError):
+        LocalInterpreter(volume_name=name).start()
+    with pytest.raises((ConfigurationError, VolumeError)):
+        Volume(name).ls()
+
+
+def test_a_root_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="RLM_BATCH_VOLUMES"):
+        LocalInterpreter(isolation="none", volume_name="a", volume_root=str(tmp_path / "file")).start()
+
+
+# ------------------------------------------------------------------------------------------------------ from the host
+
+
+@pytest.fixture
+def volume(root: Path) -> Volume:
+    """A volume on which code has left whatever could lead the host astray."""
+    (root / "secret.txt").write_text("the host's own")
+    with LocalInterpreter(isolation="none", volume_name="left") as interpreter:
+        interpreter.execute(
+            """
+import os
+save_to_volume("dir/file.txt", "ours")
+os.symlink(outside + "/secret.txt", VOLUME + "/link.txt")
+os.symlink(outside, VOLUME + "/folder")
+os.symlink("dir/file.txt", VOLUME + "/within.txt")
+os.symlink("loop", VOLUME + "/loop")
+os.mkfifo(VOLUME + "/pipe")
+""",
+            {"outside": str(root)},
+        )
+    return Volume("left")
+
+
+def test_links_and_pipes_are_left_out_of_lists(volume: Volume) -> None:
+    assert volume.ls() == [VolumeFile("dir/file.txt", 4)]
+    assert volume.ls("dir") == volume.ls("dir/file.txt") == [VolumeFile("dir/file.txt", 4)]
+
+
+@pytest.mark.parametrize("path", ["link.txt", "folder/secret.txt", "loop", "pipe", "within.txt", "dir", "nosuch"])
+def test_the_host_reads_through_no_link_and_waits_at_no_pipe(volume: Volume, path: str) -> None:
+    with pytest.raises(VolumeError):
+        volume.get(path)
+    if path != "dir":
+        with pytest.raises(VolumeError):
+            volume.ls(path)
+
+
+def test_the_host_writes_and_deletes_through_no_link(volume: Volume, root: Path) -> None:
+    volume.put("link.txt", "new")  # in the link's place
+    assert volume.get("link.txt") == b"new"
+    for path in ("folder/x", "folder/secret.txt", "loop/x", "dir/file.txt/x"):
+        with pytest.raises(VolumeError):
+            volume.put(path, "new")
+    with pytest.raises(VolumeError):
+        volume.delete("folder/secret.txt")
+    volume.delete("folder")
+    assert (root / "secret.txt").read_text() == "the host's own"
+    assert sorted(path.name for path in root.iterdir()) == ["left", "secret.txt"]
+
+
+@pytest.mark.parametrize("path", ["", "..", "../secret.txt", "dir/../../secret.txt", "/etc/passwd", "a\0b"])
+def test_a_path_that_leaves_the_volume_is_refused(volume: Volume, path: str) -> None:
+    for call in (volume.get, volume.delete, lambda path: volume.put(path, b"x")):
+        with pytest.raises(VolumeError):
+            call(path)
+
+
+def test_the_host_puts_a_file_where_code_can_replace_it(root: Path) -> None:
+    volume = Volume("both")
+    volume.put("in/deep/data.txt", "first")
+    with LocalInterpreter(volume_name="both") as interpreter:
+        code = """
+text = load_from_volume("in/deep/data.txt")
+with open(VOLUME + "/in/deep/data.txt", "w") as file:
+    file.write("second")
+save_to_volume("in/deep/beside.txt", "third")
+SUBMIT(text)
+"""
+        assert interpreter.execute(code).output == "first"
+    assert (volume.get("in/deep/data.txt"), volume.get("in/deep/beside.txt")) == (b"second", b"third")
+    volume.put("in/deep/data.txt", b"\x00fourth")
+    assert volume.get("in/deep/data.txt") == b"\x00fourth"
+    volume.delete("in")
+    assert volume.ls() == []
+
+
+def test_a_volume_that_nobody_has_made_is_a_sentence(root: Path) -> None:
+    for call in (
+        lambda: Volume("nosuch").ls(),
+        lambda: Volume("nosuch").get("x"),
+        lambda: Volume("nosuch").delete("x"),
+    ):
+        with pytest.raises(VolumeError, match="no volume 'nosuch'"):
+            call()
+    with pytest.raises(ConfigurationError, match="no volume is named"):
+        Volume().ls()
+
+
+# ---------------------------------------------------------------------------------- the programs that people have now
+
+
+def test_a_script_with_an_interpreter_for_each_chunk_shares_a_volume(root: Path) -> None:
+    def process_chunk(chunk_id: int, data: list[int]) -> object:
+        code = (
+            f"import json\n"
+            f"data = {data!r}\n"
+            f"processed = [x * 2 for x in data]\n"
+            f"save_to_volume(f'results/chunk_{chunk_id}.json', json.dumps(processed))\n"
+            f"SUBMIT(chunk_id={chunk_id}, count=len(processed))"
+        )
+        with LocalInterpreter(timeout=120, volume_name="rlm-volume-dspy") as interpreter:
+            return interpreter.execute(code)
+
+    chunks = {0: [1, 2, 3], 1: [4, 5, 6], 2: [7, 8, 9]}
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        results = [future.result() for future in [pool.submit(process_chunk, *item) for item in chunks.items()]]
+    assert [(result.chunk_id, result.count) for result in results] == [(0, 3), (1, 3), (2, 3)]  # type: ignore[attr-defined]
+    volume = Volume("rlm-volume-dspy")
+    found = [volume.get(f"results/chunk_{number}.json") for number in chunks]
+    assert found == [b"[2, 4, 6]", b"[8, 10, 12]", b"[14, 16, 18]"]
+
+
+def test_a_script_that_writes_straight_below_the_mount_path_shares_a_volume(root: Path) -> None:
+    if asyncio.run(LocalSandbox().rung()) != "bubblewrap":
+        pytest.skip("only bubblewrap mounts a volume at a path of its own")
+    for chunk_id, data in {0: [1, 2, 3], 1: [4, 5, 6]}.items():
+        code = (
+            f"import json, os\n"
+            f"data = {data!r}\n"
+            f"processed = [x * 2 for x in data]\n"
+            f"os.makedirs('/home/daytona/memory/artifacts', exist_ok=True)\n"
+            f"with open(f'/home/daytona/memory/artifacts/chunk_{chunk_id}.json', 'w') as f:\n"
+            f"    json.dump(processed, f)\n"
+            f"SUBMIT(chunk_id={chunk_id}, count=len(processed))"
+        )
+        interpreter = LocalInterpreter(
+            timeout=120, volume_name="rlm-volume-dspy", volume_mount_path="/home/daytona/memory"
+        )
+        interpreter.start()
+        try:
+            assert interpreter.execute(code).count == 3
+        finally:
+            interpreter.shutdown()
+    assert Volume("rlm-volume-dspy").get("artifacts/chunk_1.json") == b"[8, 10, 12]"

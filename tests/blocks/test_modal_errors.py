@@ -1,0 +1,183 @@
+"""What goes wrong with Modal's account, images, volumes and limits: one sentence that says what to change."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlm_batch import (
+    ConfigurationError,
+    ModalInterpreter,
+    ModalSandbox,
+    OutcomeUnknown,
+    QuotaExceeded,
+    SandboxLost,
+    SandboxStartError,
+)
+
+pytestmark = pytest.mark.anyio
+Make = Callable[..., ModalSandbox]
+NO_PACKAGE = "there-is-none @ file:///nowhere/there_is_none-1.0-py3-none-any.whl"
+
+
+async def refused(block: ModalSandbox, kind: type[Exception]) -> str:
+    """What opening a sandbox is refused with; it is one line, and names no secret."""
+    with pytest.raises(kind) as caught:
+        await block.open(block.labels(""))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert block.token_secret is not None
+    assert block.token_secret.get_secret_value() not in text
+    return text
+
+
+async def test_a_wrong_token_says_where_to_put_a_good_one(modal_sandbox: Make) -> None:
+    text = await refused(modal_sandbox(token_secret="as-wrong"), ConfigurationError)
+    assert "Token ID or secret is invalid" in text
+    assert "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET" in text
+    with pytest.raises(ConfigurationError, match="modal token new"):
+        await modal_sandbox(token_secret="as-wrong").check()
+
+
+def test_no_token_at_all_says_so_before_anything_is_asked(modal_standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with pytest.raises(ConfigurationError, match=r"Token missing.*token_id and token_secret"):
+        ModalInterpreter().start()
+    assert not modal_standin.ask("state")["counts"]
+
+
+async def test_an_image_that_does_not_build_says_what_pip_said(modal_sandbox: Make, modal_standin: Any) -> None:
+    block = modal_sandbox(packages=[NO_PACKAGE])
+    text = await refused(block, ConfigurationError)
+    assert "No such file or directory: '/nowhere/there_is_none-1.0-py3-none-any.whl'" in text
+    assert "mend `image` or `packages`" in text
+    assert "modal image logs im-" in text
+    await refused(block, ConfigurationError)  # it is tried again, for it may have been mended
+    assert not modal_standin.ask("state")["counts"].get("SandboxCreateV2")
+
+
+async def test_an_image_that_no_registry_has_says_so(modal_sandbox: Make) -> None:
+    text = await refused(modal_sandbox(image="registry.invalid/does-not-exist:1"), ConfigurationError)
+    assert "manifest unknown" in text
+
+
+async def test_a_package_that_is_an_option_is_refused(modal_sandbox: Make) -> None:
+    text = await refused(modal_sandbox(packages=["--upgrade"]), ConfigurationError)
+    assert "cannot contain other arguments" in text
+
+
+async def test_a_volume_of_another_version_says_which_it_has(modal_sandbox: Make, modal_standin: Any) -> None:
+    modal_standin.ask("volume", name="of-old", version=1)
+    text = await refused(modal_sandbox(volume_name="of-old"), ConfigurationError)
+    assert "has version v1, not v2" in text
+    assert "Name another with volume_name" in text
+
+
+async def test_a_workspace_that_is_full_is_a_quota(modal_sandbox: Make, modal_standin: Any) -> None:
+    modal_standin.ask("set", max_sandboxes=1)
+    block = modal_sandbox()
+    async with block.interpreter():
+        text = await refused(block, QuotaExceeded)
+        assert "Workspace limit of 1 concurrent sandboxes" in text
+        assert "use fewer workers" in text.lower()
+    assert modal_standin.ask("state")["counts"]["SandboxCreateV2"] == 2
+
+
+async def test_throttling_waits_a_bounded_time_and_says_so(
+    modal_sandbox: Make, modal_standin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODAL_MAX_THROTTLE_WAIT", "1")
+    modal_standin.ask(
+        "faults", rules=[{"method": "SandboxCreateV2", "status": "RESOURCE_EXHAUSTED", "retry_after": 0.3}]
+    )
+    block = modal_sandbox()
+    began = time.monotonic()
+    with pytest.raises(QuotaExceeded, match=r"tried for 1 s, and asks for 0\.3 s more") as caught:
+        await block.open(block.labels(""))
+    assert caught.value.retry_after == pytest.approx(0.3)
+    assert time.monotonic() - began < 20
+    assert modal_standin.ask("state")["counts"]["SandboxCreateV2"] > 2
+
+
+async def test_a_creation_rate_is_waited_out(modal_sandbox: Make, modal_standin: Any) -> None:
+    modal_standin.ask("set", creations_per_second=10, creation_burst=2)
+    block = modal_sandbox()
+
+    async def run(number: int) -> int:
+        async with block.interpreter() as interpreter:
+            return (await interpreter.execute("SUBMIT(x=n + 1)", {"n": number})).x
+
+    assert await asyncio.gather(*(run(number) for number in range(8))) == list(range(1, 9))
+    assert modal_standin.ask("state")["counts"]["SandboxCreateV2"] > 8
+
+
+async def test_an_image_without_python_says_so(modal_sandbox: Make, modal_standin: Any) -> None:
+    modal_standin.ask("set", python="")
+    with pytest.raises(SandboxStartError, match="python: No such file or directory"):
+        async with modal_sandbox().interpreter():
+            pass
+
+
+@pytest.mark.full
+async def test_a_server_that_does_not_answer_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, modal_sandbox: Make
+) -> None:
+    monkeypatch.setenv("MODAL_SERVER_URL", "http://127.0.0.1:9")
+    # The client itself tries for most of a minute.
+    assert "Could not connect to the Modal server" in await refused(modal_sandbox(), SandboxStartError)
+
+
+async def test_a_sandbox_that_modal_ends_between_executions_is_lost(modal_sandbox: Make, modal_standin: Any) -> None:
+    async with modal_sandbox().interpreter() as interpreter:
+        sandbox = (await interpreter.execute("SUBMIT(1)")).meta.sandbox_id
+        modal_standin.ask("end", sandbox=sandbox)
+        for _ in range(1000):
+            if not interpreter.alive:
+                break
+            await asyncio.sleep(0.01)
+        with pytest.raises(SandboxLost, match="run it in a new one"):
+            await interpreter.execute("SUBMIT(2)")
+
+
+async def test_a_sandbox_that_modal_ends_under_way_has_an_unknown_outcome(
+    modal_sandbox: Make, modal_standin: Any
+) -> None:
+    async with modal_sandbox().interpreter() as interpreter:
+        await interpreter.execute("1")
+        code = "print('on', flush=True)\nimport time; time.sleep(60)"
+        running = asyncio.create_task(interpreter.execute(code, on_output=lambda *_: begun.set()))
+        begun = asyncio.Event()
+        await begun.wait()
+        modal_standin.ask("end", sandbox=next(iter(modal_standin.ask("state")["sandboxes"])))
+        with pytest.raises(OutcomeUnknown, match="Pass idempotent=True"):
+            await running
+
+
+async def test_a_lifetime_ends_what_runs(modal_sandbox: Make) -> None:
+    with pytest.raises(OutcomeUnknown):
+        async with modal_sandbox(lifetime=10).interpreter() as interpreter:
+            await interpreter.execute("import time; time.sleep(60)")
+
+
+@pytest.mark.parametrize("fields", [{"lifetime": 90_000}, {"app_name": "no spaces"}, {"workdir": "here"}, {"cpu": 0}])
+def test_settings_that_modal_would_refuse_are_refused_at_once(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(fields))):
+        ModalInterpreter(**fields)
+
+
+async def test_no_secret_reaches_a_log(
+    modal_sandbox: Make, modal_standin: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    block = modal_sandbox(environment={"CODE_SECRET": "for the code"})
+    async with block.interpreter() as interpreter:
+        code = "import os; SUBMIT(names=[n for n in os.environ if 'TOKEN' in n], mine=os.environ['CODE_SECRET'])"
+        result = await interpreter.execute(code)
+    assert (result.names, result.mine) == ([], "for the code")
+    for secret in (modal_standin.hello["token_secret"], "for the code"):
+        assert secret not in caplog.text
+        assert secret not in str(block)
+        assert secret not in str(await block.fingerprint())

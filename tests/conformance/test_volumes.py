@@ -1,0 +1,339 @@
+"""What code saves to a volume is there for the next sandbox; and what cannot be saved or found is a VolumeError."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from textwrap import dedent
+
+import pytest
+
+from rlm_batch import ConfigurationError, VolumeError
+from rlm_batch.blocks import sandbox_volume
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.blocks.sandbox_volume import SandboxVolume
+from rlm_batch.sandbox.interpreter import Interpreter
+
+pytestmark = pytest.mark.anyio
+
+Sandboxes = Callable[[], AbstractAsyncContextManager[Interpreter]]
+
+
+@pytest.fixture
+def sandbox(provider: SandboxProvider, volume_name: str) -> Sandboxes:
+    """Opens one more sandbox with the volume of the test's own."""
+    with_volume = provider.model_copy(update={"volume_name": volume_name})
+    return lambda: with_volume.interpreter(timeout=30)
+
+
+async def test_what_is_saved_in_one_sandbox_is_loaded_in_the_next(sandbox: Sandboxes) -> None:
+    code = """
+        import json
+        path = save_to_volume("results/chunk_0.json", json.dumps([2, 4, 6]))
+        save_to_volume("results/table.bin", bytes(range(256)))
+        save_to_volume("notes.txt", "one\\r\\ntwo\\u00e9\\n")
+        SUBMIT(path=path, here=list_volume())
+        """
+    async with sandbox() as first:
+        saved = await first.execute(dedent(code))
+    assert saved.path == "results/chunk_0.json"
+    assert saved.here == ["notes.txt", "results/chunk_0.json", "results/table.bin"]
+    code = """
+        import json
+        table = load_from_volume("results/table.bin")
+        SUBMIT(
+            data=json.loads(load_from_volume("results/chunk_0.json")), table=list(table), kind=type(table).__name__,
+            text=load_from_volume("notes.txt"), results=list_volume("results"),
+        )
+        """
+    async with sandbox() as second:
+        loaded = await second.execute(dedent(code))
+    assert loaded.data == [2, 4, 6]
+    assert loaded.table == list(range(256))
+    assert loaded.kind == "bytes"
+    assert loaded.text == "one\r\ntwo\u00e9\n"
+    assert loaded.results == ["results/chunk_0.json", "results/table.bin"]
+
+
+async def test_code_may_write_straight_below_the_mount_path(sandbox: Sandboxes) -> None:
+    code = """
+        import os
+        os.makedirs(f"{VOLUME}/artifacts", exist_ok=True)
+        with open(f"{VOLUME}/artifacts/chunk.txt", "w") as file:
+            file.write("direct")
+        SUBMIT(saved=load_from_volume("artifacts/chunk.txt"), whole=load_from_volume(VOLUME + "/artifacts/chunk.txt"))
+        """
+    async with sandbox() as first:
+        result = await first.execute(dedent(code))
+        assert result.outputs == {"saved": "direct", "whole": "direct"}
+        assert result.meta.files == ("artifacts/chunk.txt",)
+    async with sandbox() as second:
+        assert (await second.execute("SUBMIT(open(VOLUME + '/artifacts/chunk.txt').read())")).output == "direct"
+
+
+async def test_a_file_is_replaced_by_a_later_sandbox(sandbox: Sandboxes) -> None:
+    for text in ("first", "second", "a third that is longer", ""):
+        async with sandbox() as interpreter:
+            await interpreter.execute("save_to_volume('deep/er/same.txt', text)", {"text": text})
+            await interpreter.execute("save_to_volume(f'deep/er/{len(text)}.txt', text)", {"text": text})
+        async with sandbox() as interpreter:
+            assert (await interpreter.execute("SUBMIT(load_from_volume('deep/er/same.txt'))")).output == text
+
+
+async def test_text_or_bytes_is_the_callers_choice_where_it_matters(sandbox: Sandboxes) -> None:
+    code = """
+        save_to_volume("text", "abc")
+        save_to_volume("bytes", b"\\x00\\xff")
+        SUBMIT(
+            as_is=load_from_volume("text"), forced=list(load_from_volume("text", binary=True)),
+            bytes=list(load_from_volume("bytes")), array=save_to_volume("array", bytearray(b"x")),
+        )
+        """
+    async with sandbox() as interpreter:
+        result = await interpreter.execute(dedent(code))
+        assert result.outputs == {"as_is": "abc", "forced": [97, 98, 99], "bytes": [0, 255], "array": "array"}
+        with pytest.raises(VolumeError, match="'bytes' is not UTF-8"):
+            await interpreter.execute("load_from_volume('bytes', binary=False)")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("save_to_volume('../x', 'data')", r"'../x' leaves the volume"),
+        ("save_to_volume('a/../../x', 'data')", "leaves the volume"),
+        ("save_to_volume('/etc/x', 'data')", "'/etc/x' is not on the volume"),
+        ("save_to_volume(VOLUME + '/../x', 'data')", "leaves the volume|is not on the volume"),
+        ("save_to_volume(VOLUME + 'x/y', 'data')", "is not on the volume"),
+        ("load_from_volume('../../etc/passwd')", "leaves the volume"),
+        ("load_from_volume('/etc/passwd')", "is not on the volume"),
+        ("list_volume('..')", "leaves the volume"),
+        ("load_from_volume('nosuch.txt')", "there is no 'nosuch.txt' on the volume"),
+        ("list_volume('nosuch')", "there is no 'nosuch' on the volume"),
+        ("save_to_volume('', 'data')", "is a directory"),
+        ("save_to_volume('x\\0y', 'data')", "null character"),
+        ("save_to_volume('x', '\\ud800')", "not UTF-8"),
+    ],
+)
+async def test_a_path_that_leaves_the_volume_or_is_not_there_is_a_volume_error(
+    sandbox: Sandboxes, code: str, said: str
+) -> None:
+    async with sandbox() as interpreter:
+        with pytest.raises(VolumeError, match=said) as caught:
+            await interpreter.execute(code)
+        assert caught.value.meta is not None
+        assert (await interpreter.execute("SUBMIT(list_volume())")).output == []
+
+
+async def test_a_symbolic_link_out_of_the_volume_is_refused(sandbox: Sandboxes) -> None:
+    code = """
+        import os
+        try:
+            os.symlink("/etc/hostname", VOLUME + "/file")
+            os.symlink("/etc", VOLUME + "/folder")
+            os.symlink("../..", VOLUME + "/up")
+        except OSError:
+            SUBMIT(links=False)
+        refused = []
+        for what in (lambda: load_from_volume("file"), lambda: load_from_volume("folder/passwd"),
+                     lambda: list_volume("folder"), lambda: list_volume("up"), lambda: save_to_volume("file", "x"),
+                     lambda: save_to_volume("folder/x", "x"), lambda: save_to_volume("up/x", "x")):
+            try:
+                what()
+            except VolumeError as error:
+                refused.append("symbolic link" in str(error))
+        SUBMIT(links=True, refused=refused)
+        """
+    async with sandbox() as interpreter:
+        result = await interpreter.execute(dedent(code))
+    if not result.links:
+        pytest.skip("this volume has no symbolic links")
+    assert result.refused == [True] * 7
+
+
+async def test_data_that_is_neither_text_nor_bytes_is_the_codes_own_error(sandbox: Sandboxes) -> None:
+    code = """
+        try:
+            save_to_volume("x.json", [1, 2])
+        except TypeError as error:
+            SUBMIT(said=str(error), there=list_volume())
+        """
+    async with sandbox() as interpreter:
+        result = await interpreter.execute(dedent(code))
+    assert "json.dumps" in result.said
+    assert result.there == []
+
+
+async def test_a_volume_that_was_not_asked_for_is_an_error_that_says_how_to_ask(interpreter: Interpreter) -> None:
+    for code in ("save_to_volume('x', 'y')", "load_from_volume('x')", "list_volume()"):
+        with pytest.raises(VolumeError, match="volume_name"):
+            await interpreter.execute(code)
+    assert (await interpreter.execute("SUBMIT(VOLUME)")).output is None
+
+
+async def test_code_can_catch_a_volume_error_by_its_name(sandbox: Sandboxes) -> None:
+    code = "try:\n    load_from_volume('nosuch')\nexcept VolumeError as error:\n    SUBMIT(isinstance(error, OSError))"
+    async with sandbox() as interpreter:
+        assert (await interpreter.execute(code)).output is True
+
+
+@pytest.mark.parametrize("name", ["VOLUME", "save_to_volume", "load_from_volume", "list_volume"])
+async def test_a_variable_cannot_hide_what_reaches_the_volume(interpreter: Interpreter, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        await interpreter.execute("pass", {name: 1})
+
+
+async def test_a_file_that_outgrows_its_limit_leaves_nothing(sandbox: Sandboxes) -> None:
+    code = """
+        import os, resource
+        save_to_volume("kept", "before")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        said = []
+        for name in ("new", "kept"):
+            try:
+                save_to_volume(name, b"x" * 1_000_000)
+            except VolumeError as error:
+                said.append(str(error))
+        SUBMIT(said=said, there=list_volume(), ours=[n for n in os.listdir(VOLUME) if n.startswith(".")])
+        """
+    async with sandbox() as interpreter:
+        result = await interpreter.execute(dedent(code))
+    assert ["larger" in text for text in result.said] == [True, True]
+    assert "new" not in result.there
+    assert result.ours == []
+
+
+async def test_a_save_that_is_interrupted_leaves_nothing_that_looks_complete(sandbox: Sandboxes) -> None:
+    code = """
+        import os, threading, signal, time
+        block = b"x" * 64 * 1024 * 1024
+        threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            while True:
+                save_to_volume("large", block)
+                os.remove(VOLUME + "/large")
+        except BaseException:
+            size = os.path.getsize(VOLUME + "/large") if "large" in list_volume() else None
+            SUBMIT(size=size, ours=[n for n in os.listdir(VOLUME) if n.startswith(".")])
+        """
+    async with sandbox() as interpreter:
+        result = await interpreter.execute(dedent(code))
+    assert result.size in (None, 64 * 1024 * 1024)
+    assert result.ours == []
+
+
+async def test_many_executions_save_beside_each_other(sandbox: Sandboxes) -> None:
+    async with sandbox() as one, sandbox() as two:
+        await asyncio.gather(
+            *(
+                interpreter.execute("save_to_volume(f'many/{number}.txt', str(number))", {"number": number})
+                for number, interpreter in enumerate([one, two] * 10)
+            )
+        )
+    async with sandbox() as reader:
+        result = await reader.execute("SUBMIT({path: load_from_volume(path) for path in list_volume('many')})")
+    assert result.output == {f"many/{number}.txt": str(number) for number in range(20)}
+
+
+async def test_a_process_that_the_code_starts_saves_too(sandbox: Sandboxes) -> None:
+    code = """
+        import os
+        pid = os.fork()
+        if pid == 0:
+            save_to_volume("by-a-child.txt", "yes")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        SUBMIT(load_from_volume("by-a-child.txt"))
+        """
+    async with sandbox() as interpreter:
+        assert (await interpreter.execute(dedent(code))).output == "yes"
+
+
+async def test_a_file_that_was_made_for_its_user_alone_is_the_next_sandboxs_too(sandbox: Sandboxes) -> None:
+    code = """
+        import os, tempfile
+        handle, path = tempfile.mkstemp()
+        os.write(handle, b"made with tempfile")
+        os.close(handle)
+        os.mkdir(VOLUME + "/dir")
+        try:
+            with open(path, "rb") as source, tempfile.NamedTemporaryFile(dir=VOLUME + "/dir", delete=False) as target:
+                target.write(source.read())
+            os.replace(target.name, VOLUME + "/dir/moved.txt")
+        except OSError:
+            SUBMIT(renames=False)
+        SUBMIT(renames=True)
+        """
+    async with sandbox() as first:
+        result = await first.execute(dedent(code))
+    if not result.renames:
+        pytest.skip("this volume has no renaming")
+    assert result.meta.files == ("dir/moved.txt",)
+    async with sandbox() as second:
+        name = "dir/moved.txt"
+        code = f"text = load_from_volume({name!r})\nopen(f'{{VOLUME}}/{name}', 'w').write('again')\nSUBMIT(text)"
+        assert (await second.execute(code)).output == "made with tempfile"
+
+
+async def test_files_that_come_in_and_go_out_reach_the_volume(sandbox: Sandboxes) -> None:
+    async with sandbox() as interpreter:
+        mount = (await interpreter.execute("SUBMIT(VOLUME)")).output
+        await interpreter.sandbox.upload(os.path.join(mount, "in", "data.bin"), b"\x00\x01")
+        assert (await interpreter.execute("SUBMIT(list(load_from_volume('in/data.bin', binary=True)))")).output == [
+            0,
+            1,
+        ]
+        await interpreter.execute("save_to_volume('out.txt', 'home')")
+        assert await interpreter.sandbox.download(os.path.join(mount, "out.txt")) == b"home"
+
+
+async def test_the_host_lists_gets_puts_and_deletes(
+    sandbox: Sandboxes, provider: SandboxProvider, volume_name: str
+) -> None:
+    large = bytes(range(256)) * 8192  # more than one SUBMIT, or one frame of a variable, takes
+    async with sandbox() as first:
+        await first.execute(
+            "save_to_volume('code/a.txt', 'from code')\nsave_to_volume('b.bin', bytes(range(256)) * 8192)"
+        )
+    volume = await provider.volume(volume_name)
+    try:
+        await volume.put("host/c.bin", large)
+        await volume.put("host/c.bin", large + b"!")
+        found = [(file.path, file.size) for file in await volume.ls()]
+        assert found == [("b.bin", len(large)), ("code/a.txt", 9), ("host/c.bin", len(large) + 1)]
+        assert [file.path for file in await volume.ls("code")] == ["code/a.txt"]
+        assert await volume.get("code/a.txt") == b"from code"
+        assert await volume.get("b.bin") == large
+        assert await volume.get("host/c.bin") == large + b"!"
+        for path in ("../x", "/etc/passwd", "nosuch", "code", ""):
+            with pytest.raises(VolumeError):
+                await volume.get(path)
+        for path in ("../x", "/x", ""):
+            with pytest.raises(VolumeError):
+                await volume.put(path, b"x")
+        with pytest.raises(VolumeError):
+            await volume.ls("nosuch")
+        with pytest.raises(VolumeError):
+            await volume.delete("nosuch")
+        await volume.delete("host")
+        await volume.delete("b.bin")
+        assert [file.path for file in await volume.ls()] == ["code/a.txt"]
+    finally:
+        await volume.close()
+    async with sandbox() as second:
+        assert (await second.execute("SUBMIT(list_volume())")).output == ["code/a.txt"]
+
+
+async def test_the_host_sees_what_many_pages_of_a_list_hold(provider: SandboxProvider, volume_name: str) -> None:
+    with_volume = provider.model_copy(update={"volume_name": volume_name})
+    code = "for n in range(30):\n    save_to_volume(f'{n:03}' + 'x' * 200, '')"
+    async with with_volume.interpreter(timeout=60) as interpreter:
+        await interpreter.execute(code)
+    store = SandboxVolume(with_volume, volume_name)
+    try:
+        whole = await store.ls()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sandbox_volume, "PAGE", 4_000)  # three or so to a page
+            assert await store.ls() == whole
+    finally:
+        await store.close()
+    assert [file.path[:3] for file in whole] == [f"{n:03}" for n in range(30)]

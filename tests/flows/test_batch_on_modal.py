@@ -1,0 +1,117 @@
+"""Batches and sweeps in sandboxes of Modal, with what a network does to them."""
+
+import uuid
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rlm_batch import CodeError, Failure, ModalSandbox, batch, sweep
+
+pytestmark = pytest.mark.anyio
+
+# Leaves a file for each time that it ran.
+ONCE = """
+import uuid
+open(f"/data/{n}-{uuid.uuid4().hex}", "w").write("ran")
+SUBMIT(square=n * n)
+"""
+
+# One call in five. A call that is refused with a time to wait is tried again by the client, the others by us.
+FAULTS = [
+    {"status": "UNAVAILABLE", "probability": 0.06},
+    {"status": "UNAVAILABLE", "probability": 0.03, "after": True},
+    {"status": "RESOURCE_EXHAUSTED", "probability": 0.03, "retry_after": 0.2},
+    {"status": "RESOURCE_EXHAUSTED", "probability": 0.03},
+    {"delay": 0.3, "probability": 0.07},
+]
+
+
+@pytest.fixture
+async def block(modal_standin: Any) -> str:
+    """The name of a saved block that is signed in to the stand-in, with a volume."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    hello = modal_standin.hello
+    if not hello["bubblewrap"]:
+        pytest.skip("the stand-in for Modal has no volumes without bubblewrap")
+    saved = ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], volume_name=name)
+    await saved.save(name)  # type: ignore[misc]
+    return f"modal-sandbox/{name}"
+
+
+async def finishes(standin: Any, block: str, count: int, **options: Any) -> tuple[Counter[str], int]:
+    """Runs that many executions among faults, all of which have to end well and once; returns the faults and calls."""
+    await batch("SUBMIT(1)", provider=block, inputs=[{}])  # the image and the volume are there
+    standin.ask("reset")
+    standin.ask("faults", rules=FAULTS)
+    results = await batch(ONCE, inputs=[{"n": n} for n in range(count)], provider=block, retries=4, **options)
+    state = standin.ask("state")
+    standin.ask("faults", rules=[])
+    assert [result.square for result in results] == [n * n for n in range(count)]
+    ran = Counter(name.partition("-")[0] for name in standin.ask("volume", name=block.partition("/")[2]))
+    assert ran == {str(n): 1 for n in range(count)}
+    assert not standin.ask("state")["sandboxes"]
+    return Counter(state["faults"]), sum(state["counts"].values()) - state["counts"]["sync"]
+
+
+async def test_a_batch_of_twelve_among_faults_is_right_and_runs_each_once(block: str, modal_standin: Any) -> None:
+    faults, _ = await finishes(modal_standin, block, 12, max_workers=6)
+    assert faults
+
+
+async def test_workers_that_keep_their_sandboxes_get_through_faults_too(block: str, modal_standin: Any) -> None:
+    await finishes(modal_standin, block, 12, max_workers=3, reuse_sandboxes=True)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("reuse", [False, True])
+async def test_a_batch_of_a_hundred_among_faults_is_right_and_runs_each_once(
+    block: str, modal_standin: Any, reuse: bool
+) -> None:
+    faults, calls = await finishes(modal_standin, block, 100, max_workers=10, reuse_sandboxes=reuse)
+    assert faults.total() > 0.15 * calls
+    assert reuse or faults["SandboxCreateV2"] > 10
+
+
+async def test_a_sandbox_that_is_lost_under_way_is_repeated_only_if_that_was_allowed(
+    block: str, modal_standin: Any
+) -> None:
+    code = "import os, signal\nif not os.path.exists('/data/seen'):\n    open('/data/seen', 'w').close()\n"
+    code += "    os.system('sync /data')\n    os.kill(os.getppid(), signal.SIGKILL)\nSUBMIT(x=1)"
+    (failure,) = await batch([code], provider=block, on_failure="return")
+    assert type(failure.error).__name__ == "OutcomeUnknown"
+    other = [code.replace("seen", "known")]
+    (result,) = await batch(other, provider=block, idempotent=True)
+    assert (result.x, result.meta.attempt) == (1, 2)
+
+
+async def test_a_batch_reports_failures_and_results_as_on_any_provider(block: str) -> None:
+    fine, failed = await batch(["print('hello')\nSUBMIT(x=1)", "1 / 0"], provider=block, on_failure="return")
+    assert (fine.x, fine.meta.stdout, fine.meta.provider, fine.meta.isolation) == (1, "hello\n", "modal", "modal")
+    assert fine.meta.sandbox_id.startswith("sb-")
+    assert isinstance(failed, Failure)
+    assert isinstance(failed.error, CodeError)
+
+
+async def test_the_name_alone_takes_the_token_of_the_environment(
+    modal_standin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODAL_TOKEN_ID", modal_standin.hello["token_id"])
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", modal_standin.hello["token_secret"])
+    report = await sweep("SUBMIT(loss=(x - 2) ** 2)", grid={"x": [0, 1, 2]}, objective="loss", provider="modal")
+    assert report.best.loss == 0
+    assert report.best.meta.provider == "modal"
+
+
+async def test_a_saved_block_has_no_secret_in_the_open(block: str, modal_standin: Any) -> None:
+    loaded = await ModalSandbox.aload(block.partition("/")[2])
+    assert modal_standin.hello["token_secret"] not in str(loaded)
+    assert loaded.token_secret is not None
+    assert loaded.token_secret.get_secret_value() == modal_standin.hello["token_secret"]
+
+
+def test_every_field_of_the_block_is_described() -> None:
+    assert all(field.description and field.title for field in ModalSandbox.model_fields.values())
+    assert ModalSandbox.get_description()
+    assert ModalSandbox.get_code_example()

@@ -1,0 +1,455 @@
+"""What a person gets from the chunks flow."""
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import (
+    CodeError,
+    ConfigurationError,
+    DaytonaSandbox,
+    DeadlineExceeded,
+    ExecutionsFailed,
+    LocalSandbox,
+    ModalSandbox,
+    NotRun,
+    Result,
+    Volume,
+    VolumeError,
+    chunks,
+)
+from rlm_batch.blocks.resolve import resolve
+
+pytestmark = pytest.mark.anyio
+
+DOUBLE = """
+import json
+save_to_volume(f"results/chunk_{chunk_id}.json", json.dumps([x * 2 for x in data]))
+SUBMIT(chunk_id=chunk_id, count=len(data))
+"""
+SUM = """
+import json
+parts = [json.loads(load_from_volume(path)) for path in list_volume("results")]
+SUBMIT(total=sum(map(sum, parts)), files=len(parts), counts={name: fields["count"] for name, fields in results.items()})
+"""
+THREE = {0: [1, 2, 3], 1: [4, 5, 6], 2: [7, 8, 9]}
+
+
+@pytest.fixture(autouse=True)
+def volumes(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test has a root of its own for volumes."""
+    root = Path(tempfile.mkdtemp(prefix="volumes-"))
+    root.chmod(0o755)
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(root))
+    return root
+
+
+def runs(report) -> set[str]:
+    """The chunks that a flow run has executed itself, by the sandboxes that its results come from."""
+    return {name for name, outcome in report.results.items() if outcome.meta.sandbox_id not in ("", None)}
+
+
+async def test_three_chunks_are_doubled_onto_a_volume_by_three_workers():
+    report = await chunks(DOUBLE, THREE, volume_name="doubled", max_workers=3, reduce=SUM)
+    assert [report[number].count for number in THREE] == [3, 3, 3]
+    assert [report.results[name].chunk_id for name in ("0", "1", "2")] == ["0", "1", "2"]
+    volume = Volume("doubled")
+    assert [file.path for file in volume.ls()] == [f"results/chunk_{number}.json" for number in range(3)]
+    found = [json.loads(volume.get(f"results/chunk_{number}.json")) for number in range(3)]
+    assert found == [[2, 4, 6], [8, 10, 12], [14, 16, 18]]
+    assert report.reduction.outputs == {"total": 90, "files": 3, "counts": {"0": 3, "1": 3, "2": 3}}
+    assert report.overlaps == {}
+    assert len({outcome.meta.sandbox_id for outcome in (*report.results.values(), report.reduction)}) == 4
+    assert "count" in str(report)
+
+
+@pytest.fixture(params=["daytona", "modal"])
+async def remote(request: pytest.FixtureRequest) -> str:
+    """A provider whose sandboxes and volumes are not this machine's, as a flow's parameter names it."""
+    if request.param == "daytona":
+        request.getfixturevalue("daytona")
+        await DaytonaSandbox(image="python:3.12").save("remote", overwrite=True)  # type: ignore[misc]
+        return "daytona-sandbox/remote"
+    hello = request.getfixturevalue("modal_standin").hello
+    block = ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"])
+    await block.save("remote", overwrite=True)  # type: ignore[misc]
+    return "modal-sandbox/remote"
+
+
+async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote):
+    name = f"chunks-{uuid.uuid4().hex[:8]}"
+    report = await chunks(DOUBLE, THREE, volume_name=name, provider=remote, max_workers=3, reduce=SUM)
+    assert [report[number].outputs for number in THREE] == [{"chunk_id": str(n), "count": 3} for n in range(3)]
+    assert report.reduction.outputs == {"total": 90, "files": 3, "counts": {"0": 3, "1": 3, "2": 3}}
+    volume = await (await resolve(remote)).volume(name)
+    try:
+        found = [json.loads(await volume.get(f"results/chunk_{number}.json")) for number in range(3)]
+    finally:
+        await volume.close()
+    assert found == [[2, 4, 6], [8, 10, 12], [14, 16, 18]]
+    again = await chunks(DOUBLE, {**THREE, 2: [1]}, volume_name=name, provider=remote, max_workers=3, reduce=SUM)
+    assert runs(again) == {"2"}
+    assert again.reduction.total == 44
+
+
+async def test_large_chunks_and_two_writers_of_a_file_are_the_same_elsewhere(remote):
+    code = "save_to_volume('same.txt', chunk_id)\nSUBMIT(size=len(data))"
+    given = {"small": "x" * 10, "large": "y" * 1_000_000}
+    report = await chunks(code, given, volume_name=f"chunks-{uuid.uuid4().hex[:8]}", provider=remote, max_workers=2)
+    assert {name: outcome.size for name, outcome in report.results.items()} == {"small": 10, "large": 1_000_000}
+    assert report.overlaps == {"same.txt": ["small", "large"]}
+
+
+@pytest.mark.parametrize("provider", ["local:bubblewrap", "local:landlock", "local:none"])
+async def test_a_volume_is_the_same_on_every_level_of_isolation(provider):
+    try:
+        await LocalSandbox(isolation=provider.partition(":")[2]).check()  # type: ignore[arg-type]
+    except ConfigurationError as error:
+        pytest.skip(error.summary)
+    report = await chunks(DOUBLE, THREE, volume_name="levels", provider=provider, reduce=SUM)
+    assert report.reduction.total == 90
+
+
+async def test_code_may_write_straight_below_the_mount_path():
+    await LocalSandbox(volume_name="direct", volume_mount_path="/home/daytona/memory").save("mounted", overwrite=True)  # type: ignore[misc]
+    if await LocalSandbox().rung() != "bubblewrap":
+        pytest.skip("only bubblewrap mounts")
+    code = """
+import json, os
+os.makedirs("/home/daytona/memory/artifacts", exist_ok=True)
+with open(f"/home/daytona/memory/artifacts/chunk_{chunk_id}.json", "w") as file:
+    json.dump([x * 2 for x in data], file)
+SUBMIT(chunk_id=chunk_id, count=len(data))
+"""
+    report = await chunks(code, THREE, provider="local-sandbox/mounted", max_workers=3)
+    assert report[2].meta.files == ("artifacts/chunk_2.json",)
+    assert json.loads(Volume(provider="local-sandbox/mounted").get("artifacts/chunk_2.json")) == [14, 16, 18]
+
+
+async def test_data_is_cut_into_chunks_from_a_list_and_from_files(tmp_path):
+    code = "SUBMIT(rows=data, kinds=[type(row).__name__ for row in data])"
+    lines, cells = tmp_path / "rows.jsonl", tmp_path / "rows.csv"
+    lines.write_text('1\n"two"\n\n{"x": 3}\n[4]\n5.5\n')
+    cells.write_text("a,b\n1,x\n2,y\n3,z\n")
+    for data in ([1, "two", {"x": 3}, [4], 5.5], str(lines)):
+        report = await chunks(code, data=data, chunk_size=2)
+        assert {name: result.rows for name, result in report.results.items()} == {
+            "0": [1, "two"],
+            "1": [{"x": 3}, [4]],
+            "2": [5.5],
+        }
+    report = await chunks(code, data=str(cells), chunk_size=2)
+    assert report["1"].rows == [{"a": 3, "b": "z"}]
+
+
+async def test_chunks_come_from_files_of_ids_and_data(tmp_path):
+    lines, cells = tmp_path / "chunks.jsonl", tmp_path / "chunks.csv"
+    lines.write_text('{"id": "first", "data": [1, 2]}\n{"id": 7, "data": "text"}\n')
+    cells.write_text('id,data\nfirst,"[1, 2]"\n7,text\n')
+    for path in (lines, cells):
+        report = await chunks("SUBMIT(data=data, id=chunk_id)", str(path))
+        assert {name: (result.data, result.id) for name, result in report.results.items()} == {
+            "first": ([1, 2], "first"),
+            "7": ("text", "7"),
+        }
+
+
+async def test_large_chunks_go_as_files_and_the_code_sees_the_same_names(tmp_path):
+    code = "import os\nSUBMIT(size=len(data[0]), end=data[0][-1], left=os.listdir('.'))"
+    sizes = {"small": 10, "just under": 250_000, "over": 300_000, "large": 5_000_000}
+    given = {name: ["é" * (size // 2) + name[0]] for name, size in sizes.items()}
+    report = await chunks(code, given, volume_name="large", max_workers=2)
+    for name, size in sizes.items():
+        assert report[name].outputs == {"size": size // 2 + 1, "end": name[0], "left": []}
+    ledger = sum(part.stat().st_size for part in Path(report.results_path).glob("part-*.jsonl"))
+    assert ledger < 20_000  # it repeats no data
+    assert report["large"].meta.variables == {"chunk_id": "large"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({}, "one of the two"),
+        ({"chunks": {"a": 1}, "data": [1], "chunk_size": 1}, "one of the two"),
+        ({"data": [1]}, "chunk_size is missing"),
+        ({"chunks": {"a": 1}, "chunk_size": 2}, "chunk_size goes with data"),
+        ({"chunks": {}}, "empty"),
+        ({"data": [], "chunk_size": 1}, "empty"),
+        ({"data": "{here}/nosuch.jsonl", "chunk_size": 1}, "No such file"),
+        ({"data": "{here}/broken.jsonl", "chunk_size": 1}, "line 2 of .* is not JSON"),
+        ({"chunks": "{here}/rows.jsonl"}, "a chunk has id and data"),
+        ({"chunks": "{here}/twice.jsonl"}, "which an earlier one has too"),
+        ({"chunks": "{here}/null.jsonl"}, "is no chunk id"),
+        ({"data": "{here}/wide.csv", "chunk_size": 1}, "no CSV that can be read"),
+        ({"chunks": {"a": 1}, "volume_name": "../x"}, "no name of a volume"),
+        ({"chunks": {"a": 1}, "provider": "nosuch"}, "unknown provider"),
+    ],
+)
+async def test_bad_input_is_one_sentence_before_anything_runs(tmp_path, parameters, message):
+    (tmp_path / "broken.jsonl").write_text("1\n{\n")
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "twice.jsonl").write_text('{"id": 1, "data": 1}\n{"id": "1", "data": 2}\n')
+    (tmp_path / "null.jsonl").write_text('{"id": null, "data": 1}\n')
+    (tmp_path / "wide.csv").write_text("a\n" + "x" * 200_000 + "\n")
+    given = {name: v.format(here=tmp_path) if isinstance(v, str) else v for name, v in parameters.items()}
+    with pytest.raises(ConfigurationError, match=message):
+        await chunks("SUBMIT(x=1)", **given)
+
+
+async def test_a_job_that_is_complete_is_not_run_again_even_with_another_ledger():
+    code = "import os\nsave_to_volume(f'{chunk_id}.txt', os.urandom(8).hex())\nSUBMIT(random=os.urandom(8).hex())"
+    first = await chunks(code, THREE, volume_name="once", reduce="import os\nSUBMIT(random=os.urandom(8).hex())")
+    again = await chunks(code, THREE, volume_name="once", reduce="import os\nSUBMIT(random=os.urandom(8).hex())")
+    assert first.results_path != again.results_path
+    assert [again[n].random for n in THREE] == [first[n].random for n in THREE]
+    assert [again[n].meta.files for n in THREE] == [(f"{n}.txt",) for n in THREE]
+    assert runs(again) == set()
+    assert again.reduction.random == first.reduction.random
+
+
+async def test_a_chunk_whose_data_or_code_has_changed_is_run_again_and_so_is_the_reduction():
+    code = "import os\nsave_to_volume(f'{chunk_id}.txt', str(data))\nSUBMIT(random=os.urandom(8).hex())"
+    reduce = "import os\nSUBMIT(random=os.urandom(8).hex())"
+    first = await chunks(code, THREE, volume_name="changed", reduce=reduce)
+    again = await chunks(code, {**THREE, 1: [4, 5, 7]}, volume_name="changed", reduce=reduce)
+    assert runs(again) == {"1"}
+    assert again.reduction.random != first.reduction.random
+    assert Volume("changed").get("1.txt") == b"[4, 5, 7]"
+    back = await chunks(code, THREE, volume_name="changed", reduce=reduce)
+    assert runs(back) == {"1"}
+    assert Volume("changed").get("1.txt") == b"[4, 5, 6]"
+    other = await chunks(code + "\n# changed", THREE, volume_name="changed")
+    assert runs(other) == {"0", "1", "2"}
+
+
+async def test_a_marker_does_not_count_once_its_files_have_gone_or_changed():
+    code = "import os\nsave_to_volume(f'out/{chunk_id}.txt', str(data))\nSUBMIT(random=os.urandom(8).hex())"
+    await chunks(code, THREE, volume_name="evidence")
+    volume = Volume("evidence")
+    volume.delete("out/0.txt")
+    await asyncio.sleep(0.02)  # of two changes within a tick of the file system's clock the later cannot be told
+    volume.put("out/2.txt", "something else")
+    again = await chunks(code, THREE, volume_name="evidence")
+    assert runs(again) == {"0", "2"}
+    assert [volume.get(f"out/{n}.txt") for n in THREE] == [b"[1, 2, 3]", b"[4, 5, 6]", b"[7, 8, 9]"]
+    assert runs(await chunks(code, THREE, volume_name="evidence")) == set()
+
+
+async def test_a_ledger_alone_is_no_evidence_where_there_is_a_volume(tmp_path, volumes):
+    ledger = str(tmp_path / "ledger")
+    await chunks(DOUBLE, THREE, volume_name="gone", results_path=ledger)
+    (volumes / "gone").rename(volumes / "moved")
+    again = await chunks(DOUBLE, THREE, volume_name="gone", results_path=ledger)
+    assert runs(again) == {"0", "1", "2"}
+    assert len(Volume("gone").ls()) == 3
+
+
+async def test_without_a_volume_the_ledger_is_what_is_resumed_from(tmp_path):
+    ledger = str(tmp_path / "ledger")
+    code = "import os\nSUBMIT(random=os.urandom(8).hex(), size=len(data))"
+    first = await chunks(code, THREE, results_path=ledger)
+    again = await chunks(code, {**THREE, 3: [1]}, results_path=ledger)
+    assert [again[n].random for n in THREE] == [first[n].random for n in THREE]
+    assert again[3].size == 1
+
+
+async def test_a_damaged_marker_is_none(volumes):
+    await chunks(DOUBLE, THREE, volume_name="damaged")
+    for marker in (volumes / "damaged").glob(".rlm-batch/complete/*/*.json"):
+        marker.write_text(marker.read_text()[:-10])
+    again = await chunks(DOUBLE, THREE, volume_name="damaged")
+    assert runs(again) == {"0", "1", "2"}
+    assert runs(await chunks(DOUBLE, THREE, volume_name="damaged")) == set()
+
+
+async def test_two_chunks_that_write_the_same_file_are_reported(caplog):
+    code = """
+if chunk_id == "a":
+    save_to_volume("same.txt", chunk_id)
+else:
+    with open(VOLUME + "/same.txt", "w") as file:
+        file.write(chunk_id)
+save_to_volume(f"own/{chunk_id}", "x")
+"""
+    with caplog.at_level("WARNING"):
+        report = await chunks(code, {"a": 1, "b": 2, "c": 3}, volume_name="overlap")
+    assert report.overlaps == {"same.txt": ["a", "b", "c"]}
+    assert any(
+        "same.txt on the volume was written by the chunks a, b, c" in line.getMessage() for line in caplog.records
+    )
+
+
+async def test_a_chunk_that_fails_keeps_the_reduction_from_running_on_a_part():
+    code = "SUBMIT(y=1 / data)"
+    report = await chunks(code, {"a": 1, "b": 0}, reduce="SUBMIT(n=len(results))", on_failure="return")
+    assert report["a"].y == 1
+    assert isinstance(report["b"].error, CodeError)
+    assert isinstance(report.reduction.error, NotRun)
+    assert "1 of 2 chunks have no result" in str(report.reduction.error)
+    with pytest.raises(ExecutionsFailed, match="1 of 3 executions failed and 1 not run, first number 1"):
+        await chunks(code, {"a": 1, "b": 0}, reduce="SUBMIT(n=len(results))")
+
+
+async def test_a_chunk_without_a_volume_that_needs_one_says_how_to_ask():
+    report = await chunks(DOUBLE, {"a": [1]}, on_failure="return")
+    assert isinstance(report["a"].error, VolumeError)
+    assert "volume_name" in str(report["a"].error)
+
+
+async def test_a_deadline_ends_the_whole_job_and_what_is_complete_stays():
+    code = "import time\nsave_to_volume(chunk_id, 'x')\ntime.sleep(data)\nSUBMIT(x=1)"
+    given = {"quick": 0, "slow": 60}
+    report = await chunks(
+        code, given, volume_name="late", max_workers=1, deadline=8, reduce="SUBMIT(x=1)", on_failure="return"
+    )
+    assert report["quick"].x == 1
+    assert isinstance(report["slow"].error, DeadlineExceeded)
+    assert isinstance(report.reduction.error, NotRun)
+    again = await chunks(code, given, volume_name="late", max_workers=1, deadline=8, on_failure="return")
+    assert runs(again) == set()
+    assert isinstance(again["slow"].error, DeadlineExceeded)
+
+
+async def test_the_reduction_finds_what_many_chunks_submitted():
+    given = {str(number): number for number in range(40)}
+    code = "SUBMIT(text='x' * 20_000, number=data)"
+    report = await chunks(
+        code, given, reduce="SUBMIT(n=len(results), sum=sum(r['number'] for r in results.values()))", max_workers=2
+    )
+    assert report.reduction.outputs == {"n": 40, "sum": 780}
+
+
+@pytest.fixture
+def small_volume(volumes: Path) -> Iterator[Path]:
+    """The directory of a volume named "small", on a file system of 1 MiB."""
+    place = volumes / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=False).returncode:
+        pytest.skip("only a root that may mount can make a small file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+async def test_a_full_volume_is_a_volume_error_and_nothing_half_written_is_left(small_volume):
+    code = "save_to_volume(f'{chunk_id}.bin', b'x' * data)\nSUBMIT(fine=True)"
+    given = {"fits": 1000, "too large": 2_000_000}
+    report = await chunks(code, given, volume_name="small", on_failure="return", max_workers=1)
+    assert report["fits"].fine
+    assert isinstance(report["too large"].error, VolumeError)
+    assert "the volume is full: 'too large.bin' was not saved" in str(report["too large"].error)
+    assert [file.path for file in Volume("small").ls()] == ["fits.bin"]
+    assert [path.name for path in small_volume.iterdir() if path.name.endswith(".partial")] == []
+    with pytest.raises(VolumeError, match="No space left"):
+        Volume("small").put("home.bin", b"x" * 2_000_000)
+    assert [file.path for file in Volume("small").ls()] == ["fits.bin"]
+
+
+async def test_a_chunk_that_cannot_be_marked_as_complete_does_not_count_as_complete(small_volume):
+    fill = """
+with open(VOLUME + "/filler", "wb", buffering=0) as file:
+    try:
+        while file.write(b"x" * 4096):
+            pass
+    except OSError:
+        pass
+SUBMIT(fine=True)
+"""
+    report = await chunks(fill, {"a": 0}, volume_name="small", on_failure="return")
+    assert isinstance(report["a"].error, VolumeError)
+    assert "could not be written to the volume" in str(report["a"].error)
+    assert list(small_volume.glob(".rlm-batch/complete/*/*.json")) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has users of its own for sandboxes")
+async def test_what_chunks_write_belongs_to_the_volumes_group_and_to_nobody_else(volumes):
+    await chunks(DOUBLE, THREE, volume_name="owned", provider="local:landlock")
+    top = (volumes / "owned").stat()
+    assert stat.S_IMODE(top.st_mode) == 0o2770
+    files = list((volumes / "owned" / "results").iterdir())
+    assert {file.stat().st_gid for file in files} == {top.st_gid}
+    assert len({file.stat().st_uid for file in files}) == 3
+
+
+async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
+    code = "import time; time.sleep(60)"
+    task = asyncio.create_task(chunks(code, {str(i): i for i in range(6)}, volume_name="cancelled"))
+    await asyncio.sleep(3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(10):
+            await task
+
+
+def test_a_host_that_is_killed_half_way_runs_only_what_was_not_complete(tmp_path, server, volumes):
+    """kill -9 in the middle, and again from the start: markers say what is complete, whatever the ledger has."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"n": n, "text": "word " * (n % 7)}) + "\n" for n in range(400)))
+    program = f"""
+import asyncio, os, sys
+from rlm_batch import chunks
+code = '''
+import os, time
+while int(chunk_id) >= 12 and not os.path.exists(VOLUME + "/go"):
+    time.sleep(0.05)
+save_to_volume(f"words/{{chunk_id}}", str(sum(len(row["text"].split()) for row in data)))
+SUBMIT(rows=len(data))
+'''
+reduce = '''
+SUBMIT(words=sum(int(load_from_volume(path)) for path in list_volume("words")),
+       rows=sum(fields["rows"] for fields in results.values()))
+'''
+flow = chunks(code, data={str(data)!r}, chunk_size=10, volume_name="killed", max_workers=4, reduce=reduce)
+report = asyncio.run(flow)
+executed = sum(1 for outcome in report.results.values() if outcome.meta.sandbox_id)
+print(report.reduction.words, report.reduction.rows, len(report.results), executed)
+"""
+    host = subprocess.Popen([sys.executable, "-c", program], env={**os.environ}, stdout=subprocess.PIPE)
+    until = time.monotonic() + 60
+    markers = lambda: len(list((volumes / "killed").glob(".rlm-batch/complete/*/*.json")))  # noqa: E731
+    while time.monotonic() < until and markers() < 12:
+        time.sleep(0.1)
+    host.send_signal(signal.SIGKILL)
+    host.communicate()
+    complete = markers()
+    assert complete == 12
+    from .test_batch import _remove_folders_of_the_dead
+
+    _remove_folders_of_the_dead()
+    Volume("killed").put("go", "")
+    again = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ}, stdout=subprocess.PIPE, text=True, check=True, timeout=100
+    )
+    words = sum(n % 7 for n in range(400))
+    assert again.stdout.split() == [str(words), "400", "40", "28"]
+
+
+def test_parameters_have_descriptions_and_bounds_for_the_form_in_the_ui():
+    schema = chunks.parameters.model_dump()["properties"]
+    assert schema["chunk_size"]["anyOf"][0]["minimum"] == 1
+    assert all(schema[name].get("description") for name in schema)
+
+
+def test_two_ids_that_become_the_same_text_are_refused():
+    with pytest.raises(ConfigurationError, match="the same id"):
+        asyncio.run(chunks("pass", {1: "a", "1": "b"}))
+
+
+def test_an_id_may_have_any_letters_and_its_marker_a_plain_name(volumes):
+    names = ["../up", "a/b", "ü" * 300, " ", "\n"]
+    report = asyncio.run(chunks("SUBMIT(same=chunk_id)", dict.fromkeys(names, 1), volume_name="letters"))
+    assert [report[name].same for name in names] == names
+    found = {path.name for path in (volumes / "letters").glob(".rlm-batch/complete/*/*")}
+    assert found == {hashlib.sha256(name.encode()).hexdigest()[:32] + ".json" for name in names}
+    assert all(isinstance(outcome, Result) for outcome in report.results.values())

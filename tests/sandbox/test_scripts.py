@@ -1,0 +1,347 @@
+"""Whole scripts: however one ends, and whatever it was doing, it ends promptly and leaves nothing."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from rlm_batch import LocalSandbox
+
+PATIENCE = 20.0  # seconds; what a script waits for in vain takes 1000
+Run = Callable[..., subprocess.Popen[str]]
+
+BEGIN = """
+import asyncio, os, sys, time
+from rlm_batch import LocalInterpreter, LocalSandbox
+def ready():
+    os.write(1, b"ready\\n")  # in one piece, whatever other threads say
+"""
+# Functions of the host that take for ever.
+TOOLS = """
+def plain():
+    ready()
+    time.sleep(1000)
+async def asynchronous():
+    ready()
+    await asyncio.sleep(1000)
+"""
+# Leaves processes that no signal but SIGKILL ends, in the session of the code and outside of it.
+DAEMONS = """
+import os, signal, subprocess, time
+for own_session in (False, True):
+    if os.fork() == 0:
+        if own_session:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(1000)
+sleeping = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+ready()
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Run]:
+    """Starts scripts, each as a terminal would: the leader of a process group."""
+    started: list[subprocess.Popen[str]] = []
+
+    def script(text: str) -> subprocess.Popen[str]:
+        path = tmp_path / "script.py"
+        path.write_text(BEGIN + TOOLS + dedent(text))
+        command = [sys.executable, str(path)]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        started.append(subprocess.Popen(command, cwd=tmp_path, **options))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield script
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def press_ctrl_c(process: subprocess.Popen[str]) -> str:
+    """Interrupts the terminal's process group once; what the script says on stderr before it ends."""
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0
+    return errors
+
+
+def test_ctrl_c_ends_a_script_that_waits_for_its_code(script: Run, local: LocalSandbox) -> None:
+    process = script(f"""
+        with LocalInterpreter(isolation={local.isolation!r}, timeout=None, tools={{"ready": ready}}) as interpreter:
+            interpreter.execute({DAEMONS!r})
+        """)
+    assert said(process) == "ready"
+    assert "KeyboardInterrupt" in press_ctrl_c(process)
+
+
+def test_ctrl_c_ends_a_script_that_runs_the_asynchronous_interpreter(script: Run) -> None:
+    process = script(f"""
+        async def main():
+            async with LocalSandbox().interpreter(timeout=None, tools={{"ready": ready}}) as interpreter:
+                await asyncio.gather(*(interpreter.execute({DAEMONS!r}) for _ in range(2)))
+        asyncio.run(main())
+        """)
+    assert said(process) == "ready"
+    assert said(process) == "ready"
+    assert "KeyboardInterrupt" in press_ctrl_c(process)
+
+
+@pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+def test_ctrl_c_ends_a_script_whose_code_waits_for_a_tool(script: Run, kind: str) -> None:
+    process = script(f"""
+        with LocalInterpreter(timeout=None, tools={{"tool": {kind}}}) as interpreter:
+            interpreter.execute("tool()")
+        """)
+    assert said(process) == "ready"
+    assert "KeyboardInterrupt" in press_ctrl_c(process)
+
+
+@pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+def test_ctrl_c_ends_an_asynchronous_script_whose_code_waits_for_a_tool(script: Run, kind: str) -> None:
+    process = script(f"""
+        async def main():
+            async with LocalSandbox().interpreter(timeout=None, tools={{"tool": {kind}}}) as interpreter:
+                await interpreter.execute("tool()")
+        asyncio.run(main())
+        """)
+    assert said(process) == "ready"
+    assert "KeyboardInterrupt" in press_ctrl_c(process)
+
+
+@pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+def test_a_script_ends_although_a_tool_of_an_ended_execution_still_runs(script: Run, kind: str) -> None:
+    process = script(f"""
+        from rlm_batch import ExecutionTimeout
+        with LocalInterpreter(timeout=1, tools={{"tool": {kind}}}) as interpreter:
+            try:
+                interpreter.execute("tool()")
+            except ExecutionTimeout:
+                ready()
+        """)
+    assert [said(process), said(process)] == ["ready"] * 2
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_script_that_catches_ctrl_c_goes_on_with_its_state(script: Run) -> None:
+    process = script("""
+        with LocalInterpreter(timeout=60, tools={"ready": ready}) as interpreter:
+            for code in ("ready(); import time; time.sleep(1000)", "ready()\\nwhile True: pass"):
+                interpreter.execute("kept = 1")
+                try:
+                    interpreter.execute(code)
+                except KeyboardInterrupt:
+                    print(interpreter.execute("SUBMIT(kept=kept)").kept, flush=True)
+        """)
+    for _ in range(2):
+        assert said(process) == "ready"
+        time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        assert said(process) == "1"
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_an_alarm_of_the_scripts_own_ends_the_execution_and_keeps_its_state(script: Run) -> None:
+    process = script("""
+        import signal
+        class TooSlow(Exception):
+            pass
+        def alarm(*_):
+            raise TooSlow
+        signal.signal(signal.SIGALRM, alarm)
+        with LocalInterpreter(timeout=None) as interpreter:
+            interpreter.execute("kept = 1")
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+                interpreter.execute("import time; time.sleep(1000)")
+            except TooSlow:
+                print(interpreter.execute("SUBMIT(kept=kept)").kept, flush=True)
+        """)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (output, errors) == ("1\n", "")
+
+
+def test_ctrl_c_while_a_large_variable_is_sent_is_no_end_or_a_clear_one(script: Run) -> None:
+    process = script("""
+        import signal
+        from rlm_batch import OutcomeUnknown, SandboxLost
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with LocalInterpreter(isolation="none", timeout=20) as interpreter:
+            interpreter.execute("kept = 1")
+            def tell(number, parent="self"):
+                for task in os.listdir(f"/proc/{parent}/task"):
+                    for pid in open(f"/proc/{parent}/task/{task}/children").read().split():
+                        os.kill(int(pid), number)
+                        tell(number, pid)
+            tell(signal.SIGSTOP)  # what fits in the pipe goes there, and the rest waits
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
+                interpreter.execute("SUBMIT()", {"text": "x" * 20_000_000})
+            except KeyboardInterrupt:
+                pass
+            finally:
+                tell(signal.SIGCONT)
+            try:
+                print(interpreter.execute("SUBMIT(kept=kept)", timeout=5).kept, flush=True)
+            except (SandboxLost, OutcomeUnknown):
+                print(1, flush=True)
+        """)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (output, errors) == ("1\n", "")
+
+
+def test_ctrl_c_during_the_start_waits_for_what_was_opened_to_be_removed(script: Run, tmp_path: Path) -> None:
+    process = script("""
+        from rlm_batch.sandbox.blocking import BlockingInterpreter
+        async def open_slowly():
+            try:
+                ready()
+                await asyncio.sleep(1000)
+            finally:
+                await asyncio.sleep(0.3)
+                open("removed", "w")
+        with BlockingInterpreter(open_slowly) as interpreter:
+            pass
+        """)
+    assert said(process) == "ready"
+    assert "KeyboardInterrupt" in press_ctrl_c(process)
+    assert (tmp_path / "removed").exists()
+
+
+def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing(script: Run, local: LocalSandbox) -> None:
+    process = script(f"""
+        import signal
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        LocalInterpreter(isolation={local.isolation!r}).start().shutdown()
+        for i in range(50):
+            interpreter = LocalInterpreter(isolation={local.isolation!r})
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0002 + i * 0.0008)
+                    interpreter.start()
+                    time.sleep(0.05)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    interpreter.shutdown()
+            except KeyboardInterrupt:
+                pass
+        ready()
+        """)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (output, errors) == ("ready\n", "")
+
+
+def test_ctrl_c_before_the_start_has_begun_ends_it(script: Run) -> None:
+    process = script("""
+        import signal, threading
+        from rlm_batch.sandbox.blocking import BlockingInterpreter
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        busy = threading.Event()
+        async def open_after_a_second():
+            busy.set()
+            time.sleep(1)  # nothing else of the background runs meanwhile
+            return await LocalSandbox(isolation="none").open({})
+        other = BlockingInterpreter(open_after_a_second)
+        thread = threading.Thread(target=other.start)
+        thread.start()
+        busy.wait()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            LocalInterpreter(isolation="none").start()
+        except KeyboardInterrupt:
+            ready()
+        thread.join()
+        other.shutdown()
+        """)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (output, errors) == ("ready\n", "")
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "1 / 0"])
+def test_a_script_that_never_shuts_down_leaves_nothing(script: Run, end: str) -> None:
+    process = script(f"""
+        interpreter = LocalInterpreter(tools={{"ready": lambda: None}})
+        interpreter.execute({DAEMONS.replace("time.sleep(1000)", "", 1).removesuffix("time.sleep(1000)" + chr(10))!r})
+        ready()
+        {end}
+        """)
+    assert said(process) == "ready"
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == {"": 0, "sys.exit(3)": 3, "1 / 0": 1}[end]
+
+
+def test_a_tool_that_calls_exit_ends_neither_the_script_nor_the_code(script: Run) -> None:
+    process = script("""
+        def leave():
+            sys.exit(3)
+        async def leave_asynchronously():
+            sys.exit(3)
+        code = "try:\\n    leave()\\nexcept Exception as error:\\n    SUBMIT(said=str(error))"
+        async def main():
+            for tool in (leave, leave_asynchronously):
+                async with LocalSandbox().interpreter(timeout=5, tools={"leave": tool}) as interpreter:
+                    print((await interpreter.execute(code)).said, flush=True)
+        for tool in (leave, leave_asynchronously):
+            with LocalInterpreter(timeout=5, tools={"leave": tool}) as interpreter:
+                print(interpreter.execute(code).said, flush=True)
+        asyncio.run(main())
+        """)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert errors == ""
+    assert output.splitlines() == ["SystemExit: 3"] * 4
+    assert process.returncode == 0
+
+
+def test_a_host_that_is_killed_leaves_no_process(
+    script: Run, local: LocalSandbox, processes: Callable[[], dict[int, str]]
+) -> None:
+    before = set(processes())
+    process = script(f"""
+        import threading
+        def run():
+            LocalInterpreter(isolation={local.isolation!r}, timeout=None, tools={{"ready": ready}}).execute({DAEMONS!r})
+        async def main():
+            provider = LocalSandbox(isolation={local.isolation!r})
+            async with provider.interpreter(timeout=None, tools={{"ready": ready}}) as interpreter:
+                await asyncio.gather(interpreter.execute({DAEMONS!r}), interpreter.execute({DAEMONS!r}, context="c"))
+        threading.Thread(target=run, daemon=True).start()
+        asyncio.run(main())
+        """)
+    assert [said(process) for _ in range(3)] == ["ready"] * 3
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 15
+    while left := set(processes()) - before:
+        assert time.monotonic() < until, {p: n for p, n in processes().items() if p in left}
+        time.sleep(0.05)
+    remove_folders(local)
+
+
+def remove_folders(local: LocalSandbox) -> None:
+    """Nobody was left to remove them: a person does."""
+
+    async def remove() -> None:
+        found = await local.list_sandboxes()
+        assert len(found) == 2
+        for info in found:
+            await local.delete_sandbox(info.id)
+
+    asyncio.run(remove())
