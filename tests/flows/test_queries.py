@@ -18,6 +18,8 @@ from rlm_batch import (
     LanguageModel,
     Result,
     batch,
+    chunks,
+    sequence,
     sweep,
 )
 
@@ -311,3 +313,16 @@ print(asyncio.run(batch(["SUBMIT(1)"]))[0].output)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.count("pip install 'rlm-batch[rlm]'") == 2, done.stderr
     assert done.stdout.rstrip().endswith("1")
+
+
+async def test_the_steps_of_a_sequence_and_the_chunks_of_a_job_ask_too(chat):
+    first, second = await sequence(
+        ["answer = llm_query('one')", "SUBMIT(both=[answer, llm_query('two')])"], language_model=NAME, max_llm_calls=1
+    )
+    assert (first.meta.queries.calls, second.meta.queries.calls) == (1, 1)
+    assert second.both == ["answer to: one", "answer to: two"]
+    report = await chunks(
+        "SUBMIT(answer=llm_query(data))", {"a": "x", "b": "y"}, reduce="SUBMIT(n=len(results))", language_model=NAME
+    )
+    assert [report["a"].answer, report["b"].answer] == ["answer to: x", "answer to: y"]
+    assert report.reduction.n == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch import ConfigurationError, ExecutionsFailed, rlm
+from rlm_batch import ConfigurationError, ExecutionsFailed, LocalSandbox, batch, rlm
 
 from ..standins.openai_chat import Reply
 from ..standins.turns import plays
@@ -67,6 +67,18 @@ async def test_a_question_without_a_context_and_one_over_a_file(chat, tmp_path):
     path = tmp_path / "long.txt"
     path.write_text("é" * 70_000 + "\r\nZ", newline="")
     assert (await rlm("how long", NAME, context_file=str(path))).answer == "70003Z"
+
+
+async def test_a_context_on_the_volume_is_read_from_there(chat, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path))
+    await LocalSandbox(volume_name="texts").save("with-texts", overwrite=True)  # type: ignore[misc]
+    provider = "local-sandbox/with-texts"
+    await batch(["save_to_volume('deep/long.txt', 'é' * 50_000)"], provider=provider)
+    chat.script = plays(("", "SUBMIT(answer=str(len(context)))"))
+    found = await rlm("how long", NAME, context_volume_path="deep/long.txt", provider=provider)
+    assert found.answer == "50000"
+    with pytest.raises(ExecutionsFailed, match=r"no 'nosuch.txt' on the volume"):
+        await rlm("how long", NAME, context_volume_path="nosuch.txt", provider=provider)
 
 
 async def test_the_same_question_over_the_same_text_is_answered_from_the_ledger_and_over_another_is_not(chat, tmp_path):
