@@ -40,6 +40,7 @@ bench: $(VENV)/.bench ## measure against the peers and print the ratios
 	@$(VENV)/bin/python benchmarks/interpreter.py
 	@$(VENV)/bin/python benchmarks/batch.py
 	@$(VENV)/bin/python benchmarks/providers.py
+	@$(VENV)/bin/python benchmarks/queries.py
 
 clean: ## remove what make made: .venv, build, dist and the caches
 	@rm -rf .venv .venv.making build dist ./*.egg-info .pytest_cache .ruff_cache

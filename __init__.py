@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .blocks.daytona import DaytonaSandbox
+    from .blocks.dspy_interpreter import InterpreterFactory
     from .blocks.interpreters import DaytonaInterpreter, LocalInterpreter, ModalInterpreter
+    from .blocks.language_model import LanguageModel
     from .blocks.local import LocalSandbox
     from .blocks.modal import ModalSandbox
     from .blocks.volume import Volume
     from .flows.batch import batch
     from .flows.chunks import ChunksReport, chunks
+    from .flows.rlm import RlmAnswer, rlm
     from .flows.sequence import sequence
     from .flows.sweep import SweepReport, sweep
     from .sandbox.errors import (
@@ -49,6 +52,8 @@ __all__ = [
     "ExecutionTimeout",
     "ExecutionsFailed",
     "Failure",
+    "InterpreterFactory",
+    "LanguageModel",
     "LocalInterpreter",
     "LocalSandbox",
     "ModalInterpreter",
@@ -58,6 +63,7 @@ __all__ = [
     "QueryError",
     "QuotaExceeded",
     "Result",
+    "RlmAnswer",
     "SandboxLost",
     "SandboxStartError",
     "StateLost",
@@ -67,6 +73,7 @@ __all__ = [
     "VolumeError",
     "batch",
     "chunks",
+    "rlm",
     "sequence",
     "sweep",
 ]
@@ -75,6 +82,8 @@ __all__ = [
 _MODULES = {
     "DaytonaInterpreter": ".blocks.interpreters",
     "DaytonaSandbox": ".blocks.daytona",
+    "InterpreterFactory": ".blocks.dspy_interpreter",
+    "LanguageModel": ".blocks.language_model",
     "LocalInterpreter": ".blocks.interpreters",
     "LocalSandbox": ".blocks.local",
     "Volume": ".blocks.volume",
@@ -84,6 +93,8 @@ _MODULES = {
     "ChunksReport": ".flows.chunks",
     "chunks": ".flows.chunks",
     "sequence": ".flows.sequence",
+    "RlmAnswer": ".flows.rlm",
+    "rlm": ".flows.rlm",
     "SweepReport": ".flows.sweep",
     "sweep": ".flows.sweep",
     "Failure": ".sandbox.result",

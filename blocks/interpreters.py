@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from ..sandbox.blocking import BlockingInterpreter
 from ..sandbox.errors import ConfigurationError
+from .asking import Asking, asking
 from .daytona import DaytonaSandbox
+from .language_model import LanguageModel
 from .local import LocalSandbox
 from .modal import ModalSandbox
 from .provider import SandboxProvider
@@ -18,12 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..sandbox.contract import Sandbox
+    from ..sandbox.interpreter import Interpreter
+    from ..sandbox.queries import Queries
 
 DEFAULT = "default"  # the saved block that is asked for credentials that nobody else has
 
 
 class _ProviderInterpreter(BlockingInterpreter):
-    """An interpreter whose sandbox comes from the block that a subclass names."""
+    """An interpreter whose sandbox comes from the block that a subclass names.
+
+    With a `language_model` (a `LanguageModel`, its saved block, or a model in LiteLLM's naming) the code may ask it:
+    see `Asking` for the limits on one execution; `max_cost` is in US dollars, for all of them together.
+    """
 
     block: ClassVar[type[SandboxProvider]]
 
@@ -32,14 +40,36 @@ class _ProviderInterpreter(BlockingInterpreter):
         *,
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
+        language_model: LanguageModel | str | None = None,
+        batch_concurrency: int = 4,
+        max_depth: int = 2,
+        max_llm_calls: int | None = 50,
+        max_llm_tokens: int | None = None,
+        max_cost: float | None = None,
         **fields: Any,
     ) -> None:
         self._fields = fields
         self._provider = _configured(self.block, fields)
-        super().__init__(self._open_sandbox, timeout=timeout, tools=tools)
+        self._limits: dict[str, Any] = {
+            "batch_concurrency": batch_concurrency,
+            "max_depth": max_depth,
+            "max_llm_calls": max_llm_calls,
+            "max_llm_tokens": max_llm_tokens,
+        }
+        self._max_cost = max_cost
+        self._language_model = language_model
+        self._asking: Asking | None = None
+        asks = None if language_model is None else self._ask
+        super().__init__(self._open_sandbox, timeout=timeout, tools=tools, asks=asks)
+
+    def _ask(self, interpreter: Interpreter, depth: int) -> Queries:
+        assert self._asking is not None  # it is there once the sandbox is
+        return self._asking.queries(interpreter, depth=depth)
 
     async def _open_sandbox(self) -> Sandbox:
         provider = self._provider
+        if self._language_model is not None and self._asking is None:
+            self._asking = await asking(self._language_model, max_cost=self._max_cost, **self._limits)
         # Without that address, asking for a block would start a server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
             try:
@@ -70,7 +100,8 @@ class LocalInterpreter(_ProviderInterpreter):
     """Runs code in a sandbox on this machine, step by step.
 
     Keywords are `LocalSandbox`'s fields (`isolation="landlock"`, `memory_mib=1024`), `timeout` (seconds, the default
-    for each execution) and `tools` (functions of the host that the code may call by name).
+    for each execution), `tools` (functions of the host that the code may call by name), and `language_model` with its
+    limits.
 
     Example:
         >>> with LocalInterpreter(timeout=120) as interpreter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
@@ -19,7 +19,28 @@ app = App(
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Basics:
+class Limits:
+    """Options that say how much may be asked of a language model."""
+
+    batch_concurrency: int = 4
+    "Requests to the model at one time, for each execution."
+    max_depth: int = 2
+    "How deep recursive queries may go; plain code is at depth 0."
+    max_llm_calls: int = 50
+    "Calls of the model, for each execution."
+    max_llm_tokens: int | None = None
+    "Tokens of prompts and answers, for each execution."
+    max_cost: float | None = None
+    "US dollars for the model, for the whole run."
+
+    def parameters(self) -> dict[str, Any]:
+        """The flow's parameters of the same meaning."""
+        return {field.name: getattr(self, field.name) for field in fields(Limits)}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Basics(Limits):
     """Options that every flow has."""
 
     provider: str = "local"
@@ -38,10 +59,13 @@ class Basics:
     "Seconds for the whole run."
     results_path: str | None = None
     "The ledger's directory; by default one below the results root."
+    language_model: str | None = None
+    "What the code may ask: a model in LiteLLM's naming, or a saved block such as language-model/NAME."
 
     def parameters(self) -> dict[str, Any]:
         """The flow's parameters of the same meaning."""
         return {
+            **super().parameters(),
             "provider": arguments.provider(self.provider, self.isolation),
             "timeout": self.timeout,
             "retries": self.retries,
@@ -49,6 +73,7 @@ class Basics:
             "idempotent": self.idempotent,
             "deadline": self.deadline,
             "results_path": arguments.absolute(self.results_path),
+            "language_model": self.language_model,
         }
 
 
@@ -143,6 +168,73 @@ def sweep(
             "objective": minimize if maximize is None else maximize,
             "direction": "minimize" if maximize is None else "maximize",
             **(common or Common()).parameters(),
+        }
+    )
+
+
+@app.command
+def rlm(
+    query: str,
+    /,
+    *,
+    language_model: str,
+    context: str = "",
+    context_file: str | None = None,
+    context_volume_path: str | None = None,
+    provider: str = "local",
+    isolation: Annotated[Literal["bubblewrap", "landlock", "none"] | None, Parameter()] = None,
+    timeout: float = 600.0,
+    retries: int = 2,
+    deadline: float | None = None,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    results_path: str | None = None,
+    limits: Limits | None = None,
+) -> int:
+    """Answer a question over a long text, with a recursive language model whose Python runs in a sandbox.
+
+    Parameters
+    ----------
+    query
+        The question.
+    language_model
+        A model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved block such as language-model/NAME.
+    context
+        The text that the question is about.
+    context_file
+        A file that has it instead; UTF-8, of any length.
+    context_volume_path
+        Its path on the provider's volume instead.
+    provider
+        local, local:none, or a saved block such as local-sandbox/NAME.
+    isolation
+        For the local provider: insist on one level. none runs code with no isolation.
+    timeout
+        Seconds for the answer.
+    retries
+        How often it is tried again when its sandbox failed.
+    deadline
+        Seconds for the whole run.
+    resume
+        Take the answer to the same question over the same text from an earlier run.
+    results_path
+        The ledger's directory; by default one below the results root.
+    """
+    from .run import run_rlm
+
+    return run_rlm(
+        {
+            "query": query,
+            "language_model": language_model,
+            "context": context,
+            "context_file": arguments.absolute(context_file),
+            "context_volume_path": context_volume_path,
+            "provider": arguments.provider(provider, isolation),
+            "timeout": timeout,
+            "retries": retries,
+            "deadline": deadline,
+            "cache_results": resume,
+            "results_path": arguments.absolute(results_path),
+            **(limits or Limits()).parameters(),
         }
     )
 

@@ -58,6 +58,26 @@ def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
     return _end(display.results_path, failed)
 
 
+def run_rlm(parameters: dict[str, Any]) -> int:
+    """Runs the rlm flow, prints the answer, and returns the exit status."""
+    from ..flows.rlm import RlmAnswer, question, rlm
+    from ..flows.run import described
+    from ..sandbox.budget import Usage
+
+    _check(rlm, parameters)
+    question(*(parameters[name] for name in ("query", "context", "context_file", "context_volume_path")))
+    display = Display()
+    try:
+        found: RlmAnswer = _run(lambda: rlm(**parameters), display)
+    except ExecutionsFailed as error:
+        return _end(error.results_path, error)
+    print(found)
+    asked = found.queries
+    used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
+    print(f"{len(found.trajectory)} turns; the model was called {described(used)}", file=sys.stderr)
+    return _end(found.results_path, None)
+
+
 def run_chunks(parameters: dict[str, Any]) -> int:
     """Runs the chunks flow, prints its table and what the reduction submitted, and returns the exit status."""
     from ..flows.chunks import chunks, overlap, report

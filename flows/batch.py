@@ -13,11 +13,17 @@ from ..sandbox.errors import ConfigurationError
 from .flow import batch_flow
 from .inputs import read_inputs
 from .run import (
+    BatchConcurrency,
     CacheResults,
     Deadline,
     ExecutionsPerTask,
     Idempotent,
+    MaxCost,
+    MaxDepth,
+    MaxLlmCalls,
+    MaxLlmTokens,
     MaxWorkers,
+    Model,
     OnFailure,
     Options,
     Outcome,
@@ -51,6 +57,12 @@ async def batch(
     executions_per_task: ExecutionsPerTask = None,
     cache_results: CacheResults = False,
     results_path: ResultsPath = None,
+    language_model: Model = None,
+    batch_concurrency: BatchConcurrency = 4,
+    max_depth: MaxDepth = 2,
+    max_llm_calls: MaxLlmCalls = 50,
+    max_llm_tokens: MaxLlmTokens = None,
+    max_cost: MaxCost = None,
 ) -> list[Outcome]:
     """Runs each piece of code in a sandbox, and returns their results in order.
 
@@ -74,6 +86,12 @@ async def batch(
         executions_per_task=executions_per_task,
         cache_results=cache_results,
         results_path=results_path,
+        language_model=language_model,
+        batch_concurrency=batch_concurrency,
+        max_depth=max_depth,
+        max_llm_calls=max_llm_calls,
+        max_llm_tokens=max_llm_tokens,
+        max_cost=max_cost,
     )
     outcomes = await run_all(items, len(items), options, lambda execution: f"execution {execution.index}")
     if on_failure == "raise":

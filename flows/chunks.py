@@ -22,11 +22,17 @@ from ..tasks.mark import Mark, Marker, folder_of, name_of, read_markers
 from .flow import batch_flow
 from .parts import Parts, parts_of
 from .run import (
+    BatchConcurrency,
     CacheResults,
     Deadline,
     ExecutionsPerTask,
     Idempotent,
+    MaxCost,
+    MaxDepth,
+    MaxLlmCalls,
+    MaxLlmTokens,
     MaxWorkers,
+    Model,
     OnFailure,
     Options,
     Outcome,
@@ -102,6 +108,12 @@ async def chunks(
     executions_per_task: ExecutionsPerTask = None,
     cache_results: CacheResults = False,
     results_path: ResultsPath = None,
+    language_model: Model = None,
+    batch_concurrency: BatchConcurrency = 4,
+    max_depth: MaxDepth = 2,
+    max_llm_calls: MaxLlmCalls = 50,
+    max_llm_tokens: MaxLlmTokens = None,
+    max_cost: MaxCost = None,
 ) -> ChunksReport:
     """Runs the code once for each chunk, with `chunk_id` (text) and `data`, and `reduce` once at the end.
 
@@ -128,6 +140,12 @@ async def chunks(
         executions_per_task=executions_per_task,
         cache_results=cache_results,
         results_path=results_path,
+        language_model=language_model,
+        batch_concurrency=batch_concurrency,
+        max_depth=max_depth,
+        max_llm_calls=max_llm_calls,
+        max_llm_tokens=max_llm_tokens,
+        max_cost=max_cost,
     )
     block = await resolve(provider)
     if volume_name is not None:
@@ -135,7 +153,7 @@ async def chunks(
     total = len(parts) + (reduce is not None)
     async with _Chunks.begun(block, total, options, _label) as run:
         run.folder = None if block.volume_name is None else folder_of(code)
-        fingerprint = await block.fingerprint()
+        fingerprint = await run.fingerprint()
         if run.folder is not None:
             await run.read_markers(run.folder)
         await run.drive(_executions(code, parts, fingerprint, run))

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger import results_root
-from .inputs import spilled
+from .inputs import spilled, spilled_text
 from .parts import with_text_ids
 from .server import embedded_server
 
@@ -48,11 +48,16 @@ class BatchFlow(Flow[P, T]):
 
 
 def within_limit(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters, with each list that is too long for Prefect replaced by a reference to a file that holds it."""
-    return {
+    """The parameters, with a reference to a file in the place of each list or text that is too long for Prefect."""
+    short = {
         name: _short(value, name, SPILLABLE[name]) if name in SPILLABLE and isinstance(value, (list, dict)) else value
         for name, value in parameters.items()
     }
+    text = short.get("context")
+    if isinstance(text, str) and len(text) > PARAMETER_LIMIT // 4:  # a character has 4 bytes at most
+        del short["context"]
+        short["context_file"] = spilled_text(text, results_root())
+    return short
 
 
 def _short(value: list[Any] | dict[Any, Any], name: str, form: str) -> list[Any] | dict[Any, Any] | str:

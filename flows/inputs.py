@@ -151,8 +151,16 @@ def same_names(points: Inputs) -> Inputs:
 def spilled(value: list[Any], root: Path) -> str:
     """Writes a list to a file of JSON lines below the results root, named after its content, and returns its path."""
     lines = [json.dumps(item, ensure_ascii=False, separators=(",", ":")) + "\n" for item in value]
-    data = "".join(lines).encode()
-    path = root / "inputs" / f"{hashlib.sha256(data).hexdigest()[:24]}.jsonl"
+    return _spill("".join(lines).encode(), root, ".jsonl")
+
+
+def spilled_text(text: str, root: Path) -> str:
+    """Writes a text to such a file, and returns its path."""
+    return _spill(text.encode("utf-8", "replace"), root, ".txt")
+
+
+def _spill(data: bytes, root: Path, suffix: str) -> str:
+    path = root / "inputs" / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         partial = path.with_suffix(".partial")

@@ -17,15 +17,19 @@ from prefect import get_run_logger
 from prefect.context import FlowRunContext
 from pydantic import Field
 
+from ..blocks.asking import Asking, asking
 from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
+from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
+from ..sandbox.queries import Track
 from ..sandbox.result import Failure, Meta, Result
 from ..tasks.execute import RetryPolicy, Work, with_policy
 from ..tasks.execution import Execution, identified
 from ..tasks.index import ResultIndex
 from ..tasks.lane import Lane, ProviderUnusable
 from ..tasks.ledger import Ledger, Line, results_root
+from ..tasks.query import Tracker
 
 Outcome = Result | Failure
 
@@ -52,6 +56,19 @@ CacheResults = Annotated[bool, Field(description="Take results of identical exec
 ResultsPath = Annotated[str | None, Field(description="The ledger's directory; by default one below the results root")]
 
 
+Model = Annotated[
+    str | None,
+    Field(
+        description="What the code may ask: a model in LiteLLM's naming, or a saved block such as language-model/NAME"
+    ),
+]
+BatchConcurrency = Annotated[int, Field(ge=1, description="Requests to the model at one time, for each execution")]
+MaxDepth = Annotated[int, Field(ge=0, description="How deep recursive queries may go; plain code is at depth 0")]
+MaxLlmCalls = Annotated[int | None, Field(ge=0, description="Calls of the model, for each execution")]
+MaxLlmTokens = Annotated[int | None, Field(ge=0, description="Tokens of prompts and answers, for each execution")]
+MaxCost = Annotated[float | None, Field(ge=0, description="US dollars for the model, for the whole flow run")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The parameters that the flows share, as they were given."""
@@ -68,6 +85,26 @@ class Options:
     executions_per_task: int | None
     cache_results: bool
     results_path: str | None
+    language_model: str | None
+    batch_concurrency: int
+    max_depth: int
+    max_llm_calls: int | None
+    max_llm_tokens: int | None
+    max_cost: float | None
+
+    async def asking(self, track: Track) -> Asking | None:
+        """What each execution may ask, None without a model. Raises ConfigurationError."""
+        if self.language_model is None:
+            return None
+        return await asking(
+            self.language_model,
+            max_cost=self.max_cost,
+            track=track,
+            batch_concurrency=self.batch_concurrency,
+            max_depth=self.max_depth,
+            max_llm_calls=self.max_llm_calls,
+            max_llm_tokens=self.max_llm_tokens,
+        )
 
 
 class Observer:
@@ -100,15 +137,20 @@ class Outcomes:
 
 
 async def run_all(
-    items: Iterable[tuple[str, dict[str, Any]]], total: int, options: Options, label: Callable[[Execution], str]
+    items: Iterable[tuple[str, dict[str, Any]]],
+    total: int,
+    options: Options,
+    label: Callable[[Execution], str],
+    uploads: dict[str, Path] | None = None,
 ) -> Outcomes:
     """Runs every pair of code and variables, `max_workers` at a time, and returns when all have an outcome.
 
-    `label` names an execution's task run. Raises ConfigurationError before anything runs, ExecutionsFailed at the end
-    if `on_failure` says so, and OSError where the ledger cannot be written.
+    `label` names an execution's task run; `uploads` are files that each execution finds, by their paths there. Raises
+    ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
     async with Run.begun(await resolve(options.provider), total, options, label) as run:
-        await run.drive(identified(items, await run.provider.fingerprint()))
+        run.uploads = uploads or {}
+        await run.drive(identified(items, await run.fingerprint()))
         return run.outcomes()
 
 
@@ -130,6 +172,12 @@ def raise_failures(outcomes: Outcomes, what: str, retrying: str = "run only thos
             failures=failures,
             results_path=outcomes.results_path,
         )
+
+
+def described(used: Usage) -> str:
+    """What calls of a model took, for a person."""
+    price = "at a cost that is not known" if used.cost is None else f"for ${used.cost:.6f}"
+    return f"{used.calls} times: {used.prompt_tokens:,} + {used.completion_tokens:,} tokens, {price}"
 
 
 def _flow_run_id() -> str:
@@ -156,6 +204,8 @@ class Run:
         self.run_id = run_id
         self.options = options
         self.log = log
+        self.asking: Asking | None = None
+        self.uploads: dict[str, Path] = {}
         self._ledger = ledger
         self._label = label
         self._observer = observer.get()
@@ -175,6 +225,8 @@ class Run:
     ) -> AsyncIterator[Self]:
         """A run with its ledger open, which is told to whoever watches. Raises ConfigurationError."""
         isolation = await provider.check()
+        tracker = Tracker()
+        asking = await options.asking(tracker.track)
         run_id = _flow_run_id()
         ledger = Ledger(options.results_path or results_root() / run_id)
         ledger.create()
@@ -182,6 +234,7 @@ class Run:
         log.info("%d executions on %s: %s; results in %s", total, provider.provider_name, isolation, ledger.path)
         observer.get().begun(total, isolation, str(ledger.path))
         run = cls(provider, run_id, ledger, options, total, label, log)
+        run.asking = asking
         if options.deadline is not None:
             run.until = asyncio.get_running_loop().time() + options.deadline
         run._known = ledger.best()
@@ -189,9 +242,12 @@ class Run:
             run._index = ResultIndex(results_root())
             run._index.refresh()
         try:
-            yield run
+            async with tracker:
+                yield run
         finally:
             ledger.close()
+            if asking is not None:
+                log.info("the model was called %s", described(asking.spent.used))
         log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
 
     async def drive(self, executions: Iterator[Execution]) -> None:
@@ -211,7 +267,19 @@ class Run:
 
     def lane(self) -> Lane:
         """What runs executions one after the other."""
-        return Lane(self.provider, self.run_id, reuse=self.options.reuse_sandboxes, timeout=self.options.timeout)
+        return Lane(
+            self.provider,
+            self.run_id,
+            reuse=self.options.reuse_sandboxes,
+            timeout=self.options.timeout,
+            asking=self.asking,
+            uploads=self.uploads,
+        )
+
+    async def fingerprint(self) -> dict[str, Any]:
+        """What every result of this run depends on: the provider's fingerprint, and the model's where there is one."""
+        found = await self.provider.fingerprint()
+        return found if self.asking is None else {**found, "language_model": self.asking.model.fingerprint()}
 
     def recall(self, execution: Execution) -> Result | None:
         """The result that this execution has from before, if there is one that counts."""

@@ -15,8 +15,14 @@ from ..tasks.execution import Execution, key_of
 from ..tasks.lane import Lane
 from .flow import batch_flow
 from .run import (
+    BatchConcurrency,
     Deadline,
     Idempotent,
+    MaxCost,
+    MaxDepth,
+    MaxLlmCalls,
+    MaxLlmTokens,
+    Model,
     OnFailure,
     Options,
     Outcome,
@@ -44,6 +50,12 @@ async def sequence(
     on_failure: OnFailure = "raise",
     deadline: Deadline = None,
     results_path: ResultsPath = None,
+    language_model: Model = None,
+    batch_concurrency: BatchConcurrency = 4,
+    max_depth: MaxDepth = 2,
+    max_llm_calls: MaxLlmCalls = 50,
+    max_llm_tokens: MaxLlmTokens = None,
+    max_cost: MaxCost = None,
 ) -> list[Outcome]:
     """Runs the steps in order in one sandbox, and returns their results in order.
 
@@ -69,11 +81,17 @@ async def sequence(
         executions_per_task=1,
         cache_results=False,
         results_path=results_path,
+        language_model=language_model,
+        batch_concurrency=batch_concurrency,
+        max_depth=max_depth,
+        max_llm_calls=max_llm_calls,
+        max_llm_tokens=max_llm_tokens,
+        max_cost=max_cost,
     )
     async with _Sequence.begun(
         await resolve(provider), len(codes), options, lambda execution: f"step {execution.index}"
     ) as run:
-        executions = _chained(codes, await run.provider.fingerprint())
+        executions = _chained(codes, await run.fingerprint())
         run.stop_on_error = stop_on_error
         run.complete = all(run.succeeded_before(execution.key) for execution in executions)
         await run.drive(iter(executions))
@@ -116,7 +134,14 @@ class _Sequence(Run):
     complete = False  # every step has a result in the ledger
 
     def lane(self) -> Lane:
-        return Lane(self.provider, self.run_id, reuse=True, timeout=self.options.timeout, context=CONTEXT)
+        return Lane(
+            self.provider,
+            self.run_id,
+            reuse=True,
+            timeout=self.options.timeout,
+            context=CONTEXT,
+            asking=self.asking,
+        )
 
     def recall(self, execution: Execution) -> Result | None:
         return super().recall(execution) if self.complete else None

@@ -13,11 +13,17 @@ from ..sandbox.result import Result
 from .flow import batch_flow
 from .inputs import Grid, Inputs, read_inputs, same_names
 from .run import (
+    BatchConcurrency,
     CacheResults,
     Deadline,
     ExecutionsPerTask,
     Idempotent,
+    MaxCost,
+    MaxDepth,
+    MaxLlmCalls,
+    MaxLlmTokens,
     MaxWorkers,
+    Model,
     OnFailure,
     Options,
     Outcome,
@@ -84,6 +90,12 @@ async def sweep(
     executions_per_task: ExecutionsPerTask = None,
     cache_results: CacheResults = False,
     results_path: ResultsPath = None,
+    language_model: Model = None,
+    batch_concurrency: BatchConcurrency = 4,
+    max_depth: MaxDepth = 2,
+    max_llm_calls: MaxLlmCalls = 50,
+    max_llm_tokens: MaxLlmTokens = None,
+    max_cost: MaxCost = None,
 ) -> SweepReport:
     """Runs the code once for each point of the space, with the point's variables, and reports the best trial.
 
@@ -107,6 +119,12 @@ async def sweep(
         executions_per_task=executions_per_task,
         cache_results=cache_results,
         results_path=results_path,
+        language_model=language_model,
+        batch_concurrency=batch_concurrency,
+        max_depth=max_depth,
+        max_llm_calls=max_llm_calls,
+        max_llm_tokens=max_llm_tokens,
+        max_cost=max_cost,
     )
     items = ((code, point) for point in points_of_space)
     outcomes = await run_all(items, len(points_of_space), options, lambda trial: _label(trial.index, trial.variables))

@@ -14,6 +14,7 @@ from .interpreter import Interpreter, shielded
 
 if TYPE_CHECKING:
     from .contract import Sandbox
+    from .queries import Queries
     from .result import Result
 
 T = TypeVar("T")
@@ -81,7 +82,8 @@ class BlockingInterpreter:
 
     A context manager; or `start`, `execute` and `shutdown` by hand. Safe to use from several threads, one execution at
     a time. `timeout` is the default for each execution, in seconds. `tools` are functions of the host, plain or async,
-    that the code may call by name; each call has a thread of its own.
+    that the code may call by name; each call has a thread of its own. `asks` gives an execution what it may ask of a
+    model, for code at a depth.
     """
 
     def __init__(
@@ -90,14 +92,23 @@ class BlockingInterpreter:
         *,
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
+        asks: Callable[[Interpreter, int], Queries] | None = None,
     ) -> None:
         self.timeout = timeout
         self.tools: dict[str, Callable[..., Any]] = {} if tools is None else tools
+        self._asks = asks
+        self._one_tree = False
+        self._held: Queries | None = None
         self._open = open_sandbox
         self._starting = threading.Lock()
         self._sandbox: Sandbox | None = None
         self._direct: DirectConversation | None = None  # where the sandbox is on this machine
         self._interpreter: Interpreter | None = None  # where it is elsewhere
+
+    @property
+    def asks(self) -> bool:
+        """Whether its code may ask a model."""
+        return self._asks is not None
 
     def start(self) -> Self:
         """Opens the sandbox; the second time does nothing, and after `shutdown` it opens a new one.
@@ -123,17 +134,46 @@ class BlockingInterpreter:
                 self._sandbox = sandbox
         return self
 
-    def execute(self, code: str, variables: dict[str, Any] | None = None, *, timeout: float | None = None) -> Result:
+    def execute(
+        self,
+        code: str,
+        variables: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        output_fields: list[dict[str, str]] | None = None,
+    ) -> Result:
         """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`."""
         if self._sandbox is None:
             self.start()
         direct, interpreter = self._direct, self._interpreter
         if direct is not None:
             variables, tools = {} if variables is None else variables, dict(self.tools)
-            body = request(code, variables, tools)
+            body = request(code, variables, tools, output_fields)
             return direct.execute(body, variables, limit(timeout, self.timeout), CONTEXT, tools)
         assert interpreter is not None
-        return _background.run(interpreter.execute(code, variables, timeout=timeout, context=CONTEXT))
+        return _background.run(
+            interpreter.execute(
+                code,
+                variables,
+                timeout=timeout,
+                context=CONTEXT,
+                output_fields=output_fields,
+                queries=self._queries(interpreter),
+            )
+        )
+
+    def hold_queries(self) -> None:
+        """From now on all executions are one to the limits on queries, at the depth of a recursive model's code."""
+        self._one_tree = True
+
+    def _queries(self, interpreter: Interpreter) -> Queries | None:
+        if self._asks is None:
+            return None
+        if not self._one_tree:
+            return self._asks(interpreter, 0)
+        if self._held is None or self._held.interpreter is not interpreter:
+            self._held = self._asks(interpreter, 1)
+        return self._held
 
     def shutdown(self) -> None:
         """Removes the sandbox, whatever it is doing; the second time does nothing."""
@@ -157,6 +197,8 @@ class BlockingInterpreter:
     async def _opened(self) -> tuple[Sandbox, tuple[int, int] | None]:
         sandbox = await self._open()
         try:
+            if self._asks is not None:
+                return sandbox, None  # a query's own code runs while the code that asked it does: on an event loop
             return sandbox, await sandbox.attach()
         except BaseException:
             await shielded(sandbox.remove())

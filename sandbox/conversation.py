@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import json
 import keyword
@@ -14,7 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .driver import COMMIT_LIMIT, FILES_LIMIT, VOLUME_NAMES, Frames, NotJson, encode, strict_json
+from .driver import (
+    COMMIT_LIMIT,
+    FILES_LIMIT,
+    QUERIES,
+    QUERY_ERRORS,
+    VOLUME_NAMES,
+    Frames,
+    NotJson,
+    encode,
+    strict_json,
+)
 from .errors import (
     CodeCrashed,
     CodeError,
@@ -47,7 +58,9 @@ Frame = tuple[dict[str, Any], bytes]
 class Pending:
     """An execution that has been sent, and what has come of it so far. `end` is its last frame, once it is there."""
 
-    __slots__ = ("context", "end", "failed", "files", "id", "meta", "on_output", "output", "timeout", "tools")
+    __slots__ = (
+        "asked_in", "context", "end", "failed", "files", "id", "meta", "on_output", "output", "timeout", "tools",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -68,6 +81,7 @@ class Pending:
         self.files: tuple[str, ...] = ()
         self.end: Frame | None = None
         self.failed: Exception | None = None  # what a listener raised
+        self.asked_in = contextvars.copy_context()  # the context variables that its tools see
 
     def write(self, stream: str, text: str, dropped: int) -> None:
         """Takes what the code has written, and tells whoever listens; a listener that fails is not told again."""
@@ -233,17 +247,20 @@ def request(
     output_fields: list[dict[str, str]] | None = None,
     encoded: Mapping[str, bytes] | None = None,
     files: Mapping[str, str] | None = None,
+    *,
+    queries: bool = False,
 ) -> bytes:
     """An execution's body; `encoded` are variables that are JSON already, `files` the paths of such in the sandbox.
 
-    Raises ConfigurationError for what cannot be sent.
+    `queries` says whether the code may ask a model. Raises ConfigurationError for what cannot be sent.
     """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
     for name in (*variables, *(encoded or ()), *(files or ())):
         if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
-        if name == "SUBMIT" or name in VOLUME_NAMES or name in tools:
+        taken = name == "SUBMIT" or name in VOLUME_NAMES or name in tools
+        if taken or (queries and (name in QUERIES or name in QUERY_ERRORS)):
             raise ConfigurationError(
                 f"the variable {name!r} would hide a function or a constant of that name: rename it"
             )
@@ -251,7 +268,13 @@ def request(
         # As Python itself does to a name in the code.
         values = strict_json({unicodedata.normalize("NFKC", name): value for name, value in variables.items()})
         rest = strict_json(
-            {"code": code, "names": list(tools), "output_fields": output_fields, "files": dict(files or {})}
+            {
+                "code": code,
+                "names": list(tools),
+                "output_fields": output_fields,
+                "files": dict(files or {}),
+                "queries": queries,
+            }
         )
     except NotJson as error:
         raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None

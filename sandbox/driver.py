@@ -1042,6 +1042,7 @@ class Child:
 
         submit.__name__ = submit.__qualname__ = "SUBMIT"
         namespace.update(self._volume.names())
+        namespace.update(Queries(self._call_host if request["queries"] else None).names())
         for name in request["names"]:
             namespace[name] = self._tool(name)
         namespace["SUBMIT"] = submit
@@ -1188,6 +1189,168 @@ class Child:
             self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
         finally:
             os._exit(0)
+
+
+# ------------------------------------------------------------------------------------------ inside a child: queries
+
+
+CONTEXT_INLINE = 32 * 1024  # characters of a query's context that go by the wire; a longer one goes by a file
+PREVIEW = 1000  # characters of a context that a model is shown
+
+
+class QueryError(RuntimeError):
+    """No model answered. Of a batch: `results` and `errors` are the answers and the errors by index."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
+
+    def __init__(
+        self, message: str, results: dict[int, str] | None = None, errors: dict[int, Exception] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.results = {} if results is None else results
+        self.errors = {} if errors is None else errors
+
+
+class BudgetExceeded(QueryError):
+    """The query would take more calls, tokens or money than there are left."""
+
+    __module__ = "builtins"
+
+
+class DepthExceeded(QueryError):
+    """A recursive query below the greatest depth."""
+
+    __module__ = "builtins"
+
+
+class DeadlineExceeded(QueryError):
+    """The time for queries is over."""
+
+    __module__ = "builtins"
+
+
+QUERY_ERRORS = {kind.__name__: kind for kind in (QueryError, BudgetExceeded, DepthExceeded, DeadlineExceeded)}
+QUERIES = ("llm_query", "llm_query_batched", "rlm_query", "rlm_query_batched")
+
+
+class Queries:
+    """The functions by which code asks its host, which asks a model; `call` calls the host's function of a name."""
+
+    def __init__(self, call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any] | None) -> None:
+        self._call = call
+
+    def names(self) -> dict[str, Any]:
+        """What the code finds."""
+        found: dict[str, Any] = dict(QUERY_ERRORS)
+        for name in QUERIES:
+            function = getattr(self, "_" + name)
+
+            def query(*args: Any, function: Any = function, **kwargs: Any) -> Any:
+                return function(*args, **kwargs)
+
+            query.__name__ = query.__qualname__ = name
+            query.__doc__ = function.__doc__
+            found[name] = query
+        return found
+
+    def _llm_query(self, prompt: str) -> str:
+        """A model's answer to the prompt."""
+        return self._one("llm_query", prompt, {})
+
+    def _rlm_query(self, prompt: str, *, context: str = "") -> str:
+        """The answer of a recursive language model, which has Python of its own and finds the text as `context`."""
+        with Context("rlm_query", context) as given:
+            return self._one("rlm_query", prompt, {"context": given})
+
+    def _llm_query_batched(
+        self, prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise"
+    ) -> list[Any]:
+        """The answers to the prompts, in their order."""
+        return self._many("llm_query_batched", prompts, concurrency, on_error, {})
+
+    def _rlm_query_batched(
+        self, prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise", context: str = ""
+    ) -> list[Any]:
+        """The answers of recursive language models to the prompts, in their order."""
+        with Context("rlm_query_batched", context) as given:
+            return self._many("rlm_query_batched", prompts, concurrency, on_error, {"context": given})
+
+    def _one(self, name: str, prompt: str, more: dict[str, Any]) -> str:
+        if not isinstance(prompt, str):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{name}: the prompt is a {type(prompt).__name__}: it is a text")
+        found = self._ask(name, [prompt], {"concurrency": None, **more})[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _many(
+        self, name: str, prompts: list[str], concurrency: int | None, on_error: str, more: dict[str, Any]
+    ) -> list[Any]:
+        if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):  # type: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"{name}: concurrency is {concurrency!r}: it is 1 or more, or None for the host's own")
+        if on_error not in ("raise", "return"):
+            raise ValueError(f"{name}: on_error is {on_error!r}: it is 'raise' or 'return'")
+        if isinstance(prompts, str):
+            raise TypeError(f"{name}: prompts is one text: it is a list of texts")
+        prompts = list(prompts)
+        for index, prompt in enumerate(prompts):
+            if not isinstance(prompt, str):  # type: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{name}: prompts[{index}] is a {type(prompt).__name__}: it is a text")
+        if not prompts:
+            return []
+        found = self._ask(name, prompts, {"concurrency": concurrency, **more})
+        errors = {index: answer for index, answer in enumerate(found) if isinstance(answer, Exception)}
+        if errors and on_error == "raise":
+            results = {index: answer for index, answer in enumerate(found) if index not in errors}
+            kinds = {type(error) for error in errors.values()}
+            first = min(errors)
+            raise (kinds.pop() if len(kinds) == 1 else QueryError)(
+                f"{len(errors)} of {len(found)} queries failed, first number {first}: {errors[first]} -- the answers "
+                "are in this error's .results, the errors in its .errors, by index; on_error='return' returns both",
+                results,
+                errors,
+            )
+        return found
+
+    def _ask(self, name: str, prompts: list[str], more: dict[str, Any]) -> list[Any]:
+        """Answers, and errors that have not been raised."""
+        if self._call is None:
+            raise QueryError(f"{name} has no model to ask: pass language_model= where the code is run")
+        return [
+            QUERY_ERRORS[reply["error"]](reply["message"]) if "error" in reply else reply["answer"]
+            for reply in self._call(name, (prompts,), more)
+        ]
+
+
+class Context:
+    """A query's context as the host is told of it: the text, or the file in this sandbox that it has been put in.
+
+    A long text need not leave the sandbox: the model's Python that reads it runs here too.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{name}: context is a {type(text).__name__}: it is a text")
+        self._text = text
+        self._path = ""
+
+    def __enter__(self) -> dict[str, Any]:
+        if len(self._text) <= CONTEXT_INLINE:
+            return {"text": self._text}
+        import tempfile
+
+        fd, self._path = tempfile.mkstemp(prefix="context-", suffix=".txt")
+        with open(fd, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
+            file.write(self._text)
+        preview = self._text[:PREVIEW].encode("utf-8", "replace").decode("utf-8")
+        return {"path": self._path, "length": len(self._text), "preview": preview}
+
+    def __exit__(self, *_: object) -> None:
+        if self._path:
+            try:
+                os.unlink(self._path)
+            except OSError:
+                pass  # the code may have removed it
 
 
 # ------------------------------------------------------------------------------------------------------- the supervisor

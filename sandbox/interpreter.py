@@ -12,6 +12,7 @@ import functools
 import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .conversation import (
@@ -32,6 +33,7 @@ from .threads import Threads
 
 if TYPE_CHECKING:
     from .contract import Channel, Sandbox
+    from .queries import Queries
     from .result import Result
 
 
@@ -159,6 +161,7 @@ class Interpreter:
         output_fields: list[dict[str, str]] | None = None,
         on_output: Callable[[str, str], None] | None = None,
         encoded: Mapping[str, bytes] | None = None,
+        queries: Queries | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -168,6 +171,7 @@ class Interpreter:
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
         "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as
         compact JSON: those over 256 KiB are handed over as files, and none of them stands in the result's meta.
+        `queries` are what the code may ask of a model.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
         OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks for the context
@@ -177,14 +181,16 @@ class Interpreter:
             raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
         variables = {} if variables is None else variables
         tools = dict(self.tools)
+        if queries is not None:
+            tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
         large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_OVER}
         places = {name: f"{OUR_FILES}-{uuid.uuid4().hex}.json" for name in large}
         small = {name: value for name, value in (encoded or {}).items() if name not in large}
-        body = request(code, variables, tools, output_fields, small, places)
+        body = request(code, variables, tools, output_fields, small, places, queries=queries is not None)
         seconds = limit(timeout, self.timeout)
         await self.start()
         for name, place in places.items():
-            await self._upload(place, large[name])
+            await self.upload(place, large[name])
         one_by_one = contextlib.nullcontext() if context is None else self._contexts.setdefault(context, asyncio.Lock())
         async with one_by_one:
             conversation, channel = self._conversation, self._channel
@@ -192,13 +198,21 @@ class Interpreter:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             if not conversation.pending:
                 await conversation.sandbox.refresh()
+            if queries is None:
+                pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
+                return await self._await(conversation, channel, pending, frame)
+            if queries.topmost:
+                queries.tree.begin(seconds)
+            tools.update(queries.tools)
             pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
-            return await self._await(conversation, channel, pending, frame)
-
-    async def _upload(self, path: str, data: bytes) -> None:
-        if self._conversation is None:
-            raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
-        await self._conversation.sandbox.upload(path, data)
+            try:
+                result = await self._await(conversation, channel, pending, frame)
+            except RlmBatchError as error:
+                if error.meta is not None:
+                    error.meta = replace(error.meta, queries=queries.tree.summary())
+                raise
+            result.meta = replace(result.meta, queries=queries.tree.summary())
+            return result
 
     async def _await(self, conversation: Conversation, channel: Channel, pending: Pending, frame: bytes) -> Result:
         ended = self._waiting[pending.id] = asyncio.get_running_loop().create_future()
@@ -220,6 +234,13 @@ class Interpreter:
         if pending.end is None:
             raise conversation.lost(pending)
         return conversation.result(pending)
+
+    async def upload(self, path: str, data: bytes) -> None:
+        """Writes a file in the sandbox; see `Sandbox.upload`. Opens the sandbox if it is not yet."""
+        await self.start()
+        if self._conversation is None:
+            raise SandboxLost("the sandbox was shut down before the file was sent: run the code in a new one")
+        await self._conversation.sandbox.upload(path, data)
 
     async def forget(self, context: str) -> None:
         """Ends a context; its name begins anew with the next execution."""
@@ -251,7 +272,9 @@ class Interpreter:
                 if waiting is not None:
                     _wake(waiting)
             else:
-                task = asyncio.get_running_loop().create_task(self._answer(conversation, pending, frame))
+                task = asyncio.get_running_loop().create_task(
+                    self._answer(conversation, pending, frame), context=pending.asked_in.copy()
+                )
                 calls = self._calls.setdefault(pending.id, set())
                 calls.add(task)
                 task.add_done_callback(calls.discard)
@@ -266,7 +289,7 @@ class Interpreter:
             if inspect.iscoroutinefunction(tool):
                 value = await tool(*args, **kwargs)
             else:
-                value = await self._in_thread(functools.partial(tool, *args, **kwargs))
+                value = await self._threads.call(functools.partial(tool, *args, **kwargs))
                 if inspect.isawaitable(value):
                     value = await value
             reply = answer(header["name"], value)
@@ -279,27 +302,6 @@ class Interpreter:
         if self._channel is not None and not conversation.gone:
             with contextlib.suppress(SandboxLost):  # the execution that asked learns of it by its own end
                 await self._send(self._channel, conversation.reply(header, reply))
-
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:
-        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-        def finish(value: Any, error: BaseException | None) -> None:
-            if not done.done():
-                done.set_result((value, error))
-
-        def work() -> None:
-            try:
-                outcome = call(), None
-            except BaseException as error:  # noqa: BLE001 - it is raised where the call was asked for
-                outcome = None, error
-            with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
-                loop.call_soon_threadsafe(finish, *outcome)
-
-        self._threads.run(functools.partial(contextvars.copy_context().run, work))
-        value, error = await done
-        if error is not None:
-            raise error
-        return value
 
     def _closed(self, reason: str) -> None:
         """The wire has ended: so has everything that waits on it."""

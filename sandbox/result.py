@@ -14,6 +14,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class QuerySummary:
+    """The queries of an execution: how many were `asked` and how many of them failed; the model's `calls` that were
+    answered, with their tokens and cost (US dollars, None where a price is unknown), a recursive model's own turns
+    included; and the queries as a `tree` of records, the first thousand of them.
+    """
+
+    asked: int = 0
+    failed: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = 0.0
+    tree: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Meta:
     """What is known of an execution beside what it submitted.
 
@@ -21,7 +37,8 @@ class Meta:
     `earlier_errors` says how those before it failed. `stdout` and `stderr` are the first and the last half of what the
     code wrote, where it wrote more than the cap; a line between them says how much was dropped. `isolation` is the
     level that was in force, `layers` what it was made of. `files` are the paths on the volume of what the code wrote
-    there, as far as its own Python knew (a subprocess's are not among them), 1,000 at most.
+    there, as far as its own Python knew (a subprocess's are not among them), 1,000 at most. `queries` says what was
+    asked of a language model.
     """
 
     index: int | None = None
@@ -37,6 +54,10 @@ class Meta:
     stdout: str = ""
     stderr: str = ""
     files: tuple[str, ...] = ()
+    queries: QuerySummary = field(default_factory=QuerySummary)
+
+
+_COUNTS = {item.name for item in fields(QuerySummary)}
 
 
 class Result:
@@ -132,6 +153,8 @@ class Failure:
 def outcome_to_json(outcome: Result | Failure) -> dict[str, Any]:
     """A result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`."""
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
+    queries = outcome.meta.queries
+    meta["queries"] = {i.name: getattr(queries, i.name) for i in fields(QuerySummary)} if queries.asked else None
     if isinstance(outcome, Result):
         return {"outputs": outcome.outputs, "meta": meta}
     return {"error": error_to_json(outcome.error), "meta": meta}
@@ -143,6 +166,10 @@ def outcome_from_json(data: dict[str, Any]) -> Result | Failure:
     values = {name: value for name, value in data["meta"].items() if name in known}
     for name in ("layers", "earlier_errors", "files"):
         values[name] = tuple(values.get(name, ()))
+    queries: dict[str, Any] = values.get("queries") or {}
+    counts: dict[str, Any] = {name: value for name, value in queries.items() if name in _COUNTS}
+    counts["tree"] = tuple(counts.get("tree", ()))
+    values["queries"] = QuerySummary(**counts)
     meta = Meta(**values)
     if "error" in data:
         return Failure(error_from_json(data["error"]), meta)

@@ -1,10 +1,17 @@
-"""Threads for tools: as many as there are calls, reused, and none that keeps a program from ending."""
+"""Threads for what blocks: as many as there are calls, reused, and none that keeps a program from ending."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import contextvars
+import functools
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Threads:
@@ -22,6 +29,31 @@ class Threads:
         self._work.put(work)
         if not idle:
             threading.Thread(target=self._serve, name="rlm-batch-tool", daemon=True).start()
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Runs it with the caller's context variables, and returns or raises what it does.
+
+        A caller that is cancelled does not wait for it.
+        """
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def finish(value: Any, error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result((value, error))
+
+        def carry_out() -> None:
+            try:
+                outcome = work(), None
+            except BaseException as error:  # noqa: BLE001 - it is raised where the call was asked for
+                outcome = None, error
+            with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
+                loop.call_soon_threadsafe(finish, *outcome)
+
+        self.run(functools.partial(contextvars.copy_context().run, carry_out))
+        value, error = await done
+        if error is not None:
+            raise error
+        return value
 
     def close(self) -> None:
         """Lets the threads that are idle go; one that is busy goes when the process does."""

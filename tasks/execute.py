@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from .ledger import Ledger
 
 TASK_NAME = "execute"
+QUERY_NAME = "query"
 BACKOFF = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before each retry; the last stands for all later ones
 JITTER = 0.5  # of the delay: lanes that were refused together do not come back together
 
 
 def _worth_a_line(record: logging.LogRecord) -> bool:
     """Leaves out that each task run has begun and completed, which its state says: it doubles what a task run costs."""
-    return record.levelno > logging.INFO or getattr(record, "task_name", None) != TASK_NAME
+    return record.levelno > logging.INFO or getattr(record, "task_name", None) not in (TASK_NAME, QUERY_NAME)
 
 
 logging.getLogger("prefect.task_runs").addFilter(_worth_a_line)

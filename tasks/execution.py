@@ -34,8 +34,9 @@ class Execution:
 def identified(items: Iterable[tuple[str, dict[str, Any]]], fingerprint: dict[str, Any]) -> Iterator[Execution]:
     """Gives pairs of code and variables their index and key.
 
-    The key is a SHA-256 over canonical JSON of the code, the variables, the provider's fingerprint and the occurrence
-    number among identical executions, so that replicates are executions of their own.
+    The key is a SHA-256 over canonical JSON of the code, the variables, the fingerprint of the provider and of the
+    language model, and the occurrence number among identical executions, so that replicates are executions of their
+    own.
     """
     seen: dict[bytes, int] = {}
     for index, (code, variables) in enumerate(items):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..blocks.asking import Asking
 from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter
@@ -29,16 +31,27 @@ class Lane:
     With `reuse` the sandbox stays open from one execution to the next, and is replaced when it was lost or when what
     remains of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own.
     With a `context` they share one process and its state, and the sandbox is never replaced: when it is lost, so is
-    the state, and every later execution raises StateLost.
+    the state, and every later execution raises StateLost. `asking` is what each execution may ask, `uploads` are files
+    that each finds, by their paths in the sandbox.
     """
 
     def __init__(
-        self, provider: SandboxProvider, run: str, *, reuse: bool, timeout: float, context: str | None = None
+        self,
+        provider: SandboxProvider,
+        run: str,
+        *,
+        reuse: bool,
+        timeout: float,
+        context: str | None = None,
+        asking: Asking | None = None,
+        uploads: dict[str, Path] | None = None,
     ) -> None:
         self.provider = provider
         self._run = run
         self._reuse = reuse
         self._timeout = timeout
+        self._asking = asking
+        self._uploads = uploads or {}
         self._context = context
         self._has_state = False
         self._interpreter: Interpreter | None = None
@@ -57,6 +70,8 @@ class Lane:
             mark = execution.mark
             if mark is not None and mark.stale:
                 await unmark(interpreter, mark.path)
+            for path, file in self._uploads.items():
+                await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
             self._has_state = self._context is not None
             result = await interpreter.execute(
                 execution.code,
@@ -64,6 +79,7 @@ class Lane:
                 context=self._context,
                 encoded=execution.encoded,
                 on_output=on_output,
+                queries=None if self._asking is None else self._asking.queries(interpreter),
             )
             if mark is not None:
                 await write_mark(interpreter, mark.path, execution.key, result)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .standins.openai_chat import ChatServer
+
 if TYPE_CHECKING:
     from rlm_batch import LocalSandbox
 
@@ -28,6 +30,7 @@ HOME = tempfile.mkdtemp(prefix="tests-of-rlm-batch-")
 os.chmod(HOME, 0o1777)
 os.environ["TMPDIR"] = tempfile.tempdir = HOME
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing LiteLLM waits for the network
 # No test signs in anywhere with what this machine's user has.
 os.environ["MODAL_CONFIG_PATH"] = f"{HOME}/modal.toml"
 for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT", "MODAL_PROFILE"):
@@ -90,6 +93,13 @@ def standin_process(name: str, *options: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.StandinProcess(name, *options)
+
+
+@pytest.fixture
+def chat() -> Iterator[ChatServer]:
+    """A server that answers as a language model would, and counts."""
+    with ChatServer() as server:
+        yield server
 
 
 @pytest.fixture

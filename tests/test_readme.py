@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from .standins.openai_chat import ChatServer
+from .standins.turns import plays
+
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
 PROGRAMS = [block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "rlm_batch" in block]
@@ -14,8 +17,14 @@ COMMANDS = [line for block in re.findall(r"```\n(.*?)```", TEXT, re.DOTALL) for 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: text.splitlines()[-1][:40])
 def test_a_program_runs(
-    program: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    program: str,
+    server: str,
+    chat: ChatServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    """Where it asks a model of OpenAI's, or wants an account, a server here answers in its place."""
     if "Daytona" in program:
         request.getfixturevalue("daytona")
     if "Modal" in program:
@@ -24,6 +33,11 @@ def test_a_program_runs(
         monkeypatch.setenv("MODAL_TOKEN_SECRET", hello["token_secret"])
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
+    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.txt").write_text("a long report\n" * 1000)
+    chat.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
 
 

@@ -51,7 +51,7 @@ class Driver:
 
     def execution(self, number: int, code: str, **header: Any) -> bytes:
         """The frame of an execution."""
-        body = {"code": code, "variables": {}, "names": ["ask"], "output_fields": None}
+        body = {"code": code, "variables": {}, "names": ["ask"], "output_fields": None, "queries": False}
         return self.frame("execute", number, body, **{"timeout": None, "context": None, **header})
 
     def listen(self, seconds: float) -> bool:

@@ -1,0 +1,169 @@
+"""DSPy's `CodeInterpreter` protocol over our interpreters. Importing this imports DSPy."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..sandbox.blocking import BlockingInterpreter
+from ..sandbox.driver import QUERIES
+from ..sandbox.errors import (
+    CodeError,
+    CodeSyntaxError,
+    ConfigurationError,
+    ExecutionTimeout,
+    RlmBatchError,
+    SubmitError,
+)
+from .served_model import EXTRA, offline
+
+offline()
+try:
+    from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
+except ImportError as error:
+    raise ConfigurationError(EXTRA) from error
+
+if TYPE_CHECKING:
+    from ..sandbox.result import Result
+
+FACADE = ("__dspy_construct__", "__dspy_call__")  # the tools of DSPy's own sub-agents,
+FACADE_TOKEN = "__dspy_host_token"  # and the variable that the code which installs them is handed
+REFUSED = (
+    "dspy is not offered in this sandbox, because what it asks goes around the budget and the depth: use "
+    "llm_query, llm_query_batched, rlm_query and rlm_query_batched"
+)
+
+
+class Run(Protocol):
+    """Runs code where its state is kept, and waits for it. Raises what `Interpreter.execute` raises."""
+
+    def __call__(
+        self,
+        code: str,
+        variables: dict[str, Any],
+        tools: dict[str, Callable[..., Any]],
+        output_fields: list[dict[str, Any]] | None,
+        /,
+    ) -> Result: ...
+
+
+class Tools(dict[str, Callable[..., Any]]):
+    """A mutable dict of tools that does not take some names, and says nothing: DSPy puts its own there each time."""
+
+    def __init__(self, refused: tuple[str, ...]) -> None:
+        super().__init__()
+        self._refused = refused
+
+    def __setitem__(self, name: str, tool: Callable[..., Any]) -> None:
+        if name not in self._refused:
+            super().__setitem__(name, tool)
+
+    def update(self, *others: Any, **more: Any) -> None:
+        """As dict's own."""
+        for name, tool in dict(*others, **more).items():
+            self[name] = tool
+
+
+class DSPyInterpreter:
+    """An interpreter as DSPy wants it: `tools`, `output_fields`, `start`, `execute` and `shutdown`.
+
+    With `asks`, code asks its queries of us: DSPy's own `llm_query` and `llm_query_batched`, and its sub-agents,
+    which would go around our budget and depth, are not taken.
+    """
+
+    def __init__(self, run: Run, start: Callable[[], object], shutdown: Callable[[], None], *, asks: bool) -> None:
+        self.tools: dict[str, Callable[..., Any]] = Tools((*QUERIES, *FACADE) if asks else ())
+        self.output_fields: list[dict[str, Any]] | None = None
+        self._run = run
+        self._start = start
+        self._shutdown = shutdown
+        self._asks = asks
+        self._ended = False
+
+    def start(self) -> None:
+        """Opens the sandbox; the second time does nothing. Raises DSPy's CodeInterpreterError."""
+        if self._ended:
+            raise CodeInterpreterError("this interpreter was shut down: make a new one")
+        try:
+            self._start()
+        except RlmBatchError as error:
+            raise CodeInterpreterError(str(error)) from error
+
+    def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
+        """Runs the code, and returns a FinalOutput, what was printed, or None.
+
+        Raises SyntaxError, and DSPy's CodeExecutionError for code that failed and CodeInterpreterError for what no
+        code can mend.
+        """
+        variables = {} if variables is None else variables
+        if self._asks and FACADE_TOKEN in variables:
+            raise CodeExecutionError(REFUSED)
+        self.start()
+        here = contextvars.copy_context()  # DSPy's settings, which its tools look at in whatever thread they run
+
+        def told(tool: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: here.copy().run(tool, *args, **kwargs)
+
+        tools = {name: told(tool) for name, tool in self.tools.items()}
+        try:
+            result = self._run(code, variables, tools, self.output_fields)
+        except CodeSyntaxError as error:
+            raise SyntaxError(str(error)) from error
+        except (CodeError, SubmitError, ExecutionTimeout) as error:
+            raise CodeExecutionError(_with_output(error)) from error
+        except RlmBatchError as error:
+            raise CodeInterpreterError(str(error)) from error
+        if result.meta.submitted:
+            return FinalOutput(result.outputs)
+        return (result.meta.stdout + result.meta.stderr) or None
+
+    def shutdown(self) -> None:
+        """Ends it for good."""
+        if not self._ended:
+            self._ended = True
+            self._shutdown()
+
+
+def _with_output(error: RlmBatchError) -> str:
+    """The error, after what the code had printed before it failed."""
+    printed = error.meta.stdout if error.meta is not None else ""
+    return f"{printed.rstrip()}\n{error}" if printed.strip() else str(error)
+
+
+class InterpreterFactory:
+    """What `dspy.RLM` takes as its `interpreter_factory`: each call gives an interpreter in a sandbox of its own.
+
+    `interpreter` makes one of ours, such as `lambda: LocalInterpreter(timeout=60)` or the class itself. Where it was
+    given a `language_model`, code asks its queries of that, within the limits that the interpreter was given; otherwise
+    DSPy's own `llm_query` and sub-agents are there as ever.
+
+    Example:
+        >>> import dspy
+        >>> from rlm_batch import InterpreterFactory, LocalInterpreter
+        >>> rlm = dspy.RLM("context, query -> answer", interpreter_factory=InterpreterFactory(LocalInterpreter))
+    """
+
+    execution_instructions = (
+        "Code runs as Python 3 in a sandbox; names persist from step to step. Host tools and SUBMIT are global "
+        "functions, and may be called from threads."
+    )
+
+    def __init__(self, interpreter: Callable[[], BlockingInterpreter]) -> None:
+        self._interpreter = interpreter
+
+    def __call__(self) -> DSPyInterpreter:
+        ours = self._interpreter()
+        ours.hold_queries()
+
+        def run(
+            code: str,
+            variables: dict[str, Any],
+            tools: dict[str, Callable[..., Any]],
+            output_fields: list[dict[str, Any]] | None,
+        ) -> Result:
+            ours.tools.clear()
+            ours.tools.update(tools)
+            return ours.execute(code, variables, output_fields=output_fields)
+
+        return DSPyInterpreter(run, ours.start, ours.shutdown, asks=ours.asks)

@@ -1,0 +1,254 @@
+"""The recursion: a `dspy.RLM` whose Python runs in a context of its own, inside the sandbox of the code that asks.
+
+DSPy's loop is synchronous, and so is what it calls: it runs in a thread of its own, and each thing that it needs of the
+event loop goes over a bridge, which ends with the query. Importing this imports DSPy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import math
+import threading
+import uuid
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import dspy
+from dspy import lm15
+
+from ..sandbox.errors import QueryError, RlmBatchError
+from ..sandbox.interpreter import shielded
+from ..sandbox.threads import Threads
+from .dspy_interpreter import DSPyInterpreter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..sandbox.queries import Given, Message, Queries, Query
+    from ..sandbox.result import Result
+
+T = TypeVar("T")
+
+TURNS = 20  # of a recursive model, as in DSPy
+DEFAULT_CALLS = 50  # that a model is told of where there is no limit
+TURN_SHOWN = 10_000  # characters of a turn's output that stand in the trajectory, as many as the model is shown
+
+_threads = Threads()
+
+
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """Leaves out, for each query, that DSPy's sub-agents are not available: we refuse them."""
+    return not record.getMessage().startswith("RLM sub-agents are unavailable")
+
+
+logging.getLogger("dspy.predict.rlm").addFilter(_worth_a_line)
+
+
+class _Ended(BaseException):
+    """Unwinds DSPy's thread. No Exception: DSPy tries other ways when one of those is raised.
+
+    `error` is what the query fails with, None where the query was cancelled.
+    """
+
+    def __init__(self, error: RlmBatchError | None) -> None:
+        super().__init__()
+        self.error = error
+
+
+class _Bridge:
+    """Runs coroutines on the event loop for a thread, until it is ended."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._ended = False
+        self._under_way: set[concurrent.futures.Future[Any]] = set()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. Raises _Ended once the bridge has been ended, and what the coroutine raises."""
+        with self._lock:
+            if self._ended:
+                work.close()
+                raise _Ended(None)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._under_way.add(future)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise _Ended(None) from None
+        finally:
+            with self._lock:
+                self._under_way.discard(future)
+
+    def end(self) -> None:
+        """Cancels what is under way, and lets nothing more begin."""
+        with self._lock:
+            self._ended, futures = True, list(self._under_way)
+        for future in futures:
+            future.cancel()
+
+
+class _Engine:
+    """What DSPy calls in the place of a model: our budgeted one."""
+
+    def __init__(self, bridge: _Bridge, queries: Queries, query: Query) -> None:
+        self._bridge = bridge
+        self._tree = queries.tree
+        self._query = query
+
+    def complete(self, request: lm15.Request) -> lm15.Response:
+        """One turn. Raises _Ended where the model may not be asked, or does not answer."""
+        try:
+            answer = self._bridge.run(self._tree.ask(self._tree.root, messages(request), self._query))
+        except RlmBatchError as error:
+            raise _Ended(error) from None
+        usage = lm15.Usage(input_tokens=answer.usage.prompt_tokens, output_tokens=answer.usage.completion_tokens)
+        return lm15.Response(
+            id=None,
+            model=request.model,
+            message=lm15.Message.assistant(answer.text),
+            finish_reason="stop",
+            usage=usage,
+        )
+
+
+def messages(request: lm15.Request) -> list[Message]:
+    """The request's messages in OpenAI's form; they are texts, for that is all that this signature has."""
+    system = request.system
+    found: list[Message] = []
+    if system is not None:
+        text = system if isinstance(system, str) else "".join(getattr(part, "text", "") for part in system)
+        found.append({"role": "system", "content": text})
+    found += [{"role": message.role, "content": message.text or ""} for message in request.messages]
+    return found
+
+
+class SandboxText(dspy.SandboxSerializable):
+    """A text that the model's Python finds and its prompts do not: they have its length and how it begins."""
+
+    def __init__(self, given: Given) -> None:
+        self._given = given
+
+    def sandbox_setup(self) -> str:
+        return ""
+
+    def to_sandbox(self) -> bytes:
+        return (self._given.path or self._given.text).encode("utf-8", "surrogatepass")
+
+    def sandbox_assignment(self, var_name: str, data_expr: str) -> str:
+        if not self._given.path:
+            return f"{var_name} = {data_expr}"
+        return (
+            f"with open({data_expr}, encoding='utf-8', errors='surrogatepass', newline='') as _file:\n"
+            f"    {var_name} = _file.read()\ndel _file"
+        )
+
+    def rlm_preview(self, max_chars: int = 500) -> str:
+        given = self._given
+        text = given.preview if given.path else given.text
+        length = given.length if given.path else len(given.text)
+        more = "..." if length > max_chars else ""
+        return f"a str of {length:,} characters that begins: {text[:max_chars]}{more}"
+
+
+class _Factory:
+    """Makes the one interpreter of a recursive query, and tells the model what it finds there."""
+
+    def __init__(self, make: Callable[[], DSPyInterpreter], queries: Queries) -> None:
+        self._make = make
+        tree, depth = queries.tree, queries.depth
+        recursion = (
+            "- `rlm_query(prompt, context=text)` asks a recursive model with a REPL of its own, which finds the text "
+            "as `context`: for a part that is itself too long or too intricate for one prompt.\n"
+            "- `rlm_query_batched(prompts, concurrency=None, on_error='raise', context=text)` asks several at once.\n"
+            if depth < tree.max_depth
+            else "- There is no deeper recursion here: `rlm_query` raises DepthExceeded.\n"
+        )
+        self.execution_instructions = (
+            "Code runs as Python 3 in a sandbox with no network; names persist from step to step.\n"
+            "- `llm_query_batched(prompts, concurrency=None, on_error='raise')` gives the answers in the order of the "
+            "prompts; with on_error='return' an exception object stands where a query failed.\n"
+            f"{recursion}"
+            "- A query that fails raises QueryError, BudgetExceeded, DepthExceeded or DeadlineExceeded; an error of a "
+            "batch has .results and .errors by index."
+        )
+
+    def __call__(self) -> DSPyInterpreter:
+        return self._make()
+
+
+async def answer(queries: Queries, prompt: str, given: Given, query: Query) -> str:
+    """A recursive model's answer to the prompt. `queries` are those of its code, `query` is its record.
+
+    Raises QueryError, BudgetExceeded and DeadlineExceeded.
+    """
+    tree, interpreter = queries.tree, queries.interpreter
+    context = f"rlm-{uuid.uuid4().hex[:12]}"
+    bridge = _Bridge()
+
+    async def execute(code: str, variables: dict[str, Any], output_fields: list[dict[str, Any]] | None) -> Result:
+        left = tree.left()
+        return await interpreter.execute(
+            code,
+            variables,
+            timeout=math.inf if left is None else left,
+            context=context,
+            output_fields=output_fields,
+            queries=queries,
+        )
+
+    def run(code: str, variables: dict[str, Any], _tools: Any, output_fields: list[dict[str, Any]] | None) -> Result:
+        turn = {"code": code, "output": ""}
+        if "query" in variables:  # otherwise it is DSPy that sets the context up
+            query.trajectory.append(turn)
+        try:
+            result = bridge.run(execute(code, variables, output_fields))
+        except RlmBatchError as error:
+            turn["output"] = _shortened(str(error))
+            raise
+        turn["output"] = _shortened(result.meta.stdout + result.meta.stderr)
+        return result
+
+    def make() -> DSPyInterpreter:
+        return DSPyInterpreter(run, lambda: None, lambda: None, asks=True)
+
+    def forward() -> str:
+        model = dspy.LM(tree.root.name, engine=_Engine(bridge, queries, query), cache=False, num_retries=0)
+        with dspy.context(lm=model, adapter=dspy.ChatAdapter(), disable_history=True, callbacks=[]):
+            calls = tree.budget.calls_left
+            rlm = dspy.RLM(
+                "context, query -> answer: str" if given.path or given.text else "query -> answer: str",
+                max_iters=TURNS,
+                max_llm_calls=DEFAULT_CALLS if calls is None else calls,
+                interpreter_factory=_Factory(make, queries),
+            )
+            inputs = {"context": SandboxText(given)} if given.path or given.text else {}
+            prediction = rlm(query=prompt, **inputs)
+        query.trajectory = [
+            {**turn, "output": _shortened(str(turn.get("output", "")))} for turn in prediction.trajectory
+        ]
+        return str(prediction.answer)
+
+    try:
+        return await _threads.call(forward)
+    except _Ended as ended:
+        if ended.error is None:
+            raise asyncio.CancelledError from None
+        raise ended.error from None
+    except RlmBatchError:
+        raise
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        raise QueryError(f"the recursive model gave no answer: {type(error).__name__}: {first}") from error
+    finally:
+        bridge.end()
+        await shielded(interpreter.forget(context))
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= TURN_SHOWN:
+        return text
+    half = TURN_SHOWN // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"

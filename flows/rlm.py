@@ -1,0 +1,142 @@
+"""The rlm flow: a question over a long context, answered by a recursive language model in a sandbox."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..sandbox.errors import ConfigurationError
+from ..sandbox.result import QuerySummary, Result
+from .flow import batch_flow
+from .run import (
+    BatchConcurrency,
+    CacheResults,
+    Deadline,
+    MaxCost,
+    MaxDepth,
+    MaxLlmCalls,
+    MaxLlmTokens,
+    Options,
+    Provider,
+    ResultsPath,
+    Retries,
+    Timeout,
+    raise_failures,
+    run_all,
+)
+
+# Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.
+ASK = "SUBMIT(answer=rlm_query(query, context=context))"
+ASK_WITHOUT = "SUBMIT(answer=rlm_query(query))"
+ASK_FILE = f"""
+with open(context_file, encoding="utf-8", errors="replace", newline="") as file:
+    context = file.read()
+{ASK}
+"""
+ASK_VOLUME = f"context = load_from_volume(context_path, binary=False)\n{ASK}"
+UPLOADED = "context.txt"  # where the code finds a context that came from the host
+
+
+@dataclass(frozen=True, slots=True)
+class RlmAnswer:
+    """A recursive language model's answer. Printed, it is the answer alone.
+
+    `trajectory` has a dict for each of its turns: reasoning, code and output. `queries` counts what was asked of the
+    model, with tokens and cost, and has all queries as a tree.
+    """
+
+    answer: str
+    trajectory: list[dict[str, Any]]
+    queries: QuerySummary
+    result: Result
+    results_path: str
+
+    def __str__(self) -> str:
+        return self.answer
+
+
+@batch_flow("rlm")
+async def rlm(
+    query: Annotated[str, Field(min_length=1, description="The question")],
+    language_model: Annotated[
+        str, Field(description="A model in LiteLLM's naming, or a saved block such as language-model/NAME")
+    ],
+    context: Annotated[str, Field(description="The text that the question is about")] = "",
+    context_file: Annotated[str | None, Field(description="A file that has it instead")] = None,
+    context_volume_path: Annotated[str | None, Field(description="Its path on the provider's volume instead")] = None,
+    provider: Provider = "local",
+    timeout: Timeout = 600,
+    retries: Retries = 2,
+    deadline: Deadline = None,
+    cache_results: CacheResults = False,
+    results_path: ResultsPath = None,
+    batch_concurrency: BatchConcurrency = 4,
+    max_depth: MaxDepth = 2,
+    max_llm_calls: MaxLlmCalls = 50,
+    max_llm_tokens: MaxLlmTokens = None,
+    max_cost: MaxCost = None,
+) -> RlmAnswer:
+    """Answers a question over a context of any length, with a recursive language model in a sandbox.
+
+    The model does not read the context: it writes Python that does, in the sandbox, and that asks models about parts
+    of it. What the parameters mean is in the README, under "Parameters".
+
+    Raises ExecutionsFailed where there is no answer, and ConfigurationError before anything runs.
+    """
+    code, variables, uploads = question(query, context, context_file, context_volume_path)
+    options = Options(
+        provider=provider,
+        max_workers=1,
+        timeout=timeout,
+        retries=retries,
+        retry_code_errors=False,
+        idempotent=False,
+        on_failure="raise",
+        deadline=deadline,
+        reuse_sandboxes=False,
+        executions_per_task=None,
+        cache_results=cache_results,
+        results_path=results_path,
+        language_model=language_model,
+        batch_concurrency=batch_concurrency,
+        max_depth=max_depth,
+        max_llm_calls=max_llm_calls,
+        max_llm_tokens=max_llm_tokens,
+        max_cost=max_cost,
+    )
+    shown = query if len(query) <= 100 else query[:97] + "..."
+    outcomes = await run_all([(code, variables)], 1, options, lambda _: f"rlm: {shown}", uploads)
+    raise_failures(outcomes, "questions")
+    (result,) = outcomes.results
+    assert isinstance(result, Result)
+    queries = result.meta.queries
+    trajectory = queries.tree[0].get("trajectory", []) if queries.tree else []
+    return RlmAnswer(result["answer"], trajectory, queries, result, outcomes.results_path)
+
+
+def question(
+    query: str, context: str, context_file: str | None, context_volume_path: str | None
+) -> tuple[str, dict[str, Any], dict[str, Path]]:
+    """The code, its variables, and the files that it finds. Raises ConfigurationError."""
+    given = [name for name in (context, context_file, context_volume_path) if name]
+    if len(given) > 1:
+        raise ConfigurationError(
+            "the context was given twice: pass one of context, context_file and context_volume_path"
+        )
+    if context_volume_path:
+        return ASK_VOLUME, {"query": query, "context_path": context_volume_path}, {}
+    if context_file:
+        path = Path(context_file).expanduser().absolute()
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()  # for the key: the path says nothing
+        except OSError as error:
+            raise ConfigurationError(f"the context {path} cannot be read: {error.strerror}") from None
+        return ASK_FILE, {"query": query, "context_file": UPLOADED, "context_sha256": digest}, {UPLOADED: path}
+    if context:
+        return ASK, {"query": query, "context": context}, {}
+    return ASK_WITHOUT, {"query": query}, {}

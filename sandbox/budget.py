@@ -1,0 +1,133 @@
+"""A budget: what a tree of queries, or a whole flow run, may use up."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from .errors import BudgetExceeded
+
+ROUNDING = 1e-9  # of a limit on cost: sums of fractions of a cent are off by less
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What calls of a model took. `cost` is in US dollars, None where a price is unknown."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            None if self.cost is None or other.cost is None else self.cost + other.cost,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Those of the prompts and of the answers."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Budget:
+    """Limits on calls, tokens and cost (US dollars); None is no limit. Safe to use from several threads.
+
+    A call reserves the most that it can take before it is made, and settles what it took afterwards; one that failed
+    is released. With a `parent`, what is taken here is taken there too, in one step: the calls of an execution
+    and the cost of its flow run.
+    """
+
+    def __init__(
+        self,
+        *,
+        calls: int | None = None,
+        tokens: int | None = None,
+        cost: float | None = None,
+        parent: Budget | None = None,
+    ) -> None:
+        self._calls = calls
+        self._tokens = tokens
+        self._cost = cost
+        self._parent = parent
+        self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
+        self._used = Usage()
+        self._reserved: dict[Reservation, tuple[int, float]] = {}
+
+    @property
+    def used(self) -> Usage:
+        """What has been settled."""
+        with self._lock:
+            return self._used
+
+    @property
+    def calls_left(self) -> int | None:
+        """The calls that can still be reserved, by this budget's own limit; None is no limit."""
+        with self._lock:
+            return None if self._calls is None else max(0, self._calls - self._used.calls - len(self._reserved))
+
+    @property
+    def measured(self) -> bool:
+        """Whether a reservation has to say how many tokens, and what cost, it can take."""
+        return (
+            self._tokens is not None or self._cost is not None or (self._parent is not None and self._parent.measured)
+        )
+
+    def reserve(self, tokens: int = 0, cost: float = 0.0) -> Reservation:
+        """Sets one call aside, with the most tokens and cost that it can take. Raises BudgetExceeded."""
+        reservation = Reservation(self)
+        with self._lock:
+            for budget in self._chain():
+                budget._check(tokens, cost)
+            for budget in self._chain():
+                budget._reserved[reservation] = (tokens, cost)
+        return reservation
+
+    def _check(self, tokens: int, cost: float) -> None:
+        calls = self._used.calls + len(self._reserved)
+        if self._calls is not None and calls + 1 > self._calls:
+            raise BudgetExceeded(f"all {self._calls} calls of the model are used up: ask for less, or raise the limit")
+        taken = self._used.tokens + sum(held for held, _ in self._reserved.values())
+        if self._tokens is not None and taken + tokens > self._tokens:
+            raise BudgetExceeded(
+                f"the call could take {tokens:,} tokens, and of {self._tokens:,} {max(0, self._tokens - taken):,} are "
+                "left: ask for less, or raise the limit"
+            )
+        spent = (self._used.cost or 0.0) + sum(held for _, held in self._reserved.values())
+        if self._cost is not None and spent + cost > self._cost * (1 + ROUNDING):
+            raise BudgetExceeded(
+                f"the call could cost ${cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - spent):.6f} are "
+                "left: ask for less, or raise max_cost"
+            )
+
+    def _chain(self) -> list[Budget]:
+        found: list[Budget] = []
+        budget: Budget | None = self
+        while budget is not None:
+            found.append(budget)
+            budget = budget._parent
+        return found
+
+    def _end(self, reservation: Reservation, usage: Usage | None) -> None:
+        with self._lock:
+            for budget in self._chain():
+                if budget._reserved.pop(reservation, None) is not None and usage is not None:
+                    budget._used += usage
+
+
+class Reservation:
+    """What a call has set aside; it is settled or released once, and what comes after that counts for nothing."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    def settle(self, usage: Usage) -> None:
+        """Replaces what was set aside by what was used."""
+        self._budget._end(self, usage)  # type: ignore[reportPrivateUsage]
+
+    def release(self) -> None:
+        """Gives back what was set aside."""
+        self._budget._end(self, None)  # type: ignore[reportPrivateUsage]

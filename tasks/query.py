@@ -1,0 +1,90 @@
+"""The Prefect task of a query: one that running code asks of its host, below its execution."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed, Failed
+
+from ..sandbox.errors import RlmBatchError
+from ..sandbox.queries import Query
+from .execute import QUERY_NAME
+
+TRACKED = 300  # queries of a flow run that are task runs: each costs 4 ms here and some 10 on the server
+
+
+class _Asked:
+    """A query and its work, as one parameter that Prefect does not look into."""
+
+    def __init__(self, query: Query, work: Callable[[], Awaitable[str]]) -> None:
+        self.query = query
+        self.work = work
+        self.error: RlmBatchError | None = None
+
+    def __str__(self) -> str:
+        return str(self.query)
+
+
+@task(
+    name=QUERY_NAME,
+    task_run_name="{asked}",
+    persist_result=False,
+    cache_policy=NO_CACHE,
+    log_prints=False,
+    tags={"query"},
+)
+async def ask(asked: _Asked) -> Any:
+    """Asks, and ends in a state that says what it cost; a failure is told as a state, for the code has the error."""
+    try:
+        answer = await asked.work()
+    except RlmBatchError as error:
+        asked.error = error
+        return Failed(message=f"{type(error).__name__}: {error.summary} ({asked.query.cost})")
+    return Completed(message=asked.query.cost, data=answer)
+
+
+async def _made(asked: _Asked) -> Any:
+    """The final state of a query's task run."""
+    return await ask(asked, return_state=True)  # type: ignore[reportGeneralTypeIssues]
+
+
+class Tracker:
+    """Makes a task run of each query of a flow run, until there are `TRACKED`; the ledger has the rest.
+
+    A flat query does not wait for what Prefect does before and after it: the work begins at once, and the task run,
+    which lasts as long as it, is made beside it. A recursive query's work runs inside its task run, so that those of
+    the queries that it asks are below it. An async context manager, whose end waits until all are made.
+    """
+
+    def __init__(self) -> None:
+        self._tracked = 0
+        self._beside: set[asyncio.Task[Any]] = set()
+
+    async def track(self, query: Query, work: Callable[[], Awaitable[str]]) -> str:
+        """The work's answer. Raises what the work raises."""
+        if self._tracked >= TRACKED:
+            return await work()
+        self._tracked += 1
+        if query.kind == "llm_query":
+            answer = asyncio.ensure_future(work())
+            run = asyncio.ensure_future(_made(_Asked(query, lambda: asyncio.shield(answer))))
+            self._beside.add(run)
+            run.add_done_callback(self._beside.discard)
+            return await answer
+        asked = _Asked(query, work)
+        state = await _made(asked)
+        if asked.error is not None:
+            raise asked.error
+        if state.is_cancelled():
+            raise asyncio.CancelledError
+        return await state.result()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*self._beside, return_exceptions=True)

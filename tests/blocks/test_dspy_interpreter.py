@@ -1,0 +1,132 @@
+"""DSPy's protocol over our interpreters: what `dspy.RLM` does with them."""
+
+import os
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
+import dspy
+import pytest
+from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreter, CodeInterpreterError, FinalOutput
+from pydantic import SecretStr
+
+from rlm_batch import InterpreterFactory, LanguageModel, LocalInterpreter
+
+from ..standins.turns import plays
+
+NAME = "openai/gpt-4o-mini"
+
+
+@pytest.fixture(autouse=True)
+def clean(no_process_left):
+    """Every test here starts processes."""
+
+
+@pytest.fixture
+def dspy_model(chat):
+    """The same server as DSPy's own language model."""
+    with dspy.context(lm=dspy.LM(NAME, api_key="sk-x", api_base=chat.url, cache=False)):
+        yield
+
+
+def factory(**settings):
+    return InterpreterFactory(lambda: LocalInterpreter(timeout=60, **settings))
+
+
+def test_the_protocol_is_kept():
+    make = factory()
+    assert isinstance(make.execution_instructions, str)
+    interpreter = make()
+    assert isinstance(interpreter, CodeInterpreter)
+    try:
+        interpreter.start()
+        interpreter.start()
+        assert interpreter.execute("x = 2") is None
+        assert interpreter.execute("print(x + y)", {"y": 3}) == "5\n"
+        assert interpreter.execute("SUBMIT(x)") == FinalOutput({"output": 2})
+        interpreter.tools["double"] = lambda n: 2 * n
+        interpreter.output_fields = [{"name": "answer", "type": "int"}]
+        assert interpreter.execute("SUBMIT(double(x))") == FinalOutput({"answer": 4})
+        with pytest.raises(CodeExecutionError, match="must be int"):
+            interpreter.execute("SUBMIT('four')")
+    finally:
+        interpreter.shutdown()
+        interpreter.shutdown()
+    with pytest.raises(CodeInterpreterError, match="shut down"):
+        interpreter.execute("1")
+
+
+def test_errors_are_dspys_recoverable_ones_while_the_state_lives_and_final_once_it_is_lost():
+    interpreter = factory()()
+    try:
+        with pytest.raises(SyntaxError):
+            interpreter.execute("x = (")
+        with pytest.raises(CodeExecutionError, match=r"(?s)seen\nthe code raised ZeroDivisionError \(line 2\)"):
+            interpreter.execute("y = 1; print('seen')\n1 / 0")
+        assert interpreter.execute("print(y)") == "1\n"
+        with pytest.raises(CodeExecutionError, match="exited with status 3"):
+            interpreter.execute("import os; os._exit(3)")
+        with pytest.raises(CodeInterpreterError) as lost:
+            interpreter.execute("print(y)")
+        assert not isinstance(lost.value, CodeExecutionError)
+    finally:
+        interpreter.shutdown()
+
+
+def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy_model):
+    def population(city: str) -> int:
+        """How many live there."""
+        return {"Ghent": 265_000}[city]
+
+    chat.rule("Which city", "Ghent")
+    chat.script = plays(
+        ("265000", "SUBMIT(answer=f'{city}: {people}')"),
+        ("", "import dspy\ncity = llm_query('Which city is it?')\npeople = population(city=city)\nprint(people)"),
+    )
+    rlm = dspy.RLM("context, query -> answer", tools=[population], interpreter_factory=factory())
+    found = rlm(context="a text", query="how many?")
+    assert found.answer == "Ghent: 265000"
+    assert len(found.trajectory) == 2
+
+
+def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_budget_is_refused(chat, dspy_model):
+    """DSPy puts its own llm_query there, and a module `dspy` whose models would count for nothing."""
+    chat.script = plays(
+        ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=str(said))"),
+        ("[[ ## iteration ## ]]\n1/20", """
+            said = [llm_query("one"), llm_query_batched(["two"], concurrency=1)]
+            try:
+                llm_query("three")
+            except BudgetExceeded:
+                said.append("budget")
+            try:
+                import dspy
+            except ImportError:
+                said.append("no dspy")
+            for name in ("__dspy_construct__", "__dspy_call__"):
+                said.append(name in globals())
+            print(said)
+            """),
+    )  # fmt: skip
+    model = LanguageModel(model="openai/gpt-4o", api_key=SecretStr("sk-ours"), api_base=chat.url)
+    rlm = dspy.RLM("query -> answer", interpreter_factory=factory(language_model=model, max_llm_calls=2))
+    found = rlm(query="what?")
+    assert found.answer == str(["answer to: one", ["answer to: two"], "budget", "no dspy", False, False])
+    ours = [request for request in chat.requests if request.model == "gpt-4o"]
+    assert [request.messages for request in ours] == [["one"], ["two"]]
+    assert {request.headers["authorization"] for request in ours} == {"Bearer sk-ours"}
+
+
+def test_the_budget_is_that_of_the_whole_session_and_its_code_is_at_depth_one(chat):
+    chat.script = plays(("", "SUBMIT(answer=rlm_query('deeper'))"))
+    model = LanguageModel(model=NAME, api_key=SecretStr("sk-x"), api_base=chat.url)
+    interpreter = factory(language_model=model, max_llm_calls=3, max_depth=1)()
+    try:
+        assert interpreter.execute("print(llm_query('a'), llm_query('b'))") == "answer to: a answer to: b\n"
+        with pytest.raises(CodeExecutionError, match="DepthExceeded"):
+            interpreter.execute("rlm_query('x')")
+        interpreter.execute("llm_query('c')")
+        with pytest.raises(CodeExecutionError, match="all 3 calls"):
+            interpreter.execute("llm_query('d')")
+    finally:
+        interpreter.shutdown()
+    assert chat.stats.requests == 3

@@ -1,0 +1,194 @@
+"""The language model that queries are asked of, through the real client and over real connections."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from rlm_batch import ConfigurationError, LanguageModel, LocalInterpreter, QueryError
+from rlm_batch.blocks.language_model import resolve_model
+from rlm_batch.sandbox.budget import Usage
+
+from ..standins.openai_chat import Reply
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-of-this-room-83bc"
+NAME = "openai/gpt-4o-mini"
+
+
+def model(chat, **settings):
+    return LanguageModel(**{"model": NAME, "api_key": KEY, "api_base": chat.url, **settings})
+
+
+async def ask(block, prompt="a question"):
+    return await block.flat().ask([{"role": "user", "content": prompt}])
+
+
+async def test_an_answer_has_its_text_tokens_and_cost(chat):
+    chat.rule("question", "an answer of five words")
+    answer = await ask(model(chat))
+    assert answer.text == "an answer of five words"
+    assert replace(answer.usage, cost=None) == Usage(1, 2, 5, None)
+    assert answer.usage.cost == pytest.approx(2 * 1.5e-7 + 5 * 6e-7)
+
+
+async def test_settings_reach_the_server_and_flat_queries_go_to_the_sub_model(chat):
+    block = model(
+        chat, sub_model="openai/gpt-4o", temperature=0.25, top_p=0.5, max_tokens=7, options={"frequency_penalty": 0.125}
+    )
+    await ask(block)
+    await block.root().ask([{"role": "user", "content": "x"}])
+    flat, root = chat.requests
+    assert (flat.model, root.model) == ("gpt-4o", "gpt-4o-mini")
+    sent = {name: flat.body.get(name) for name in ("temperature", "top_p", "max_tokens", "frequency_penalty")}
+    assert sent == {"temperature": 0.25, "top_p": 0.5, "max_tokens": 7, "frequency_penalty": 0.125}
+    assert flat.headers["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    "fault", [Reply(status=500), Reply(status=503), Reply(status=429), Reply(drop=True), Reply(garbled=True)]
+)
+async def test_a_fault_that_passes_is_tried_again_and_counts_as_one_call(chat, fault):
+    chat.rule("question", fault, "well")
+    answer = await ask(model(chat))
+    assert (answer.text, answer.usage.calls, chat.stats.requests) == ("well", 1, 2)
+
+
+async def test_a_server_that_asks_for_time_gets_it(chat):
+    chat.rule("question", Reply(status=429, retry_after=1.2), "well")
+    assert (await ask(model(chat))).text == "well"
+    first, second = chat.requests
+    assert second.at - first.at >= 1.2
+
+
+async def test_a_request_that_takes_too_long_is_given_up_and_tried_again(chat):
+    chat.rule("question", Reply("late", delay=20), "well")
+    assert (await ask(model(chat, request_timeout=0.5))).text == "well"
+
+
+async def test_a_fault_that_stays_is_an_error_after_the_retries(chat):
+    chat.rule("question", Reply("the server is on fire", status=500))
+    with pytest.raises(QueryError, match=rf"{NAME} did not answer in 2 tries: .*the server is on fire"):
+        await ask(model(chat, retries=1))
+    assert chat.stats.requests == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_a_refusal_is_an_error_at_once_and_never_tells_the_key(chat, status, monkeypatch):
+    chat.rule("question", Reply(f"refused for {KEY} and sk-in-the-environment", status=status))
+    monkeypatch.setenv("SOME_API_KEY", "sk-in-the-environment")
+    with pytest.raises(QueryError, match="refused for") as raised:
+        await ask(model(chat))
+    assert chat.stats.requests == 1
+    assert KEY not in str(raised.value)
+    assert "sk-in-the-environment" not in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
+async def test_a_server_that_nobody_runs_is_an_error_that_says_so(chat):
+    with pytest.raises(QueryError, match=r"did not answer: .*[Cc]onnect"):
+        await ask(model(chat, api_base="http://127.0.0.1:9/v1", retries=0))
+
+
+async def test_tokens_are_counted_where_the_server_counts_none(chat):
+    chat.rule("question", Reply("an answer of five words", no_usage=True))
+    usage = (await ask(model(chat))).usage
+    assert usage.prompt_tokens > 2
+    assert usage.completion_tokens >= 5
+    assert usage.cost == pytest.approx(usage.prompt_tokens * 1.5e-7 + usage.completion_tokens * 6e-7)
+
+
+async def test_a_price_of_ones_own_beats_the_list_and_an_unknown_one_is_not_zero(chat):
+    chat.rule("question", "three words only")
+    own = model(chat, input_cost_per_token=0.5, output_cost_per_token=0.25)
+    assert (await ask(own)).usage.cost == 2 * 0.5 + 3 * 0.25
+    assert (await ask(model(chat, model="openai/of-my-own"))).usage.cost is None
+
+
+async def test_the_most_that_a_call_can_take_is_never_less_than_it_takes(chat):
+    block = model(chat, max_tokens=10)
+    for prompt in ("a", "é" * 100, "word " * 500, "\U0001f600" * 50):
+        messages = [{"role": "user", "content": prompt}]
+        tokens, cost = await block.flat().most(messages)
+        import litellm
+
+        counted = litellm.token_counter(model="gpt-4o-mini", messages=messages)
+        assert tokens >= counted + 10
+        assert cost >= counted * 1.5e-7 + 10 * 6e-7
+
+
+async def test_a_cost_cannot_be_limited_where_no_price_or_no_length_is_known(chat):
+    with pytest.raises(ConfigurationError, match="no price of the model openai/of-my-own is known"):
+        await model(chat, model="openai/of-my-own").check(priced=True)
+    with pytest.raises(ConfigurationError, match=r"how long an answer .* can be"):
+        await model(chat, model="openai/mine", input_cost_per_token=0, output_cost_per_token=0).check(priced=True)
+    await model(chat, model="openai/of-my-own").check()
+    await model(chat).check(priced=True)
+
+
+def test_the_fingerprint_has_what_an_answer_depends_on_and_no_secret(chat):
+    block = model(chat, temperature=0.0, retries=7)
+    assert block.fingerprint() == {"model": NAME, "api_base": chat.url, "temperature": 0.0}
+    assert KEY not in repr(block)
+
+
+async def test_a_model_is_named_as_litellm_names_it_or_by_its_saved_block(server, chat):
+    await model(chat, sub_model="openai/gpt-4o").save("named", overwrite=True)  # type: ignore[misc]
+    assert (await resolve_model("language-model/named")).sub_model == "openai/gpt-4o"
+    assert (await resolve_model("ollama_chat/llama3.2")).model == "ollama_chat/llama3.2"
+    with pytest.raises(ConfigurationError, match="no block language-model/absent"):
+        await resolve_model("language-model/absent")
+
+
+def test_an_interpreter_for_scripts_may_ask_and_its_cost_is_held_over_all_its_executions(chat):
+    settings = {"max_tokens": 10, "input_cost_per_token": 0.01, "output_cost_per_token": 0.01}
+    with LocalInterpreter(
+        language_model=model(chat, **settings), max_cost=0.5, max_llm_calls=3, batch_concurrency=1
+    ) as interpreter:
+        first = interpreter.execute("answers = llm_query_batched(['a', 'b', 'c']); SUBMIT(answers=answers)")
+        assert first.answers == ["answer to: a", "answer to: b", "answer to: c"]
+        assert first.meta.queries.cost == pytest.approx(3 * 0.04)
+        second = interpreter.execute(
+            "SUBMIT(kept=len(answers), said=str(llm_query_batched(['a'] * 4, on_error='return')[-1]))"
+        )
+        assert second.kept == 3
+        assert "all 3 calls" in second.said
+        third = interpreter.execute("SUBMIT(said=str(llm_query_batched(['d'], on_error='return')[0]))")
+        assert "max_cost" in third.said
+
+
+def test_an_interpreter_for_scripts_recurses(chat):
+    from ..standins.turns import plays
+
+    chat.script = plays(("", "SUBMIT(answer=context.upper())"))
+    with LocalInterpreter(language_model=model(chat), timeout=60) as interpreter:
+        interpreter.execute("text = 'kept'")
+        assert interpreter.execute("SUBMIT(x=rlm_query('shout', context=text))").x == "KEPT"
+
+
+@pytest.mark.parametrize(
+    "limits", [{"batch_concurrency": 0}, {"max_depth": -1}, {"max_llm_calls": -1}, {"max_cost": -0.5}]
+)
+def test_limits_that_are_none_are_refused(chat, limits):
+    interpreter = LocalInterpreter(language_model=model(chat), **limits)
+    with pytest.raises(ConfigurationError, match=next(iter(limits))):
+        interpreter.start()
+
+
+def test_two_event_loops_one_after_the_other_may_ask(chat, recwarn):
+    block = model(chat)
+    for _ in range(3):
+        assert asyncio.run(ask(block)).text.startswith("answer")
+    begun = time.monotonic()
+    assert asyncio.run(ask(block)).text.startswith("answer")
+    assert time.monotonic() - begun < 30
+
+
+def test_the_block_is_described_for_the_form_in_the_ui():
+    assert LanguageModel.get_description()
+    assert "LanguageModel.load" in (LanguageModel.get_code_example() or "")
+    for name, field in LanguageModel.model_fields.items():
+        assert field.title, name
+        assert (field.description or "").endswith("."), name

@@ -1,0 +1,391 @@
+"""Code in a sandbox asks its host, which asks a model: the same on every provider."""
+
+import asyncio
+import hashlib
+import importlib
+import json
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch import CodeError, ConfigurationError, ExecutionTimeout, LanguageModel
+from rlm_batch.blocks.asking import Asking
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.interpreter import Interpreter
+from rlm_batch.sandbox.result import Result
+
+from ..standins.openai_chat import ChatServer, Reply
+from ..standins.turns import plays
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-of-the-tests-9c41e7d2"
+THREE = ["Summarise chunk one", "Summarise chunk two", "Summarise chunk three"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """What the first query of a process waits for, seconds, is not counted against the tests' deadlines."""
+    importlib.import_module("litellm")
+    importlib.import_module("rlm_batch.blocks.recursion")
+
+
+def model(chat: ChatServer, **settings: Any) -> LanguageModel:
+    """The model that the server plays."""
+    defaults = {"model": "openai/gpt-4o-mini", "api_key": KEY, "api_base": chat.url, "retries": 0}
+    return LanguageModel(**{**defaults, **settings})
+
+
+async def ask(
+    provider: SandboxProvider, chat: ChatServer, code: str, variables: dict[str, Any] | None = None, **limits: Any
+) -> Result:
+    """What the code submits, where it may ask that server's model."""
+    asking = Asking(model=model(chat), **limits)
+    async with provider.interpreter(timeout=60) as interpreter:
+        return await interpreter.execute(dedent(code), variables, queries=asking.queries(interpreter))
+
+
+async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: SandboxProvider, chat: ChatServer):
+    for prompt, delay in zip(THREE, (0.6, 0.4, 0.2), strict=True):
+        chat.rule(prompt, Reply(f"summary of {prompt.split()[-1]}", delay=delay))
+    code = """
+        summaries = rlm_query_batched(prompts, concurrency=3)
+        SUBMIT(summaries=summaries)
+        """
+    chat.script = plays(*((prompt, f"SUBMIT(answer=llm_query({prompt!r}))") for prompt in THREE))
+    found = await ask(provider, chat, code, {"prompts": THREE}, batch_concurrency=3)
+    assert found.summaries == ["summary of one", "summary of two", "summary of three"]
+    assert chat.stats.most_at_once == 3
+    flat = await ask(provider, chat, code.replace("rlm", "llm"), {"prompts": THREE}, batch_concurrency=3)
+    assert flat.summaries == found.summaries
+
+
+@pytest.mark.parametrize(("asked", "cap", "seen"), [(3, 8, 3), (16, 2, 2), (None, 4, 4)])
+async def test_no_more_is_under_way_than_was_asked_for_and_the_host_allows(
+    provider: SandboxProvider, chat: ChatServer, asked: int | None, cap: int, seen: int
+):
+    chat.delay = 0.15
+    code = "SUBMIT(answers=llm_query_batched([str(i) for i in range(12)], concurrency=asked))"
+    found = await ask(provider, chat, code, {"asked": asked}, batch_concurrency=cap)
+    assert found.answers == [f"answer to: {i}" for i in range(12)]
+    assert chat.stats.most_at_once == seen
+
+
+async def test_of_eight_prompts_two_fail_and_the_six_answers_are_kept(provider: SandboxProvider, chat: ChatServer):
+    chat.rule("bad", Reply("this prompt is refused", status=400))
+    chat.rule("prompt 3", "Error: this is what I answer")
+    code = """
+        prompts = [f"bad {i}" if i in (2, 5) else f"prompt {i}" for i in range(8)]
+        try:
+            llm_query_batched(prompts)
+        except QueryError as error:
+            raised = [str(error), error.results, {i: repr(e) for i, e in error.errors.items()}]
+        returned = llm_query_batched(prompts, on_error="return")
+        SUBMIT(
+            raised=raised[0],
+            results=list(map(list, raised[1].items())),
+            errors=list(map(list, raised[2].items())),
+            answers={str(i): a for i, a in enumerate(returned) if isinstance(a, str)},
+            objects={str(i): [type(a).__name__, str(a)] for i, a in enumerate(returned) if not isinstance(a, str)},
+        )
+        """
+    found = await ask(provider, chat, code)
+    six = {i: "Error: this is what I answer" if i == 3 else f"answer to: prompt {i}" for i in (0, 1, 3, 4, 6, 7)}
+    assert dict(map(tuple, found.results)) == six
+    assert [index for index, _ in found.errors] == [2, 5]
+    assert all("QueryError" in text and "this prompt is refused" in text for _, text in found.errors)
+    assert found.raised.startswith("2 of 8 queries failed, first number 2: the model openai/gpt-4o-mini did not answer")
+    assert found.answers == {str(i): text for i, text in six.items()}
+    assert {index: kind for index, (kind, _) in found.objects.items()} == {"2": "QueryError", "5": "QueryError"}
+
+
+async def test_wrong_arguments_are_errors_of_the_code_and_reach_no_model(provider: SandboxProvider, chat: ChatServer):
+    code = """
+        def said(call):
+            try:
+                return ["returned", call()]
+            except Exception as error:
+                return [type(error).__name__, str(error)]
+        SUBMIT(said=[
+            said(lambda: llm_query_batched([])), said(lambda: rlm_query_batched([])),
+            said(lambda: llm_query_batched(["a"], concurrency=0)),
+            said(lambda: rlm_query_batched([], concurrency=-1)),
+            said(lambda: llm_query_batched("abc")), said(lambda: llm_query_batched(["a", 1])),
+            said(lambda: llm_query(None)), said(lambda: llm_query_batched(["a"], on_error="ignore")),
+            said(lambda: rlm_query("a", context=b"x")), said(lambda: llm_query()),
+        ])
+        """
+    said = (await ask(provider, chat, code)).said
+    assert said[:2] == [["returned", []]] * 2
+    assert [kind for kind, _ in said[2:]] == [
+        "ValueError", "ValueError", "TypeError", "TypeError", "TypeError", "ValueError", "TypeError", "TypeError"
+    ]  # fmt: skip
+    assert "concurrency is 0" in said[2][1]
+    assert chat.stats.requests == 0
+
+
+async def test_threads_and_coroutines_of_the_code_ask_at_the_same_time(provider: SandboxProvider, chat: ChatServer):
+    chat.delay = 0.3
+    code = """
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(4) as pool:
+            by_threads = list(pool.map(llm_query, "abcd"))
+        async def main():
+            return await asyncio.gather(*(asyncio.to_thread(llm_query, c) for c in "efgh"))
+        SUBMIT(answers=by_threads + asyncio.run(main()))
+        """
+    found = await ask(provider, chat, code)
+    assert found.answers == [f"answer to: {letter}" for letter in "abcdefgh"]
+    assert chat.stats.most_at_once >= 3
+
+
+async def test_a_query_at_the_bottom_is_a_depth_exceeded_error_and_no_plain_call(
+    provider: SandboxProvider, chat: ChatServer
+):
+    """Three recursive models, one below the other, with one request to the model at a time."""
+    bottom = """
+        try:
+            said = rlm_query("level four")
+        except DepthExceeded as error:
+            said = str(error)
+        SUBMIT(answer="three " + llm_query("flat") + " " + said)
+        """
+    chat.script = plays(
+        ("level three", bottom),
+        ("level two", "SUBMIT(answer='two ' + rlm_query('level three'))"),
+        ("level one", "SUBMIT(answer='one ' + rlm_query('level two', context=context.upper()))"),
+    )
+    code = "SUBMIT(answer=rlm_query('level one', context='a text'))"
+    found = await ask(provider, chat, code, batch_concurrency=1, max_depth=3)
+    assert found.answer.startswith("one two three answer to: flat a recursive query here would run at depth 4")
+    assert chat.stats.requests == 4
+    assert chat.stats.most_at_once == 1
+    (one,) = found.meta.queries.tree
+    (two,) = one["queries"]
+    (three,) = two["queries"]
+    four, flat = three["queries"]
+    assert [query["depth"] for query in (one, two, three, flat)] == [1, 2, 3, 4]
+    assert four["error"].startswith("DepthExceeded")
+    assert (four["calls"], flat["calls"], found.meta.queries.failed) == (0, 1, 1)
+
+
+async def test_state_is_kept_between_turns_and_errors_are_shown_to_the_model(
+    provider: SandboxProvider, chat: ChatServer
+):
+    chat.script = plays(
+        ("ZeroDivisionError", "SUBMIT(answer=str(n + len(context)))"),
+        ("[[ ## iteration ## ]]\n2/20", "print('n is', n)\n1 / 0"),
+        ("[[ ## iteration ## ]]\n1/20", "n = 7"),
+    )
+    found = await ask(provider, chat, "n = 1; SUBMIT(answer=rlm_query('how many?', context='x' * 100_000), n=n)")
+    assert (found.answer, found.n) == ("100007", 1)
+    (query,) = found.meta.queries.tree
+    assert [turn["code"].splitlines()[0] for turn in query["trajectory"]] == [
+        "n = 7", "print('n is', n)", "SUBMIT(answer=str(n + len(context)))"
+    ]  # fmt: skip
+    assert "n is 7" in query["trajectory"][1]["output"]
+    assert "ZeroDivisionError" in query["trajectory"][1]["output"]
+
+
+async def test_a_context_is_found_as_it_was_given_and_no_prompt_holds_it_whole(
+    provider: SandboxProvider, chat: ChatServer
+):
+    chat.script = plays(("", "import hashlib; SUBMIT(answer=hashlib.sha256(context.encode()).hexdigest())"))
+    code = """
+        import hashlib
+        contexts = ["a\\r\\nb", "é\\u2028" * 50_000, "line\\r\\n" * 300_000]
+        SUBMIT(
+            sums=[hashlib.sha256(text.encode()).hexdigest() for text in contexts],
+            answers=[rlm_query("sum?", context=text) for text in contexts],
+        )
+        """
+    found = await ask(provider, chat, code)
+    assert found.answers == found.sums
+    assert chat.stats.longest_prompt < 20_000
+
+
+async def test_twenty_threads_get_no_more_calls_than_there_are(provider: SandboxProvider, chat: ChatServer):
+    chat.delay = 0.05
+    code = """
+        from concurrent.futures import ThreadPoolExecutor
+        def one(i):
+            try:
+                return llm_query(f"question {i}")
+            except BudgetExceeded as error:
+                return [str(error)]
+        with ThreadPoolExecutor(20) as pool:
+            SUBMIT(answers=list(pool.map(one, range(20))))
+        """
+    found = await ask(provider, chat, code, max_llm_calls=10)
+    answered = [answer for answer in found.answers if isinstance(answer, str)]
+    refused = [answer for answer in found.answers if not isinstance(answer, str)]
+    assert (len(answered), len(refused)) == (10, 10)
+    assert "all 10 calls" in refused[0][0]
+    assert chat.stats.requests == 10
+    told = found.meta.queries
+    assert (told.asked, told.failed, told.calls) == (20, 10, 10)
+    assert (told.prompt_tokens, told.completion_tokens) == (chat.stats.prompt_tokens, chat.stats.completion_tokens)
+    assert told.cost == pytest.approx(chat.stats.prompt_tokens * 1.5e-7 + chat.stats.completion_tokens * 6e-7)
+
+
+async def test_a_failed_call_gives_back_what_it_did_not_use(provider: SandboxProvider, chat: ChatServer):
+    chat.rule("bad", Reply("refused", status=400))
+    code = """
+        for _ in range(5):
+            llm_query_batched(["bad"], on_error="return")
+        SUBMIT(answers=llm_query_batched(["a", "b", "c"], on_error="return")[:2], left=str(
+            llm_query_batched(["d"], on_error="return")[0]))
+        """
+    found = await ask(provider, chat, code, max_llm_calls=3)
+    assert found.answers == ["answer to: a", "answer to: b"]
+    assert "all 3 calls" in found.left
+    assert (found.meta.queries.calls, found.meta.queries.failed) == (3, 6)
+
+
+async def test_a_recursive_models_own_turns_count_and_end_it_when_they_are_used_up(
+    provider: SandboxProvider, chat: ChatServer
+):
+    chat.script = plays(("", "print('and on')"))
+    code = """
+        try:
+            rlm_query("never ends")
+        except BudgetExceeded as error:
+            SUBMIT(said=str(error))
+        """
+    found = await ask(provider, chat, code, max_llm_calls=4)
+    assert "all 4 calls" in found.said
+    assert chat.stats.requests == 4
+    assert len(found.meta.queries.tree[0]["trajectory"]) == 4
+
+
+async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submit(
+    provider: SandboxProvider, chat: ChatServer
+):
+    chat.rule("slow", Reply("too late", delay=60))
+    chat.script = plays(("", "llm_query('slow')"))
+    code = """
+        answers = llm_query_batched(["quick", "slow"], on_error="return")
+        SUBMIT(answers=[a if isinstance(a, str) else type(a).__name__ for a in answers])
+        """
+    asking = Asking(model=model(chat))
+    async with provider.interpreter(timeout=4) as interpreter:
+        await interpreter.execute("llm_query('warm')", queries=asking.queries(interpreter), timeout=60)
+        found = await interpreter.execute(dedent(code), queries=asking.queries(interpreter))
+        assert found.answers == ["answer to: quick", "DeadlineExceeded"]
+        deep = "try:\n    rlm_query('x')\nexcept DeadlineExceeded:\n    SUBMIT(late=True)"
+        assert (await interpreter.execute(deep, queries=asking.queries(interpreter), timeout=8)).late
+
+
+async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
+    chat.delay = 0.5
+    chat.script = plays(("", "llm_query_batched([str(i) for i in range(50)])"))
+    asking = Asking(model=model(chat), batch_concurrency=2)
+    async with provider.interpreter(timeout=60) as interpreter:
+        await interpreter.execute("llm_query('warm')", queries=asking.queries(interpreter))
+        submitting = """
+            import threading, time
+            threading.Thread(target=rlm_query, args=("x",)).start()
+            time.sleep(1.5)
+            SUBMIT(1)
+            """
+        await interpreter.execute(dedent(submitting), queries=asking.queries(interpreter))
+        at_the_end = chat.stats.requests
+        with pytest.raises(ExecutionTimeout):
+            await interpreter.execute("import time\ntime.sleep(9)", queries=asking.queries(interpreter), timeout=1.0)
+        task = asyncio.create_task(interpreter.execute("rlm_query('x')", queries=asking.queries(interpreter)))
+        while chat.stats.requests < at_the_end + 2:  # noqa: ASYNC110 - it is the server's, in another thread
+            await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.wait([task])
+        at_the_end = chat.stats.requests
+        await asyncio.sleep(1.5)
+        assert chat.stats.requests == at_the_end
+        assert (await interpreter.execute("SUBMIT(fine=1)")).fine == 1
+
+
+async def test_the_key_is_nowhere_in_the_sandbox(provider: SandboxProvider, chat: ChatServer):
+    """The code looks for it by its hash, so that what it looks for is not there because it looks."""
+    chat.rule("refuse", Reply(f"Incorrect API key provided: {KEY}", status=401))
+    code = """
+        import glob, hashlib, re
+        answer = llm_query("a question")
+        try:
+            llm_query("refuse")
+        except QueryError as error:
+            said = str(error)
+        def has(data):
+            return any(
+                hashlib.sha256(data[match.start() : match.start() + length]).hexdigest() == digest
+                for match in re.finditer(b"sk-", data)
+            )
+        found = [said] if has(said.encode()) else []
+        looked = 0
+        for path in glob.glob("/proc/self/environ") + glob.glob("**", recursive=True) + glob.glob("/tmp/**"):
+            try:
+                with open(path, "rb") as file:
+                    found += [path] if has(file.read()) else []
+            except OSError:
+                pass
+        try:
+            with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
+                for line in maps:
+                    start, end = (int(word, 16) for word in line.split()[0].split("-"))
+                    if "rw" in line and end - start < 1 << 27:
+                        memory.seek(start)
+                        data = memory.read(end - start)
+                        looked += len(data)
+                        found += [line] if has(data) else []
+        except PermissionError:
+            looked = None  # code on this provider cannot even read its own memory so
+        SUBMIT(answer=answer, said=said, found=found, looked=looked)
+        """
+    variables = {"digest": hashlib.sha256(KEY.encode()).hexdigest(), "length": len(KEY)}
+    found = await ask(provider, chat, code, variables)
+    assert found.answer == "answer to: a question"
+    assert "AuthenticationError" in found.said
+    assert found.found == []
+    assert found.looked is None or found.looked > 1_000_000
+    assert KEY not in json.dumps(found.outputs)
+    assert chat.requests[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+async def test_without_a_model_the_error_says_what_to_pass(interpreter: Interpreter):
+    with pytest.raises(CodeError, match=r"llm_query has no model to ask: pass language_model="):
+        await interpreter.execute("llm_query('x')")
+
+
+async def test_a_variable_cannot_hide_a_query(provider: SandboxProvider, chat: ChatServer):
+    with pytest.raises(ConfigurationError, match="would hide a function"):
+        await ask(provider, chat, "1", {"llm_query": 1})
+
+
+async def test_tools_and_queries_are_there_together(provider: SandboxProvider, chat: ChatServer):
+    asking = Asking(model=model(chat))
+    tools = {"double": lambda n: 2 * n, "llm_query": lambda _: "not this one"}
+    async with provider.interpreter(timeout=30, tools=tools) as interpreter:
+        code = "SUBMIT(double=double(4), answer=llm_query('x'))"
+        found = await interpreter.execute(code, queries=asking.queries(interpreter))
+        assert found.outputs == {"double": 8, "answer": "answer to: x"}
+
+
+async def test_code_that_sends_nonsense_to_the_host_gets_an_error(provider: SandboxProvider, chat: ChatServer):
+    """What the code's process sends is the code's word: it may call the host past our functions."""
+    code = """
+        import gc, types
+        call = next(o for o in gc.get_objects() if isinstance(o, types.MethodType) and o.__name__ == "_call_host")
+        said = []
+        for args in ((), (5,), (None,), ([1, None, {}],), (["x"],)):
+            for more in ({}, {"concurrency": "many"}, {"concurrency": -5}, {"context": {"path": 7}}, {"x": 1}):
+                for name in ("llm_query", "rlm_query_batched", "nosuch"):
+                    try:
+                        call(name, args, more)
+                    except Exception as error:
+                        said.append(type(error).__name__)
+        SUBMIT(count=len(said), answer=llm_query("still there"))
+        """
+    chat.script = plays(("", "SUBMIT(answer='x')"))
+    found = await ask(provider, chat, code)
+    assert found.answer == "answer to: still there"
+    assert found.count > 50

@@ -1,0 +1,328 @@
+"""What code in a flow may ask, what it costs, and what is left of it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import (
+    CodeError,
+    ConfigurationError,
+    ExecutionTimeout,
+    Failure,
+    LanguageModel,
+    Result,
+    batch,
+    chunks,
+    sequence,
+    sweep,
+)
+
+from ..standins.openai_chat import Reply
+from ..standins.turns import plays
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-of-a-person-51f0ab37"
+NAME = "openai/gpt-4o-mini"
+PRICE_IN, PRICE_OUT = 1.5e-7, 6e-7  # US dollars for a token, in LiteLLM's list
+TWENTY = """
+from concurrent.futures import ThreadPoolExecutor
+def one(i):
+    try:
+        return llm_query(f"question {i}")
+    except BudgetExceeded:
+        return None
+with ThreadPoolExecutor(20) as pool:
+    SUBMIT(answers=list(pool.map(one, range(20))))
+"""
+
+
+@pytest.fixture(autouse=True)
+def credentials(chat, monkeypatch):
+    """Where LiteLLM finds the model's address and key if nobody names them."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+
+
+async def saved(chat, **settings):
+    """A saved block's name, as a flow is given it."""
+    block = LanguageModel(**{"model": NAME, "api_key": KEY, "api_base": chat.url, **settings})
+    await block.save("chat", overwrite=True)  # type: ignore[misc]
+    return "language-model/chat"
+
+
+async def test_ten_calls_reach_the_model_and_not_one_more_and_the_sum_is_what_the_server_counted(chat, caplog):
+    chat.delay = 0.05
+    first, second = await batch([TWENTY, TWENTY], language_model=NAME, max_llm_calls=10, batch_concurrency=8)
+    for result in (first, second):
+        assert [answer is None for answer in result.answers].count(True) == 10
+        told = result.meta.queries
+        assert (told.asked, told.failed, told.calls) == (20, 10, 10)
+    assert chat.stats.requests == 20
+    told = [result.meta.queries for result in (first, second)]
+    assert sum(one.prompt_tokens for one in told) == chat.stats.prompt_tokens
+    assert sum(one.completion_tokens for one in told) == chat.stats.completion_tokens
+    cost = chat.stats.prompt_tokens * PRICE_IN + chat.stats.completion_tokens * PRICE_OUT
+    assert sum(one.cost for one in told) == pytest.approx(cost)
+    said = f"called 20 times: {chat.stats.prompt_tokens} + {chat.stats.completion_tokens} tokens, for ${cost:.6f}"
+    assert said in caplog.text
+
+
+async def test_no_more_requests_are_under_way_than_batch_concurrency_for_each_execution(chat):
+    chat.delay = 0.2
+    code = "SUBMIT(n=len(llm_query_batched([str(i) for i in range(9)], concurrency=50)))"
+    assert (await batch([code], language_model=NAME, batch_concurrency=3))[0].n == 9
+    assert chat.stats.most_at_once == 3
+    await batch([code, code], language_model=NAME, batch_concurrency=3, max_workers=2)
+    assert 3 < chat.stats.most_at_once <= 6
+
+
+async def test_a_tree_of_depth_three_in_one_sandbox_with_one_worker_finishes(chat):
+    chat.script = plays(
+        ("level three", "SUBMIT(answer=open('mark').read() + llm_query('flat'))"),
+        ("level two", "SUBMIT(answer=' '.join(rlm_query_batched(['level three'] * 3)))"),
+        ("level one", "SUBMIT(answer=' '.join(rlm_query_batched(['level two'] * 2)))"),
+    )
+    code = "open('mark', 'w').write('same sandbox, ')\nSUBMIT(answer=' '.join(rlm_query_batched(['level one'] * 2)))"
+    (result,) = await batch([code], language_model=NAME, max_workers=1, max_depth=3, batch_concurrency=1)
+    assert result.answer == " ".join(["same sandbox, answer to: flat"] * 12)
+    assert chat.stats.most_at_once == 1
+    assert result.meta.queries.calls == 2 + 4 + 12 + 12
+
+
+async def test_a_sweep_asks_too_and_an_error_that_the_code_does_not_catch_is_its_failure(chat):
+    chat.rule("2", Reply("refused", status=400))
+    report = await sweep(
+        "SUBMIT(size=len(llm_query(str(x))))", points=[{"x": 1}, {"x": 2}], language_model=NAME, on_failure="return"
+    )
+    good, bad = report.trials
+    assert good.size == len("answer to: 1")
+    assert isinstance(bad, Failure)
+    assert isinstance(bad.error, CodeError)
+    assert bad.error.type == "QueryError"
+    assert "refused" in str(bad.error)
+    assert bad.meta.queries.failed == 1
+
+
+async def test_max_cost_holds_for_the_whole_flow_run(chat):
+    """A call may take 24 + 100 tokens at $0.001 each and takes 1 + 3: twenty of them leave less than one may take."""
+    model = await saved(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
+    code = """
+count = 0
+try:
+    while True:
+        llm_query("question")
+        count += 1
+except BudgetExceeded as error:
+    SUBMIT(count=count, said=str(error))
+"""
+    first, second = await batch([code, code], language_model=model, max_cost=0.2, max_llm_calls=None, max_workers=1)
+    assert (first.count, second.count) == (20, 0)
+    assert "of $0.2 $0.120000 are left" in first.said
+    assert first.meta.queries.cost == pytest.approx(0.08)
+    assert chat.stats.requests == 20
+
+
+async def test_max_llm_tokens_holds_for_an_execution(chat):
+    model = await saved(chat, max_tokens=10)
+    code = """
+try:
+    while True:
+        llm_query("question")
+except BudgetExceeded as error:
+    SUBMIT(said=str(error))
+"""
+    (result,) = await batch([code], language_model=model, max_llm_tokens=50)
+    assert "could take 34 tokens" in result.said
+    assert result.meta.queries.calls == 5
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"language_model": "openai/no-such-model", "max_cost": 1.0}, "no price of the model openai/no-such-model"),
+        ({"language_model": "language-model/nosuch"}, "no block language-model/nosuch"),
+        ({"language_model": ""}, "LiteLLM's naming"),
+    ],
+)
+async def test_a_model_that_cannot_be_held_to_the_limits_is_refused_before_anything_runs(parameters, message, results):
+    with pytest.raises(ConfigurationError, match=message):
+        await batch(["SUBMIT(1)"], **parameters)
+    assert not list(results.glob("*/part-*"))
+
+
+async def test_the_model_is_part_of_an_executions_key_and_its_credentials_and_limits_are_not(chat):
+    code = ["SUBMIT(answer=llm_query('q'))"]
+    for settings, requests in (
+        ({}, 1),
+        ({"api_key": "sk-another", "retries": 5, "request_timeout": 7}, 1),
+        ({"temperature": 0.5}, 2),
+        ({"sub_model": "openai/gpt-4o"}, 3),
+    ):
+        model = await saved(chat, **settings)
+        for limits in ({}, {"max_llm_calls": 3, "batch_concurrency": 2}):
+            await batch(code, language_model=model, cache_results=True, **limits)
+        assert chat.stats.requests == requests
+
+
+async def test_each_query_is_a_task_run_below_its_execution_that_says_what_it_cost(chat):
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    chat.rule("refused", Reply("refused", status=400))
+    chat.script = plays(("", "SUBMIT(answer=llm_query('deeper'))"))
+    code = """
+llm_query("a question")
+llm_query_batched(["refused"], on_error="return")
+SUBMIT(answer=rlm_query("think"))
+"""
+    await batch([code], language_model=NAME)
+    async with get_client() as client:
+        runs = {}
+        for _ in range(100):
+            (flow,) = await client.read_flow_runs(sort="START_TIME_DESC", limit=1)  # type: ignore[arg-type]
+            mine = FlowRunFilter(id={"any_": [flow.id]})  # type: ignore[arg-type]
+            found = await client.read_task_runs(flow_run_filter=mine)
+            runs = {(run.name, (run.state.message or "")[:10]): run for run in found if run.state is not None}
+            if len(found) == 5 and all(run.state is not None and run.state.is_final() for run in found):
+                break
+            await asyncio.sleep(0.1)
+    states = sorted((run.name, run.state_name or "", (run.state and run.state.message) or "") for run in runs.values())
+    assert [state[:2] for state in states] == [
+        ("execution 0", "Completed"),
+        (f"llm_query at depth 1, {NAME}", "Completed"),
+        (f"llm_query at depth 1, {NAME}", "Failed"),
+        (f"llm_query at depth 2, {NAME}", "Completed"),
+        (f"rlm_query at depth 1, {NAME}", "Completed"),
+    ]
+    by_name = {name: message for name, state, message in states if state == "Completed"}
+    assert by_name[f"llm_query at depth 1, {NAME}"] == "1 calls, 2 + 4 tokens, $0.000003"
+    failed = next(message for _, state, message in states if state == "Failed")
+    assert failed.startswith("QueryError: the model openai/gpt-4o-mini did not answer")
+    deeper = next(run for run in runs.values() if run.name.startswith("llm_query at depth 2"))
+    above = next(run for run in runs.values() if run.name.startswith("rlm_query"))
+    assert str(above.id) in json.dumps(deeper.model_dump(mode="json")["task_inputs"])
+
+
+async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, monkeypatch):
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    monkeypatch.setattr("rlm_batch.tasks.query.TRACKED", 3)
+    (result,) = await batch(["SUBMIT(n=len(llm_query_batched([str(i) for i in range(40)])))"], language_model=NAME)
+    assert (result.n, result.meta.queries.asked, len(result.meta.queries.tree)) == (40, 40, 40)
+    async with get_client() as client:
+        (flow,) = await client.read_flow_runs(sort="START_TIME_DESC", limit=1)  # type: ignore[arg-type]
+        mine = FlowRunFilter(id={"any_": [flow.id]})  # type: ignore[arg-type]
+        for _ in range(100):
+            found = await client.read_task_runs(flow_run_filter=mine)
+            if len(found) >= 4:
+                break
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
+        assert len(await client.read_task_runs(flow_run_filter=mine)) == 4
+
+
+async def test_cancelling_the_flow_ends_the_tree_and_no_request_starts_afterwards(chat):
+    chat.delay = 0.3
+    chat.script = plays(("", "llm_query_batched([str(i) for i in range(100)])"))
+    task = asyncio.create_task(
+        batch(["rlm_query_batched(['a', 'b', 'c'])"] * 2, language_model=NAME, max_llm_calls=None)
+    )
+    until = time.monotonic() + 60
+    while chat.stats.requests < 12 and time.monotonic() < until:  # noqa: ASYNC110 - the server is in another thread
+        await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(20):
+            await task
+    at_the_end = chat.stats.requests
+    assert at_the_end >= 12
+    await asyncio.sleep(1.5)
+    assert chat.stats.requests == at_the_end
+
+
+async def test_the_key_is_in_no_log_result_ledger_database_or_error(chat, caplog, results):
+    caplog.set_level("DEBUG")
+    chat.rule("refuse", Reply(f"Incorrect API key provided: {KEY}. You can find yours elsewhere.", status=401))
+    chat.script = plays(
+        ("", "print(llm_query('q'))\nSUBMIT(answer=str(llm_query_batched(['refuse'], on_error='return')))")
+    )
+    code = ["SUBMIT(a=llm_query('q'), b=rlm_query('x'))", "llm_query('refuse')"]
+    outcomes = []
+    for model in (NAME, await saved(chat)):
+        outcomes += await batch(code, language_model=model, on_failure="return")
+    await asyncio.sleep(3)  # what is logged is sent to the server every two seconds
+    assert "AuthenticationError" in outcomes[0].b
+    assert "AuthenticationError" in str(outcomes[1].error)
+    assert KEY not in repr([(one.outputs if isinstance(one, Result) else str(one.error), one.meta) for one in outcomes])
+    assert KEY not in caplog.text
+    home = Path(os.environ["PREFECT_HOME"]).parent
+    files = [path for root in (home, results) for path in root.rglob("*") if path.is_file()]
+    assert any(path.name.endswith(".db") for path in files)
+    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
+
+
+async def test_a_retried_execution_has_a_budget_of_its_own_and_every_call_is_in_the_log(chat, caplog):
+    code = "llm_query('q')\n1 / 0"
+    (failure,) = await batch([code], language_model=NAME, retries=1, retry_code_errors=True, max_llm_calls=1,
+                             on_failure="return")  # fmt: skip
+    assert failure.error.type == "ZeroDivisionError"
+    assert failure.meta.queries.calls == 1
+    assert chat.stats.requests == 2
+    assert "the model was called 2 times" in caplog.text
+
+
+async def test_a_timeout_ends_what_is_being_asked(chat):
+    chat.delay = 30
+    (failure,) = await batch(["try:\n    llm_query('x')\nfinally:\n    import time; time.sleep(60)"],
+                             language_model=NAME, timeout=3, on_failure="return")  # fmt: skip
+    assert isinstance(failure.error, ExecutionTimeout)
+
+
+def test_without_the_extra_the_error_says_what_to_install(chat, tmp_path, server):
+    """In a process of its own, where LiteLLM cannot be found."""
+    program = """
+import asyncio, importlib.abc, sys
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("litellm", "dspy"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name in ("litellm", "dspy") else find(name, *more)
+from rlm_batch import ConfigurationError, LocalInterpreter, batch
+try:
+    asyncio.run(batch(["SUBMIT(1)"], language_model="openai/gpt-4o-mini"))
+except ConfigurationError as error:
+    print(error)
+try:
+    from rlm_batch import InterpreterFactory
+except ConfigurationError as error:
+    print(error)
+print(asyncio.run(batch(["SUBMIT(1)"]))[0].output)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.count("pip install 'rlm-batch[rlm]'") == 2, done.stderr
+    assert done.stdout.rstrip().endswith("1")
+
+
+async def test_the_steps_of_a_sequence_and_the_chunks_of_a_job_ask_too(chat):
+    first, second = await sequence(
+        ["answer = llm_query('one')", "SUBMIT(both=[answer, llm_query('two')])"], language_model=NAME, max_llm_calls=1
+    )
+    assert (first.meta.queries.calls, second.meta.queries.calls) == (1, 1)
+    assert second.both == ["answer to: one", "answer to: two"]
+    report = await chunks(
+        "SUBMIT(answer=llm_query(data))", {"a": "x", "b": "y"}, reduce="SUBMIT(n=len(results))", language_model=NAME
+    )
+    assert [report["a"].answer, report["b"].answer] == ["answer to: x", "answer to: y"]
+    assert report.reduction.n == 2

@@ -1,0 +1,164 @@
+"""What a person gets from the rlm flow."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import ConfigurationError, ExecutionsFailed, LocalSandbox, batch, rlm
+
+from ..standins.openai_chat import Reply
+from ..standins.turns import plays
+
+pytestmark = pytest.mark.anyio
+
+NAME = "openai/gpt-4o-mini"
+
+
+@pytest.fixture(autouse=True)
+def credentials(chat, monkeypatch):
+    """Where LiteLLM finds the model's address and key if nobody names them."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+
+
+def read(path):
+    return [json.loads(line) for part in Path(path).glob("part-*.jsonl") for line in part.read_text().splitlines()]
+
+
+async def test_a_question_over_a_text_is_answered_with_its_trajectory_and_its_queries_as_a_tree(chat):
+    chat.rule("Which number", "forty-two")
+    chat.script = plays(
+        ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=llm_query('Which number? ' + line))"),
+        ("", "line = [l for l in context.splitlines() if 'magic' in l][0]\nprint(line)"),
+    )
+    text = "\n".join(f"line {i}" for i in range(2000)) + "\nthe magic number is 42\n"
+    found = await rlm("What is the magic number?", NAME, text)
+    assert (found.answer, str(found)) == ("forty-two", "forty-two")
+    assert [turn["output"] for turn in found.trajectory] == [
+        "the magic number is 42\n",
+        "FINAL: {'answer': 'forty-two'}",
+    ]
+    assert found.queries.calls == 3 == chat.stats.requests
+    (line,) = read(found.results_path)
+    (root,) = line["meta"]["queries"]["tree"]
+    assert line["outputs"] == {"answer": "forty-two"}
+    assert (root["kind"], root["depth"], root["calls"], len(root["trajectory"])) == ("rlm_query", 1, 2, 2)
+    assert root["prompt"] == "What is the magic number?"
+    (flat,) = root["queries"]
+    assert (flat["kind"], flat["depth"], flat["calls"]) == ("llm_query", 2, 1)
+    assert "magic number is 42" in flat["prompt"]
+    summed = line["meta"]["queries"]
+    assert (summed["prompt_tokens"], summed["completion_tokens"]) == (
+        chat.stats.prompt_tokens, chat.stats.completion_tokens
+    )  # fmt: skip
+    assert summed["cost"] == pytest.approx(chat.stats.prompt_tokens * 1.5e-7 + chat.stats.completion_tokens * 6e-7)
+
+
+async def test_a_question_without_a_context_and_one_over_a_file(chat, tmp_path):
+    chat.script = plays(
+        ("how long", "SUBMIT(answer=str(len(context)) + context[-1])"),
+        ("", "SUBMIT(answer=str('context' in globals()))"),
+    )
+    assert (await rlm("nothing given", NAME)).answer == "False"
+    path = tmp_path / "long.txt"
+    path.write_text("é" * 70_000 + "\r\nZ", newline="")
+    assert (await rlm("how long", NAME, context_file=str(path))).answer == "70003Z"
+
+
+async def test_a_context_on_the_volume_is_read_from_there(chat, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path))
+    await LocalSandbox(volume_name="texts").save("with-texts", overwrite=True)  # type: ignore[misc]
+    provider = "local-sandbox/with-texts"
+    await batch(["save_to_volume('deep/long.txt', 'é' * 50_000)"], provider=provider)
+    chat.script = plays(("", "SUBMIT(answer=str(len(context)))"))
+    found = await rlm("how long", NAME, context_volume_path="deep/long.txt", provider=provider)
+    assert found.answer == "50000"
+    with pytest.raises(ExecutionsFailed, match=r"no 'nosuch.txt' on the volume"):
+        await rlm("how long", NAME, context_volume_path="nosuch.txt", provider=provider)
+
+
+async def test_the_same_question_over_the_same_text_is_answered_from_the_ledger_and_over_another_is_not(chat, tmp_path):
+    chat.script = plays(("", "SUBMIT(answer=context)"))
+    path = tmp_path / "text.txt"
+    for text, requests in (("one", 1), ("one", 1), ("two", 2)):
+        path.write_text(text)
+        found = await rlm("what?", NAME, context_file=str(path), cache_results=True)
+        assert found.answer == text
+        assert len(found.trajectory) == 1
+        assert chat.stats.requests == requests
+
+
+async def test_the_root_is_at_depth_one_so_that_a_greatest_depth_of_one_forbids_what_it_asks(chat):
+    chat.script = plays(("", "try:\n    rlm_query('x')\nexcept DepthExceeded as error:\n    SUBMIT(answer=str(error))"))
+    assert "at depth 2, and the greatest is 1" in (await rlm("q", NAME, max_depth=1)).answer
+
+
+async def test_a_model_that_never_answers_well_fails_the_flow_with_the_reason(chat):
+    chat.script = lambda _: "I would rather not write code."
+    with pytest.raises(ExecutionsFailed, match="AdapterParseError") as failed:
+        await rlm("q", NAME)
+    (failure,) = failed.value.failures
+    assert failure.meta.queries.calls == chat.stats.requests > 0
+    chat.script = lambda _: Reply("no money", status=402)
+    with pytest.raises(ExecutionsFailed, match="no money"):
+        await rlm("q", NAME)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"context": "a", "context_file": "b"}, "given twice"),
+        ({"context_file": "/nosuch/file"}, "No such file"),
+        ({"provider": "nosuch"}, "unknown provider"),
+    ],
+)
+async def test_bad_input_is_one_sentence_before_anything_runs(parameters, message):
+    with pytest.raises(ConfigurationError, match=message):
+        await rlm("q", NAME, **parameters)
+
+
+MEMORY = """
+import asyncio, resource, sys
+from rlm_batch import rlm
+async def main():
+    await rlm("warm", "openai/gpt-4o-mini", "a short text")
+    def peak():
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) // 1024
+    def reset():
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    reset()
+    before = peak()
+    found = await rlm("how long", "openai/gpt-4o-mini", **{"file": {"context_file": sys.argv[2]}, "text": {
+        "context": "x" * 10_000_000}}[sys.argv[1]])
+    print(found.answer, peak() - before)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("given", ["file", "text"])
+def test_ten_million_characters_are_answered_about_in_a_few_times_their_memory(chat, server, tmp_path, given):
+    chat.script = plays(("", "SUBMIT(answer=str(len(context)))"))
+    path = tmp_path / "long.txt"
+    path.write_text("x" * 10_000_000)
+    command = [sys.executable, "-c", MEMORY, given, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    answer, grown = done.stdout.split()[-2:]
+    assert answer == "10000000"
+    assert int(grown) <= 50, f"{grown} MiB"
+    assert chat.stats.longest_prompt < 20_000
+
+
+def test_the_example_finds_its_needle_with_the_stand_in(server, tmp_path):
+    example = Path(__file__).resolve().parents[2] / "examples" / "needle.py"
+    command = [sys.executable, str(example), "--stand-in"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Answer: 271828\n")
+    assert "2 calls" in done.stdout

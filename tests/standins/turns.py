@@ -1,0 +1,33 @@
+"""What a recursive language model would write: turns in the form that DSPy reads."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+from .openai_chat import Reply, Request, Script
+
+MARK = "[[ ## code ## ]]"  # stands in each request for a turn, and in no flat query
+
+
+def turn(code: str) -> str:
+    """An answer whose code is run."""
+    return (
+        f"[[ ## reasoning ## ]]\nLet me see.\n\n{MARK}\n```python\n{dedent(code).strip()}\n```\n\n[[ ## completed ## ]]"
+    )
+
+
+def plays(*turns: tuple[str, str | Reply]) -> Script:
+    """A script for recursive models: the first pair whose text is in the request gives the code of the turn.
+
+    Flat queries are left to the server's rules.
+    """
+
+    def script(request: Request) -> Reply | str | None:
+        if MARK not in request.text:
+            return None
+        for text, code in turns:
+            if text in request.text:
+                return code if isinstance(code, Reply) else turn(code)
+        raise AssertionError(f"no turn is scripted for {request.text[-2000:]}")
+
+    return script
