@@ -32,6 +32,7 @@ SUBMIT(total=sum(sum(json.loads(load_from_volume(path))) for path in list_volume
 """
 
 
+@pytest.mark.timeout(400)  # several commands, each of which imports Prefect
 def test_chunks_prints_a_row_for_each_and_the_reduction_and_the_files_come_home(run, tmp_path):
     (tmp_path / "double.py").write_text(DOUBLE)
     (tmp_path / "sum.py").write_text(SUM)
@@ -149,6 +150,7 @@ def test_a_name_that_would_move_the_cursor_is_shown_as_text(run, volumes):
     assert listed.stdout.splitlines() == [r"1  'a\x1b[2J.txt'", r"1  'b\udcff'"]
 
 
+@pytest.mark.timeout(400)  # several commands, each of which imports Prefect
 def test_the_examples_run(run, tmp_path):
     import subprocess
     import sys

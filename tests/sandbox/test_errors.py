@@ -51,6 +51,7 @@ def test_there_is_one_for_each_line_of_the_table() -> None:
         "RlmBatchError", "CodeError", "CodeSyntaxError", "CodeCrashed", "ExecutionTimeout", "SubmitError",
         "VolumeError", "StateLost", "SandboxStartError", "SandboxLost", "OutcomeUnknown", "QuotaExceeded",
         "ConfigurationError", "BudgetExceeded", "DepthExceeded", "DeadlineExceeded", "QueryError", "ExecutionsFailed",
+        "NotRun",
     }  # fmt: skip
 
 

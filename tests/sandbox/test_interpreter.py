@@ -169,8 +169,7 @@ async def test_a_sandbox_that_falls_silent_is_lost(processes: Callable[[], dict[
 async def test_a_driver_that_does_not_report_a_timeout_is_taken_for_lost(
     monkeypatch: pytest.MonkeyPatch, processes: Callable[[], dict[int, str]]
 ) -> None:
-    for module in (interpreter, conversation):
-        monkeypatch.setattr(module, "ANSWER_GRACE", 0.5)
+    monkeypatch.setattr(conversation, "ANSWER_GRACE", 0.5)
     before = set(processes())
     async with Interpreter(opening(), timeout=0.5) as one:
         await one.start()
