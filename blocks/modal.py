@@ -472,8 +472,10 @@ class ModalChannel:
                         await _patient(self._stdin.drain.aio)
             except (modal.exception.Error, TimeoutError) as error:
                 # The driver may have had all of it: so the wire is closed, and what was sent has an unknown outcome.
-                self._box.gone = f"it took no input: {_last_line(error) or type(error).__name__}"
-                self._closed(self._box.gone)
+                await self._box.heard_out()
+                if not self._box.gone:
+                    self._box.gone = f"it took no input: {_last_line(error) or type(error).__name__}"
+                    self._closed(self._box.gone)
 
 
 class ModalBox(Sandbox):
@@ -549,6 +551,11 @@ class ModalBox(Sandbox):
                     raise
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, 5.0)
+
+    async def heard_out(self) -> None:
+        """Waits a moment for a driver that has ended to say why."""
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=READ_SECONDS)
 
     async def refresh(self) -> None:
         """Reloads the volume; see `Sandbox.refresh`. It cannot be while code holds a file of it open."""
