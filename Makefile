@@ -36,7 +36,7 @@ format: $(READY) ## format the code and apply the linter's safe fixes
 	@$(VENV)/bin/ruff check --fix-only --quiet .
 	@$(VENV)/bin/ruff format --quiet .
 
-bench: $(VENV)/.bench ## measure against the peers and print the ratios
+bench: $(READY) ## measure against the peers and print the ratios
 	@$(VENV)/bin/python benchmarks/interpreter.py
 	@$(VENV)/bin/python benchmarks/batch.py
 	@$(VENV)/bin/python benchmarks/providers.py
@@ -78,11 +78,6 @@ $(READY): pyproject.toml constraints.txt
 	  into $(VENV)/bin/python -m pip $(INSTALL) -qq; \
 	fi; \
 	touch $(READY); rm -f $(MAKING)
-
-$(VENV)/.bench: $(READY)
-	@echo "Adding the benchmarks' peers to $(VENV): about a minute, once."
-	@$(VENV)/bin/python -m pip $(INSTALL) -qq --no-build-isolation --editable '.[bench]'
-	@touch $@
 
 build/typing/rlm_batch:
 	@mkdir -p $(@D) && ln -sfn ../.. $@

@@ -24,7 +24,7 @@ from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or importing dspy waits for the network
 
-import dspy  # pyright: ignore[reportMissingImports] - the `bench` extra brings it
+import dspy
 from rich.console import Console
 from rich.table import Table
 
