@@ -557,8 +557,8 @@ class Servers:
 
 
 @pytest.fixture
-def servers(open_folder: Path) -> Iterator[Servers]:
-    folder = Path(tempfile.mkdtemp(dir=open_folder, prefix="servers-"))
+def servers() -> Iterator[Servers]:
+    folder = Path(tempfile.mkdtemp(prefix="servers-"))  # a path of a Unix socket has 107 bytes at most
     folder.chmod(0o755)
     found = Servers(folder)
     yield found

@@ -108,7 +108,9 @@ async def test_the_code_is_main_and_finds_nothing_of_the_drivers(interpreter: In
         SUBMIT(name=__name__, names=names, argv=len(sys.argv), main=__main__.__dict__ is globals(), doc=__doc__)
         """
     result = await interpreter.execute(dedent(code), {"x": 1})
-    names = ["SUBMIT", "VOLUME", "VolumeError", "list_volume", "load_from_volume", "save_to_volume", "sys", "x"]
+    errors = ["BudgetExceeded", "DeadlineExceeded", "DepthExceeded", "QueryError"]
+    volume = ["VOLUME", "VolumeError", "list_volume", "load_from_volume", "save_to_volume"]
+    names = sorted([*errors, *volume, "SUBMIT", "sys", "x"])
     assert result.outputs == {"name": "__main__", "names": names, "argv": 1, "main": True, "doc": None}
 
 

@@ -16,7 +16,13 @@ Launch = Callable[..., Any]
 
 def test_a_body_may_be_a_file_which_is_gone_once_it_was_read(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path)
-    body = {"code": "SUBMIT(n=len(text))", "variables": {"text": "x" * 1_000_000}, "names": [], "output_fields": None}
+    body = {
+        "code": "SUBMIT(n=len(text))",
+        "variables": {"text": "x" * 1_000_000},
+        "names": [],
+        "output_fields": None,
+        "queries": False,
+    }
     file = tmp_path / "body"
     file.write_text(json.dumps(body))
     frame = one.frame("execute", 1, timeout=None, context=None, file=str(file))
