@@ -269,7 +269,7 @@ def test_what_a_killed_host_had_open_can_be_found_and_is_gone_with_its_lifetime(
 
 def test_a_script_that_ends_without_shutting_down_is_not_held_up(standin: Any) -> None:
     standin.set(minute=1.0)
-    code = "from rlm_batch import DaytonaInterpreter\nDaytonaInterpreter(lifetime=60).execute('x = 1')\nprint('end')"
+    code = "from rlm_batch import DaytonaInterpreter\nDaytonaInterpreter(lifetime=600).execute('x = 1')\nprint('end')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
     assert "Traceback" not in done.stderr
