@@ -72,6 +72,7 @@ STARTING = (
     "pulling_snapshot",
     "unknown",
 )
+GONE = re.compile(r"Sandbox with ID or name \S+ not found")
 NO_CAPACITY = re.compile(r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", re.IGNORECASE)
 
 log = logging.getLogger("rlm_batch.daytona")
@@ -358,6 +359,8 @@ class DaytonaSandbox(SandboxProvider):
     def _error(self, error: BaseException, what: str) -> RlmBatchError:
         """Ours for one of the SDK's, with the provider's own message."""
         status, said = getattr(error, "status_code", None), _said(error)
+        if GONE.search(said):
+            return SandboxStartError(f"{what}: it went away meanwhile ({said})")
         if status == 401:
             return ConfigurationError(
                 f"Daytona refused the API key ({said}): set api_key on the block, or DAYTONA_API_KEY, to a valid one"
@@ -701,10 +704,11 @@ class DaytonaBox(Sandbox):
                     )
                     break
                 except sdk.DaytonaError as error:
-                    if branch is None or _transient(error) or isinstance(error, sdk.DaytonaAuthenticationError):
+                    refused = isinstance(error, sdk.DaytonaAuthenticationError) or GONE.search(_said(error))
+                    if branch is None or refused or _transient(error):
                         raise
         except sdk.DaytonaError as error:
-            if _transient(error):
+            if _transient(error) or GONE.search(_said(error)):
                 raise
             raise ConfigurationError(
                 f"the repository {block.repo_url} could not be cloned at {commit} in a sandbox ({_said(error)}): check "
@@ -763,8 +767,7 @@ class DaytonaBox(Sandbox):
 
     def _file_error(self, error: Exception, path: str, how: str) -> RlmBatchError:
         status = getattr(error, "status_code", None)
-        gone = f"Sandbox with ID or name {self.id}" in str(error)
-        if gone or _transient(error) or status in (401, 403):
+        if GONE.search(_said(error)) or _transient(error) or status in (401, 403):
             return SandboxLost(f"{path} could not be {how}, for sandbox {self.id} does not answer: {_said(error)}")
         return VolumeError(f"{path} could not be {how}: {_said(error)}")
 
@@ -818,6 +821,7 @@ class DaytonaChannel:
         self._receive = receive
         self._closed = closed
         self._frames = driver.Frames()
+        self._broken = False
         self._heard = 0
         self._gone = ""
         self._queue: deque[tuple[bytes, asyncio.Future[None]]] = deque()
@@ -942,7 +946,7 @@ class DaytonaChannel:
         process, loop = self._remote.process, asyncio.get_running_loop()
         attempt, heard, well = 0, 0, loop.time()
         while True:
-            self._frames = driver.Frames()  # the log begins anew
+            self._frames, self._broken = driver.Frames(), False  # the log begins anew
             failure: Exception | None = None
             try:
                 await process.get_session_command_logs_async(session, command, self._on_stdout, self._on_stderr)
@@ -972,6 +976,13 @@ class DaytonaChannel:
             attempt += 1
 
     async def _on_stdout(self, text: str) -> None:
+        if self._broken:  # the SDK hands over what it still holds, markers and all, when this has raised
+            return
+        self._broken = True
+        await self._take(text)
+        self._broken = False
+
+    async def _take(self, text: str) -> None:
         for header, body in self._frames.feed(text.encode("utf-8")):
             if header["n"] <= self._heard:
                 continue
@@ -984,7 +995,10 @@ class DaytonaChannel:
     async def _fetch(self, path: str) -> bytes:
         """A body that was too large for the log."""
         body = await _again(lambda: self._remote.fs.download_file(path, int(SETUP_SECONDS)))
-        await _again(lambda: self._remote.fs.delete_file(path, False, CALL_SECONDS))
+        try:
+            await _again(lambda: self._remote.fs.delete_file(path, False, CALL_SECONDS))
+        except _sdk().DaytonaError as error:  # a call whose answer was lost may have removed it; the body is here
+            log.debug("%s was not removed from sandbox %s: %s", path, self._box.id, _said(error))
         return body or b""
 
     async def _on_stderr(self, text: str) -> None:

@@ -203,6 +203,31 @@ async def test_every_page_of_a_listing_is_read_and_others_sandboxes_are_not_in_i
         await box.remove()
 
 
+@pytest.mark.parametrize("when", ["starting", "installing", "cloning"])
+async def test_a_sandbox_that_goes_away_while_it_is_set_up_is_tried_again_and_no_fault_of_the_settings(
+    standin: Any, when: str
+) -> None:
+    call = {"starting": "POST /api/sandbox", "installing": "/exec", "cloning": "/git/clone"}[when]
+    fields: dict[str, Any] = {"snapshot": "daytona-small"}
+    if when == "starting":
+        standin.set(boot_s=3.0)
+    elif when == "installing":
+        fields["packages"] = ["six"]
+    else:
+        standin.set(fault_rate=1.0, fault_where=call, faults=["delay"], fault_delay_s=1.0)
+        fields |= {"repo_url": "https://127.0.0.1:1/code.git", "repo_ref": "0" * 40}
+    opening = asyncio.ensure_future(opened(DaytonaSandbox(**fields)))
+    state = standin.state()
+    while not (state["sandboxes"] and any(call in name for name in state["counts"])):
+        assert not opening.done()
+        await asyncio.sleep(0.01)
+        state = standin.state()
+    await DaytonaSandbox().delete_sandbox(state["sandboxes"][0]["id"])
+    with pytest.raises(SandboxStartError, match="it went away meanwhile"):
+        await opening
+    assert await gone(standin)
+
+
 async def test_a_sandbox_that_goes_away_while_code_runs_leaves_its_outcome_unknown(standin: Any) -> None:
     provider = DaytonaSandbox()
     async with provider.interpreter(timeout=60) as interpreter:

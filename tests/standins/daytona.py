@@ -70,7 +70,7 @@ class Settings:
     log_bytes_per_s: float = 2.5e6  # what the real daemon's shell loop takes
     log_delay_s: float = 0.0  # the real daemon looks for more to send every 50 ms or so
     fault_rate: float = 0.0  # of all calls, those that match `fault_where`
-    faults: list[str] = field(default_factory=lambda: ["429", "502", "503", "drop", "delay"])
+    faults: list[str] = field(default_factory=lambda: ["429", "502", "503", "drop", "delay"])  # also any status, "lost"
     fault_where: str = ""  # a regular expression, searched in "METHOD /path"
     fault_times: int | None = None  # after so many faults there are no more
     fault_delay_s: float = 5.0
@@ -485,8 +485,8 @@ class Server:
         elif fault.isdigit():
             await refuse(scope, receive, send, int(fault), self.settings.retry_after_s)
             return
-        elif fault == "drop":
-            if self.random.random() < 0.5:  # half of them are lost on their way back: the call was done
+        elif fault in ("drop", "lost"):
+            if fault == "lost" or self.random.random() < 0.5:  # lost on its way back: the call was done
 
                 async def nowhere(_message: Any) -> None:
                     pass
