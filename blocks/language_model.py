@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from prefect.blocks.core import Block
 from prefect.context import FlowRunContext
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from ..sandbox.errors import ConfigurationError
 from .served_model import ServedModel, installed
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..sandbox.queries import Model
 
 SLUG = "language-model"
+# What a request is made of besides its options.
+OURS = frozenset(("model", "messages", "api_key", "api_base", "timeout", "num_retries", "max_retries", "stream"))
 
 
 class LanguageModel(Block):
@@ -30,6 +32,7 @@ class LanguageModel(Block):
         ```
     """
 
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
     _block_type_name: ClassVar[str] = "Language Model"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = SLUG  # type: ignore[misc]
     _description: ClassVar[str] = "Answers the queries of sandboxed code, through LiteLLM."  # type: ignore[misc]
@@ -85,6 +88,17 @@ class LanguageModel(Block):
     output_cost_per_token: float | None = Field(
         default=None, ge=0, title="Output price", description="US dollars for a token of an answer, likewise."
     )
+
+    @field_validator("options")
+    @classmethod
+    def _others(cls, options: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(OURS & options.keys())
+        if taken:
+            raise ValueError(
+                f"{', '.join(taken)} cannot be among the options: the block has fields for the model, its key, its "
+                "address, the timeout and the retries, and answers are taken whole"
+            )
+        return options
 
     def root(self) -> Model:
         """The model that recursive queries run on."""

@@ -379,6 +379,11 @@ class ModalSandbox(SandboxProvider):
         except TimeoutError:
             await self._discard_named(account, name)
             raise SandboxStartError(f"Modal did not open a sandbox within {CREATE_SECONDS:.0f} s") from None
+        except (ValueError, TypeError) as error:  # of the client, before it sends anything
+            raise ConfigurationError(
+                f"no sandbox could be opened: Modal's client does not take the block's settings ({_last_line(error)}); "
+                "change its resources or its network"
+            ) from error
         except modal.exception.ResourceExhaustedError as error:
             raise _mapped(error, "Modal opens no sandbox for now") from error
         except modal.exception.Error as error:

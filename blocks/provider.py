@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prefect.blocks.core import Block
-from pydantic import Field, PrivateAttr, SecretStr, field_validator
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
@@ -41,6 +41,7 @@ class SandboxInfo:
 class SandboxProvider(Block, ABC):
     """Opens sandboxes, lists those that carry our labels, and removes one by its id."""
 
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
     provider_name: ClassVar[str]
     _commit: str | None = PrivateAttr(default=None)
@@ -96,6 +97,18 @@ class SandboxProvider(Block, ABC):
                     f"{package!r} is no requirement: give names such as numpy or pandas>=2, and no options"
                 )
         return packages
+
+    @field_validator("environment")
+    @classmethod
+    def _variables(cls, environment: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, value in environment.items():
+            if not name or "=" in name or "\0" in name:
+                raise ValueError(f"{name!r} is no name of an environment variable: it is a text without = in it")
+            if "\0" in value.get_secret_value():
+                raise ValueError(
+                    f"the value of {name} has a null character, which no environment can hold: leave it out"
+                )
+        return environment
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, QueryError
-from ..sandbox.queries import Answer
+from ..sandbox.queries import Answer, Unanswered
 
 if TYPE_CHECKING:
     from ..sandbox.queries import Message
 
+LATE = 10.0  # seconds beyond a request's timeout: the first request of a process imports for seconds
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry that was given no delay of its own
 LONGEST_BACKOFF = 60.0  # seconds that a server may ask to be left alone
 OVERHEAD = 16  # tokens at most that surround a message: its role and separators
@@ -82,23 +83,27 @@ class ServedModel:
         self._litellm: Any = None
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """The answer, after retries where that can help. Raises QueryError and ConfigurationError."""
+        """The answer, after retries where that can help. Raises QueryError, Unanswered and ConfigurationError."""
         litellm = self._litellm = self._litellm or await imported()
         attempt = 0
         while True:
             attempt += 1
             try:
-                response = await litellm.acompletion(
-                    model=self.name,
-                    messages=messages,
-                    api_key=self._api_key,
-                    api_base=self._api_base,
-                    timeout=self._timeout,
-                    num_retries=0,  # they are ours: LiteLLM's would hide what they cost
-                    max_retries=0,
-                    **self._sampling,
-                )
-            except Exception as error:  # noqa: BLE001 - LiteLLM raises the errors of a hundred clients
+                # Its own timeout begins anew with each piece of an answer: one that trickles in would never end.
+                async with asyncio.timeout(self._timeout + LATE) as whole:
+                    response = await litellm.acompletion(
+                        model=self.name,
+                        messages=messages,
+                        api_key=self._api_key,
+                        api_base=self._api_base,
+                        timeout=self._timeout,
+                        num_retries=0,  # they are ours: LiteLLM's would hide what they cost
+                        max_retries=0,
+                        **self._sampling,
+                    )
+            except Exception as raised:  # noqa: BLE001 - LiteLLM raises the errors of a hundred clients
+                late = TimeoutError(f"its answer was not whole after {self._timeout:g} s")
+                error = late if whole.expired() else raised
                 if attempt > self._retries or not self._passing(error):
                     tries = f" in {attempt} tries" if attempt > 1 else ""
                     raise QueryError(f"the model {self.name} did not answer{tries}: {self._said(error)}") from None
@@ -112,6 +117,7 @@ class ServedModel:
         return isinstance(
             error,
             (
+                TimeoutError,
                 kinds.Timeout,
                 kinds.RateLimitError,
                 kinds.InternalServerError,
@@ -123,7 +129,9 @@ class ServedModel:
 
     def _said(self, error: Exception) -> str:
         """The error's text without a key: servers repeat the one that they refuse."""
-        text = str(error).removeprefix("litellm.")
+        # Of an answer that it cannot read LiteLLM tells its own traceback as well.
+        text = str(error).removeprefix("litellm.").partition("Traceback (most recent call last)")[0].strip()
+        text = text or type(error).__name__
         secrets = [value for name, value in os.environ.items() if name.endswith("_API_KEY")]
         for secret in (self._api_key, *secrets):
             if secret:
@@ -131,11 +139,20 @@ class ServedModel:
         return text[:SHOWN]
 
     def _read(self, response: Any, messages: list[Message]) -> Answer:
-        text = response.choices[0].message.content if response.choices else None
+        choice = response.choices[0] if response.choices else None
+        text = choice.message.content if choice is not None else None
+        # A text on its way to the code is UTF-8, and a server may send half a surrogate pair.
+        text = None if text is None else text.encode("utf-8", "replace").decode("utf-8")
+        usage = self._usage(response, messages, text or "")
         if text is None:
-            raise QueryError(f"the model {self.name} answered without a text")
-        usage = getattr(response, "usage", None)
-        prompt, completion = getattr(usage, "prompt_tokens", 0) or 0, getattr(usage, "completion_tokens", 0) or 0
+            reason = f" (finish_reason: {choice.finish_reason})" if choice is not None else ""
+            raise Unanswered(f"the model {self.name} answered without a text{reason}", usage)
+        return Answer(text, usage)
+
+    def _usage(self, response: Any, messages: list[Message], text: str) -> Usage:
+        counted = getattr(response, "usage", None)
+        prompt = max(0, getattr(counted, "prompt_tokens", 0) or 0)
+        completion = max(0, getattr(counted, "completion_tokens", 0) or 0)
         if not prompt:  # every prompt has tokens: this server counts none
             prompt = self._litellm.token_counter(model=self.name, messages=messages)
             completion = completion or self._litellm.token_counter(model=self.name, text=text)
@@ -145,7 +162,9 @@ class ServedModel:
         price = self._price()
         if price is not None and (cost is None or self._own_price != (None, None)):
             cost = price[0] * prompt + price[1] * completion
-        return Answer(text, Usage(1, prompt, completion, cost or (None if price is None else 0.0)))
+        if not cost:
+            cost = None if price is None else 0.0
+        return Usage(1, prompt, completion, None if cost is None else max(0.0, cost))
 
     async def most(self, messages: list[Message]) -> tuple[int, float]:
         """The most tokens and US dollars; see `Model.most`. A token has a byte at least."""

@@ -34,13 +34,21 @@ class Answer:
     usage: Usage
 
 
+class Unanswered(QueryError):
+    """A request that was taken and counted, and has no answer: `usage` is what it took nonetheless."""
+
+    def __init__(self, message: str, usage: Usage) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
 class Model(Protocol):
     """A language model. `name` is its own, and stands in records."""
 
     name: str
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """The model's answer. Raises QueryError."""
+        """The model's answer. Raises QueryError, and Unanswered where there is none and tokens were used."""
         ...
 
     async def most(self, messages: list[Message]) -> tuple[int, float]:
@@ -172,7 +180,12 @@ class Tree:
                 # Not before: what waits for its turn shall not hold what others could use, or give back.
                 reservation = self.budget.reserve(*most)
                 try:
-                    answer = await model.ask(messages)
+                    try:
+                        answer = await model.ask(messages)
+                    except Unanswered as error:
+                        reservation.settle(error.usage)
+                        query.usage += error.usage
+                        raise
                     reservation.settle(answer.usage)
                 finally:
                     reservation.release()  # of what was not settled; nobody says whether a cancelled request was billed
@@ -285,7 +298,7 @@ class Queries:
                 async with under_way:
                     return {"answer": await one(str(prompt))}
             except RlmBatchError as error:
-                kind = type(error) if isinstance(error, _TOLD) else QueryError
+                kind = type(error) if type(error) in _TOLD else QueryError
                 return {"error": kind.__name__, "message": str(error)}
 
         return list(await asyncio.gather(*map(reply, prompts)))

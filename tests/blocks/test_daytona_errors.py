@@ -139,6 +139,30 @@ def test_settings_that_exclude_each_other() -> None:
         DaytonaInterpreter(snapsot="a")
 
 
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"A=B": "hidden"}, "'A=B' is no name"),
+        ({"": "hidden"}, "'' is no name"),
+        ({"A": "hidden\0"}, "value of A has a null"),
+    ],
+)
+def test_an_environment_that_no_process_can_have_is_refused_when_the_block_is_made(
+    environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        DaytonaInterpreter(environment=environment)
+    with pytest.raises(ValidationError, match=message) as caught:
+        DaytonaSandbox(environment=environment)  # type: ignore[arg-type]
+    assert "hidden" not in str(caught.value)
+
+
+def test_what_is_wrong_with_a_block_is_told_without_its_secrets() -> None:
+    with pytest.raises(ValidationError, match="not from both") as caught:
+        DaytonaSandbox(api_key="of-a-person", snapshot="a", image="b")  # type: ignore[arg-type]
+    assert "of-a" not in str(caught.value)
+
+
 def test_the_key_is_in_nothing_that_is_shown_or_kept(daytona: Any) -> None:
     provider = DaytonaSandbox(api_key=SecretStr(daytona.key + "-secret"), repo_token=SecretStr("another-secret"))
     shown = f"{provider!r} {provider} {asyncio.run(DaytonaSandbox().fingerprint())}"

@@ -3,10 +3,13 @@
 import asyncio
 import time
 from dataclasses import replace
+from textwrap import dedent
 
 import pytest
+from pydantic import ValidationError
 
 from rlm_batch import ConfigurationError, LanguageModel, LocalInterpreter, QueryError
+from rlm_batch.blocks import served_model
 from rlm_batch.blocks.language_model import resolve_model
 from rlm_batch.sandbox.budget import Usage
 
@@ -66,6 +69,24 @@ async def test_a_server_that_asks_for_time_gets_it(chat):
 async def test_a_request_that_takes_too_long_is_given_up_and_tried_again(chat):
     chat.rule("question", Reply("late", delay=20), "well")
     assert (await ask(model(chat, request_timeout=0.5))).text == "well"
+
+
+async def test_an_answer_that_trickles_in_is_given_up_as_one_that_does_not_come(chat, monkeypatch):
+    await ask(model(chat))  # what the first request of a process imports is there
+    monkeypatch.setattr(served_model, "LATE", 0.5)
+    chat.rule("trickle", Reply(trickle=True), "well")
+    assert (await ask(model(chat, request_timeout=1.0), "trickle")).text == "well"
+    chat.rule("for ever", Reply(trickle=True))
+    with pytest.raises(QueryError, match="its answer was not whole after 1 s"):
+        await ask(model(chat, request_timeout=1.0, retries=0), "for ever")
+
+
+async def test_a_server_cannot_count_less_than_nothing(chat):
+    chat.rule("question", Reply("well", usage=(-500, -7)))
+    used = (await ask(model(chat))).usage
+    assert used.prompt_tokens > 0
+    assert used.completion_tokens > 0
+    assert used.cost > 0
 
 
 async def test_a_fault_that_stays_is_an_error_after_the_retries(chat):
@@ -157,6 +178,42 @@ def test_an_interpreter_for_scripts_may_ask_and_its_cost_is_held_over_all_its_ex
         assert "all 3 calls" in second.said
         third = interpreter.execute("SUBMIT(said=str(llm_query_batched(['d'], on_error='return')[0]))")
         assert "max_cost" in third.said
+
+
+def test_a_call_that_was_counted_and_brought_no_text_counts(chat):
+    chat.rule("silent", Reply(no_text=True, usage=(40, 60)))
+    code = """
+        errors = []
+        for i in range(3):
+            try:
+                llm_query("silent")
+            except QueryError as error:
+                errors.append([type(error).__name__, str(error)])
+        SUBMIT(errors=errors)
+        """
+    with LocalInterpreter(language_model=model(chat), max_llm_calls=2) as interpreter:
+        result = interpreter.execute(dedent(code))
+    assert [kind for kind, _ in result.errors] == ["QueryError", "QueryError", "BudgetExceeded"]
+    assert f"{NAME} answered without a text (finish_reason: stop)" in result.errors[0][1]
+    told = result.meta.queries
+    assert (told.calls, told.prompt_tokens, told.completion_tokens) == (2, 80, 120)
+    assert told.cost == pytest.approx(80 * 1.5e-7 + 120 * 6e-7)
+    assert told.tree[0]["calls"] == 1
+    assert chat.stats.requests == 2
+
+
+def test_half_a_surrogate_pair_in_one_answer_costs_no_other(chat):
+    chat.rule("torn", "a\ud800b")
+    with LocalInterpreter(language_model=model(chat)) as interpreter:
+        result = interpreter.execute("SUBMIT(answers=llm_query_batched(['x', 'torn']))")
+    assert result.answers == ["answer to: x", "a?b"]
+
+
+@pytest.mark.parametrize("name", ["stream", "api_key", "timeout"])
+def test_what_is_no_option_is_refused_when_the_block_is_made_and_its_value_is_not_told(chat, name):
+    with pytest.raises(ValidationError, match=f"{name} cannot be among the options") as caught:
+        model(chat, options={name: "of-a-person"})
+    assert "of-a-person" not in str(caught.value)
 
 
 def test_an_interpreter_for_scripts_recurses(chat):

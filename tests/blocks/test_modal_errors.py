@@ -168,6 +168,13 @@ def test_settings_that_modal_would_refuse_are_refused_at_once(fields: dict[str, 
         ModalInterpreter(**fields)
 
 
+@pytest.mark.parametrize("fields", [{"cpu": 1e9}, {"memory_mib": 2**40}])
+async def test_settings_that_the_client_cannot_send_are_a_sentence(
+    modal_sandbox: Make, modal_standin: Any, fields: dict[str, Any]
+) -> None:
+    assert "does not take the block's settings" in await refused(modal_sandbox(**fields), ConfigurationError)
+
+
 async def test_no_secret_reaches_a_log(
     modal_sandbox: Make, modal_standin: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

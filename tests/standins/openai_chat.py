@@ -25,7 +25,8 @@ class Reply:
     """What a prompt is answered with, after `delay` seconds.
 
     A `status` other than 200 is an error of the API with `text` as its message; `drop` closes the connection without
-    an answer; `garbled` sends a body that is no JSON; `no_usage` leaves the count of tokens out.
+    an answer; `garbled` sends a body that is no JSON; `no_usage` leaves the count of tokens out, and `usage` is
+    another one. `no_text` sends a message without a text, which is counted, and `trickle` a body that never ends.
     """
 
     text: str = ""
@@ -35,6 +36,9 @@ class Reply:
     drop: bool = False
     garbled: bool = False
     no_usage: bool = False
+    usage: tuple[int, int] | None = None
+    no_text: bool = False
+    trickle: bool = False
 
 
 @dataclass
@@ -180,14 +184,20 @@ class ChatServer:
         if reply.garbled:
             self._send(writer, 200, b"<html>a proxy's page</html>")
             return True
+        if reply.trickle:
+            writer.write(b"HTTP/1.1 200 Scripted\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.1)
         if reply.status != 200:
             self._send(writer, reply.status, _error(reply.text or f"status {reply.status}"), reply.retry_after)
             return True
-        prompt, completion = sum(len(text.split()) for text in texts), len(reply.text.split())
+        prompt, completion = reply.usage or (sum(len(text.split()) for text in texts), len(reply.text.split()))
         stats.answered += 1
         stats.prompt_tokens += prompt
         stats.completion_tokens += completion
-        message = {"role": "assistant", "content": reply.text}
+        message = {"role": "assistant", "content": None if reply.no_text else reply.text}
         answer: dict[str, Any] = {
             "id": f"chatcmpl-{stats.requests}",
             "object": "chat.completion",
