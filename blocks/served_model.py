@@ -88,9 +88,10 @@ class ServedModel:
         attempt = 0
         while True:
             attempt += 1
+            # Its own timeout begins anew with each piece of an answer: one that trickles in would never end.
+            whole = asyncio.timeout(self._timeout + LATE)
             try:
-                # Its own timeout begins anew with each piece of an answer: one that trickles in would never end.
-                async with asyncio.timeout(self._timeout + LATE) as whole:
+                async with whole:
                     response = await litellm.acompletion(
                         model=self.name,
                         messages=messages,
