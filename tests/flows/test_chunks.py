@@ -448,6 +448,33 @@ async def test_a_marker_that_code_has_made_up_breaks_nothing(volumes):
     assert runs(again) == {"0", "1", "2"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"files": [], "outputs": {"x": NaN}}',
+        '{"files": [], "outputs": {"x": "\\ud800"}}',
+        "[" * 200_000,
+        "pipe",
+        "name",
+    ],
+    ids=["nan", "surrogate", "nested", "pipe", "name"],
+)
+async def test_what_lies_among_the_markers_and_is_none_does_not_end_a_later_job(volumes, text):
+    """Code can write there: what it left would otherwise be the end of every later run of the same job."""
+    await chunks(DOUBLE, THREE, volume_name="littered")
+    (folder,) = (volumes / "littered" / ".rlm-batch" / "complete").iterdir()
+    if text == "pipe":
+        os.mkfifo(folder / "a.json")
+        (folder / "a.json").chmod(0o666)
+    elif text == "name":
+        (folder / os.fsdecode(b"\xff.json")).write_text("{}")
+    else:
+        (folder / "a.json").write_text(text)
+    again = await chunks(DOUBLE, THREE, volume_name="littered", timeout=20)
+    assert [again[number].count for number in THREE] == [3, 3, 3]
+    assert runs(again) == set()
+
+
 def test_a_large_file_is_streamed_and_never_in_memory_as_a_whole(tmp_path):
     """200 MB in 200 chunks, each of which goes into its sandbox as a file: the host stays under 300 MB."""
     data = tmp_path / "rows.jsonl"
