@@ -185,7 +185,10 @@ def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None =
             return asyncio.run(run())
         except (asyncio.CancelledError, TerminationSignal):
             raise KeyboardInterrupt from None
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, RuntimeError) as error:
+            # Prefect's client has no type of its own for a server that does not tell its version.
+            if not isinstance(error, httpx.HTTPError) and "Failed to reach API" not in str(error):
+                raise
             where = f"; the results so far are in {display.results_path}" if display.results_path else ""
             said = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigurationError(

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -169,6 +171,33 @@ def test_a_server_that_does_not_answer_is_one_sentence(run, tmp_path, monkeypatc
     done = run("batch", "a.py")
     assert done.returncode == 2
     assert "the Prefect server at http://127.0.0.1:9/api does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class _Failing(BaseHTTPRequestHandler):
+    """Is well by its own account, and fails whatever else it is asked."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path.endswith("/health") else 500)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+def test_a_server_that_fails_is_one_sentence(run, tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("SUBMIT(x=1)")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Failing) as failing:
+        threading.Thread(target=failing.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{failing.server_port}/api")
+        done = run("batch", "a.py")
+        failing.shutdown()
+    assert done.returncode == 2
+    assert "the Prefect server failed or went away while the flow ran" in done.stderr
     assert "Traceback" not in done.stderr
 
 
