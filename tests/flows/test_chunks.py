@@ -192,7 +192,6 @@ async def test_large_chunks_go_as_files_and_the_code_sees_the_same_names(tmp_pat
         ({"chunks": "{here}/rows.jsonl"}, "a chunk has id and data"),
         ({"chunks": "{here}/twice.jsonl"}, "which an earlier one has too"),
         ({"chunks": "{here}/null.jsonl"}, "is no chunk id"),
-        ({"data": "{here}/wide.csv", "chunk_size": 1}, "no CSV that can be read"),
         ({"chunks": {"a": 1}, "volume_name": "../x"}, "no name of a volume"),
         ({"chunks": {"a": 1}, "provider": "nosuch"}, "unknown provider"),
     ],
