@@ -39,7 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"rlm-batch: {text}", file=sys.stderr)
+    from .shown import shown
+
+    print(f"rlm-batch: {shown(text, keep=chr(10))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

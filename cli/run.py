@@ -14,6 +14,7 @@ from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
 from .display import Display, show_table
+from .shown import shown
 
 if TYPE_CHECKING:
     from ..flows.sweep import SweepReport
@@ -71,7 +72,7 @@ def run_rlm(parameters: dict[str, Any]) -> int:
         found: RlmAnswer = _run(lambda: rlm(**parameters), display)
     except ExecutionsFailed as error:
         return _end(error.results_path, error)
-    print(found)
+    print(shown(str(found), keep="\n\t"))
     asked = found.queries
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
     print(f"{len(found.trajectory)} turns; the model was called {described(used)}", file=sys.stderr)
@@ -96,10 +97,12 @@ def run_chunks(parameters: dict[str, Any]) -> int:
         failed, found = error, report(Outcomes(error.results, error.results_path), count)
     show_table(found.rows())
     if isinstance(found.reduction, Result):
-        values = ", ".join(f"{name}={cell_text(value)}" for name, value in found.reduction.outputs.items())
+        values = ", ".join(
+            f"{shown(name)}={shown(cell_text(value))}" for name, value in found.reduction.outputs.items()
+        )
         print(f"Reduction: {values}")
     for path, ids in found.overlaps.items():
-        print(overlap(path, ids), file=sys.stderr)
+        print(shown(overlap(path, ids)), file=sys.stderr)
     return _end(found.results_path, failed)
 
 
@@ -129,7 +132,8 @@ def _end(results_path: str, failed: ExecutionsFailed | None) -> int:
         total, count = len(failed.results), len(failed.failures)
         print(f"{count} of {total} failed:", file=sys.stderr)
         for failure in failed.failures[:10]:
-            print(f"\n{failure.meta.index}: {type(failure.error).__name__}: {failure.error}", file=sys.stderr)
+            said = shown(f"{type(failure.error).__name__}: {failure.error}", keep="\n\t")
+            print(f"\n{failure.meta.index}: {said}", file=sys.stderr)
             _show_output(failure)
         if count > 10:
             print(f"\n... and {count - 10} more, in the ledger", file=sys.stderr)
@@ -140,7 +144,7 @@ def _end(results_path: str, failed: ExecutionsFailed | None) -> int:
 def _show_output(failure: Failure) -> None:
     lines = failure.meta.stderr.rstrip().splitlines() or failure.meta.stdout.rstrip().splitlines()
     for line in lines[-5:]:
-        print(f"  | {line}", file=sys.stderr)
+        print("  |", shown(line, keep="\t"), file=sys.stderr)
 
 
 def _check(flow: Any, parameters: dict[str, Any]) -> None:
@@ -161,6 +165,7 @@ def _check(flow: Any, parameters: dict[str, Any]) -> None:
 
 def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None = None) -> Any:
     """Runs the flow with its display. SIGTERM ends it as Ctrl-C does, before Prefect's own handler for it and after."""
+    import httpx
     from prefect.exceptions import TerminationSignal
 
     from ..flows.run import observer
@@ -180,3 +185,13 @@ def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None =
             return asyncio.run(run())
         except (asyncio.CancelledError, TerminationSignal):
             raise KeyboardInterrupt from None
+        except (httpx.HTTPError, RuntimeError) as error:
+            # Prefect's client has no type of its own for a server that does not tell its version.
+            if not isinstance(error, httpx.HTTPError) and "Failed to reach API" not in str(error):
+                raise
+            where = f"; the results so far are in {display.results_path}" if display.results_path else ""
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            raise ConfigurationError(
+                f"the Prefect server failed or went away while the flow ran ({said}){where}: look at it, and run again "
+                "with --results-path or --resume to run only the rest"
+            ) from error

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sized
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from .flow import batch_flow
-from .inputs import read_inputs
+from .inputs import read_inputs, referred
 from .run import (
     BatchConcurrency,
     CacheResults,
@@ -122,14 +120,7 @@ def executions(code: list[str] | str, inputs: list[dict[str, Any]] | str | None)
         if not code:
             raise ConfigurationError("the list of code is empty: there is nothing to run")
         return _Items(code, None)
-    if code.startswith("@"):
-        return _Items(_from_file(code[1:]), None)
-    return _Items([code], None if inputs is None else read_inputs(inputs, "inputs"))
-
-
-def _from_file(path: str) -> list[str]:
-    """The texts of a list that was too long for a flow run's parameters."""
-    try:
-        return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"the list of code in {path} cannot be read: {error}") from None
+    found = referred(code)
+    if isinstance(found, list):
+        return _Items(found, None)
+    return _Items([found], None if inputs is None else read_inputs(inputs, "inputs"))

@@ -20,6 +20,7 @@ from ..tasks.execute import BACKOFF
 from ..tasks.execution import Execution, key_of
 from ..tasks.mark import Mark, Marker, folder_of, name_of, read_markers
 from .flow import batch_flow
+from .inputs import referred_text
 from .parts import Parts, parts_of
 from .run import (
     BatchConcurrency,
@@ -126,6 +127,8 @@ async def chunks(
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.
     """
+    code = referred_text(code)
+    reduce = None if reduce is None else referred_text(reduce)
     parts = parts_of(chunks, data, chunk_size)
     options = Options(
         provider=provider,

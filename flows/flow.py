@@ -28,6 +28,7 @@ SPILLABLE = {  # and how each refers to a file
     "data": "{path}",
     "chunks": "{path}",
 }
+TEXTS = ("code", "reduce")  # that are one text, and refer to a file as lists of code do
 
 
 class BatchFlow(Flow[P, T]):
@@ -53,6 +54,10 @@ def within_limit(parameters: dict[str, Any]) -> dict[str, Any]:
         name: _short(value, name, SPILLABLE[name]) if name in SPILLABLE and isinstance(value, (list, dict)) else value
         for name, value in parameters.items()
     }
+    for name in TEXTS:
+        text = short.get(name)
+        if isinstance(text, str) and len(text) > PARAMETER_LIMIT // 4:
+            short[name] = f"@{spilled_text(text, results_root())}"
     text = short.get("context")
     if isinstance(text, str) and len(text) > PARAMETER_LIMIT // 4:  # a character has 4 bytes at most
         del short["context"]

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import itertools
 import json
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,9 @@ from typing import Any, Protocol
 from ..sandbox.errors import ConfigurationError
 
 Variables = dict[str, Any]
+CELL_LIMIT = (
+    64 * 1024 * 1024
+)  # characters of a cell of CSV: data may be long, but a quote left open is not all of a file
 
 
 class Inputs(Iterable[Variables], Sized, Protocol):
@@ -64,6 +68,10 @@ class FileInputs:
                     value = json.loads(line)
                 except ValueError as error:
                     raise ConfigurationError(f"line {number} of {self._path} is not JSON: {error}") from None
+                except RecursionError:
+                    raise ConfigurationError(
+                        f"line {number} of {self._path} is nested too deeply: flatten it"
+                    ) from None
                 if not self._accepts(value):
                     raise ConfigurationError(
                         f"line {number} of {self._path} is a {type(value).__name__}: a line is an object of variables"
@@ -75,12 +83,19 @@ class FileInputs:
 
     def _csv(self) -> Iterator[Variables]:
         with self._path.open(encoding="utf-8-sig", newline="") as file:
+            csv.field_size_limit(max(csv.field_size_limit(), CELL_LIMIT))
             reader = csv.DictReader(file)
+            header = reader.fieldnames or ()
+            for name in header:
+                if list(header).count(name) > 1:
+                    raise ConfigurationError(
+                        f"the header of {self._path} has {name!r} twice: rename one of the columns"
+                    )
             for row in reader:
                 if None in row or None in row.values():
                     raise ConfigurationError(
                         f"line {reader.line_num} of {self._path} has not as many cells as the header: "
-                        f"{', '.join(reader.fieldnames or ())}"
+                        f"{', '.join(header)}"
                     )
                 yield {name: cell(text) for name, text in row.items()}
 
@@ -95,9 +110,13 @@ class FileRows(FileInputs):
 def cell(text: str) -> Any:
     """The value of a word in a CSV file or on the command line: JSON where it parses, else the text itself."""
     try:
-        return json.loads(text, parse_constant=lambda _: text)
-    except ValueError:
+        return json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError):
         return text
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 class Grid:
@@ -150,8 +169,31 @@ def same_names(points: Inputs) -> Inputs:
 
 def spilled(value: list[Any], root: Path) -> str:
     """Writes a list to a file of JSON lines below the results root, named after its content, and returns its path."""
-    lines = [json.dumps(item, ensure_ascii=False, separators=(",", ":")) + "\n" for item in value]
-    return _spill("".join(lines).encode(), root, ".jsonl")
+    lines = [json.dumps(item, separators=(",", ":")) + "\n" for item in value]
+    return _spill("".join(lines).encode("ascii"), root, ".jsonl")
+
+
+def referred(text: str) -> list[str] | str:
+    """What a parameter of code stands for: the text itself, or what is in the file that `@` and its path refer to.
+
+    Such a file has a list that was too long for a flow run's parameters, or one text. Its path is absolute, and no
+    Python begins with `@/`. Raises ConfigurationError.
+    """
+    if not text.startswith("@/"):
+        return text
+    try:
+        found = Path(text[1:]).read_text(encoding="utf-8")
+        return found if text.endswith(".txt") else [json.loads(line) for line in found.splitlines()]
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"the code in {text[1:]} cannot be read: {error}") from None
+
+
+def referred_text(text: str) -> str:
+    """The same where it is one text. Raises ConfigurationError."""
+    found = referred(text)
+    if isinstance(found, list):
+        raise ConfigurationError(f"{text[1:]} has a list of code, and this takes one text")
+    return found
 
 
 def spilled_text(text: str, root: Path) -> str:
@@ -161,9 +203,19 @@ def spilled_text(text: str, root: Path) -> str:
 
 def _spill(data: bytes, root: Path, suffix: str) -> str:
     path = root / "inputs" / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(data)
-        partial.rename(path)
+    # Of this writer alone: another program may be writing the same content.
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            try:
+                partial.write_bytes(data)
+                partial.rename(path)
+            finally:
+                partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"parameters too long for a flow run go to a file, and {path} cannot be written: {error.strerror}. Name "
+            "another root with the environment variable RLM_BATCH_RESULTS"
+        ) from error
     return str(path)

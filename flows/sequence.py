@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -14,6 +12,7 @@ from ..sandbox.result import Result
 from ..tasks.execution import Execution, key_of
 from ..tasks.lane import Lane
 from .flow import batch_flow
+from .inputs import referred
 from .run import (
     BatchConcurrency,
     Deadline,
@@ -109,12 +108,8 @@ def texts(steps: list[str] | str) -> list[str]:
         if not steps:
             raise ConfigurationError("the list of steps is empty: there is nothing to run")
         return steps
-    if not steps.startswith("@"):
-        return [steps]
-    try:
-        return [json.loads(line) for line in Path(steps[1:]).read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"the list of steps in {steps[1:]} cannot be read: {error}") from None
+    found = referred(steps)
+    return found if isinstance(found, list) else [found]
 
 
 def _chained(codes: list[str], fingerprint: dict[str, Any]) -> list[Execution]:

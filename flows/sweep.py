@@ -11,7 +11,7 @@ from pydantic import Field
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
 from .flow import batch_flow
-from .inputs import Grid, Inputs, read_inputs, same_names
+from .inputs import Grid, Inputs, read_inputs, referred_text, same_names
 from .run import (
     BatchConcurrency,
     CacheResults,
@@ -105,6 +105,7 @@ async def sweep(
     Raises ExecutionsFailed when all are done and some trials failed (with `on_failure="return"` a `Failure` stands in
     their place), and ConfigurationError before anything runs, or at the end if no trial submitted the objective.
     """
+    code = referred_text(code)
     points_of_space = space(grid, points)
     options = Options(
         provider=provider,

@@ -83,6 +83,7 @@ class Ledger:
             if file.write(data) != len(data):
                 raise OSError(28, "No space left on device")
         except OSError as error:
+            self.close()  # part of the line may be there: what is written next is not to be on the same one
             raise OSError(
                 error.errno,
                 f"a result could not be written to the ledger {self.path}: {error.strerror}; what is there stays",

@@ -32,26 +32,38 @@ except OSError as error:
     raise VolumeError(f"what says that an earlier run was complete could not be removed: {error.strerror}") from None
 """
 # Several at a time, because on a volume over a network each file is a round trip; as many to a page as SUBMIT takes.
+# Code can write to where markers are, and what it leaves there must not end every later job: what is no regular file is
+# not opened, and what SUBMIT would refuse is taken for a damaged marker.
 READ = """
-import json, os
+import json, os, stat
 from concurrent.futures import ThreadPoolExecutor
+
+def depth(value):
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(depth, inner), default=0)
 
 def read(name):
     try:
         path = os.path.join(VOLUME, folder, name)
+        entry = os.stat(path)
+        if not stat.S_ISREG(entry.st_mode) or entry.st_size > 16_000_000:
+            raise ValueError("it is no marker")
         with open(path, encoding="utf-8") as file:
             marker = json.load(file)
-        written = os.stat(path).st_mtime_ns
+        json.dumps(marker, allow_nan=False, ensure_ascii=False).encode("utf-8")
+        if depth(marker) > 500:
+            raise ValueError("it is nested too deeply")
+        written = entry.st_mtime_ns
         marker["name"], marker["whole"] = name, True
         for file in marker["files"]:
             if os.stat(os.path.join(VOLUME, file)).st_mtime_ns > written:
                 marker["whole"] = False
         return marker
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {"name": name, "whole": False}
 
 try:
-    names = sorted(name for name in os.listdir(os.path.join(VOLUME, folder)) if name > after)[:500]
+    names = sorted(name for name in os.listdir(os.path.join(VOLUME, folder)) if name.isascii() and name > after)[:500]
 except FileNotFoundError:
     names = []
 markers, size = [], 0

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,8 @@ def test_failures_exit_with_1_and_are_shown_with_what_the_code_wrote(run, tmp_pa
         ),
         (["sweep", "slow.py", "--grid", "x=1", "--no-such-option"], "--no-such-option"),
         (["batch", "slow.py", "points.jsonl", "--inputs", "points.jsonl"], "one FILE"),
+        (["batch", "slow.py", "--inputs", "deep.jsonl"], "line 1 of"),
+        (["batch", "slow.py", "--inputs", "twice.csv"], "has 'x' twice"),
         (["batch"], "FILE"),
         (["nosuch"], "nosuch"),
     ],
@@ -87,6 +91,8 @@ def test_failures_exit_with_1_and_are_shown_with_what_the_code_wrote(run, tmp_pa
 def test_wrong_usage_is_one_sentence_and_exit_status_2(server, tmp_path, monkeypatch, capfd, arguments, said):
     (tmp_path / "slow.py").write_text("SUBMIT(fine=1)")
     (tmp_path / "points.jsonl").write_text('{"x": 1, "y": 2}\n{"x": 2}\n')
+    (tmp_path / "deep.jsonl").write_text('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    (tmp_path / "twice.csv").write_text("x,x\n1,2\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", environment(tmp_path))  # the command adds to it
     with pytest.raises(SystemExit) as left:
@@ -97,6 +103,40 @@ def test_wrong_usage_is_one_sentence_and_exit_status_2(server, tmp_path, monkeyp
     assert len(errors) == 1
     assert said in errors[0]
     assert "Traceback" not in said_at_all
+
+
+def test_what_code_submits_or_writes_gives_a_terminal_no_commands(run, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"x": "\\u001b]0;title\\u0007"}\n{"x": "\\ud800"}\n{"x": ""}\n')
+    (tmp_path / "say.py").write_text(
+        "import sys\nif x == '':\n    print('\\x1b[2J', file=sys.stderr)\n    raise ValueError('\\x1b[31m')\n"
+        "SUBMIT(y='one\\ntwo')"
+    )
+    done = run("batch", "say.py", "--inputs", "in.jsonl")
+    assert done.returncode == 1, done.stderr
+    assert 'Traceback (most recent call last):\n  File "/' not in done.stderr  # of ours
+    assert "\x1b" not in done.stdout + done.stderr
+    assert r"\x1b]0;title\x07" in done.stdout
+    assert r"one\ntwo" in done.stdout
+    assert r"\ud800" in done.stdout
+    assert r"ValueError: \x1b[31m" in done.stderr
+    assert r"  | \x1b[2J" in done.stderr
+    assert "2 of 3 failed" in done.stderr
+
+
+def test_code_of_any_length_and_beginning_is_code(run, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"x": 2}\n')
+    (tmp_path / "long.py").write_text("#" * 600_000 + "\nSUBMIT(y=x * x)")
+    (tmp_path / "at.py").write_text("@staticmethod\ndef square(x): return x * x\nSUBMIT(y=square(x))")
+    for name in ("long.py", "at.py"):
+        done = run("batch", name, "--inputs", "in.jsonl")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[1].split() == ["0", "2", "4"]
+    done = run("sweep", "long.py", "--grid", "x=1,3")
+    assert [line.split() for line in done.stdout.splitlines()[1:3]] == [["0", "1", "1"], ["1", "3", "9"]]
+    (tmp_path / "chunk.py").write_text("#" * 600_000 + "\nSUBMIT(n=len(data))")
+    (tmp_path / "reduce.py").write_text("#" * 600_000 + "\nSUBMIT(n=sum(fields['n'] for fields in results.values()))")
+    done = run("chunks", "chunk.py", "--data", "in.jsonl", "--chunk-size", "1", "--reduce", "reduce.py")
+    assert "Reduction: n=1" in done.stdout
 
 
 def test_isolation_none_is_there_where_a_person_insists_and_says_so(run, tmp_path):
@@ -131,6 +171,33 @@ def test_a_server_that_does_not_answer_is_one_sentence(run, tmp_path, monkeypatc
     done = run("batch", "a.py")
     assert done.returncode == 2
     assert "the Prefect server at http://127.0.0.1:9/api does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class _Failing(BaseHTTPRequestHandler):
+    """Is well by its own account, and fails whatever else it is asked."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path.endswith("/health") else 500)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+def test_a_server_that_fails_is_one_sentence(run, tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("SUBMIT(x=1)")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Failing) as failing:
+        threading.Thread(target=failing.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{failing.server_port}/api")
+        done = run("batch", "a.py")
+        failing.shutdown()
+    assert done.returncode == 2
+    assert "the Prefect server failed or went away while the flow ran" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -89,6 +89,18 @@ async def test_one_piece_of_code_runs_over_inputs_from_a_list_and_from_files(tmp
         assert (one.y, text.y, one.kind, text.kind) == (2, "aa", "int", "str")
 
 
+async def test_a_cell_of_csv_may_be_long_and_what_is_almost_json_is_text(tmp_path):
+    (tmp_path / "in.csv").write_text(f'x\n{"a" * 200_000}\n"[NaN, 1]"\n{"[" * 100_000}\n')
+    long, almost, nested = await batch("SUBMIT(size=len(x), kind=type(x).__name__)", str(tmp_path / "in.csv"))
+    assert (long.size, almost.size, nested.size) == (200_000, 8, 100_000)
+    assert {long.kind, almost.kind, nested.kind} == {"str"}
+
+
+async def test_long_code_may_have_any_letters():
+    code = [f"# {'x' * 300_000}\nSUBMIT(text='a\u2028b\x85c')", "SUBMIT(text='second')"]
+    assert [result.text for result in await batch(code)] == ["a\u2028b\x85c", "second"]
+
+
 async def test_two_identical_executions_are_two_executions():
     first, second = await batch(["import os; SUBMIT(random=os.urandom(8).hex())"] * 2)
     assert first.random != second.random

@@ -192,7 +192,6 @@ async def test_large_chunks_go_as_files_and_the_code_sees_the_same_names(tmp_pat
         ({"chunks": "{here}/rows.jsonl"}, "a chunk has id and data"),
         ({"chunks": "{here}/twice.jsonl"}, "which an earlier one has too"),
         ({"chunks": "{here}/null.jsonl"}, "is no chunk id"),
-        ({"data": "{here}/wide.csv", "chunk_size": 1}, "no CSV that can be read"),
         ({"chunks": {"a": 1}, "volume_name": "../x"}, "no name of a volume"),
         ({"chunks": {"a": 1}, "provider": "nosuch"}, "unknown provider"),
     ],
@@ -446,6 +445,33 @@ async def test_a_marker_that_code_has_made_up_breaks_nothing(volumes):
     again = await chunks(DOUBLE, THREE, volume_name="forged", reduce=SUM)
     assert again.reduction.total == 90
     assert runs(again) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"files": [], "outputs": {"x": NaN}}',
+        '{"files": [], "outputs": {"x": "\\ud800"}}',
+        "[" * 200_000,
+        "pipe",
+        "name",
+    ],
+    ids=["nan", "surrogate", "nested", "pipe", "name"],
+)
+async def test_what_lies_among_the_markers_and_is_none_does_not_end_a_later_job(volumes, text):
+    """Code can write there: what it left would otherwise be the end of every later run of the same job."""
+    await chunks(DOUBLE, THREE, volume_name="littered")
+    (folder,) = (volumes / "littered" / ".rlm-batch" / "complete").iterdir()
+    if text == "pipe":
+        os.mkfifo(folder / "a.json")
+        (folder / "a.json").chmod(0o666)
+    elif text == "name":
+        (folder / os.fsdecode(b"\xff.json")).write_text("{}")
+    else:
+        (folder / "a.json").write_text(text)
+    again = await chunks(DOUBLE, THREE, volume_name="littered", timeout=20)
+    assert [again[number].count for number in THREE] == [3, 3, 3]
+    assert runs(again) == set()
 
 
 def test_a_large_file_is_streamed_and_never_in_memory_as_a_whole(tmp_path):

@@ -1,6 +1,7 @@
 """What the ledger keeps, and what is read of it."""
 
 import os
+import resource
 
 import pytest
 
@@ -88,8 +89,21 @@ def test_a_disk_that_is_full_fails_with_the_ledgers_path_and_keeps_what_is_there
     ledger._file.tell = lambda: 0  # a device has no position
     with pytest.raises(OSError, match=str(ledger.path)):
         ledger.write("b", success(2))
-    ledger._file = None
     assert set(ledger.best()) == {"a"}
+
+
+def test_what_is_written_after_a_line_that_was_cut_short_is_on_a_line_of_its_own(ledger):
+    """A disk can be full for one writer's line, and have room again for the next."""
+    ledger.write("a", success(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ledger._file.tell() + 20, hard))
+    try:
+        with pytest.raises(OSError, match=str(ledger.path)):
+            ledger.write("b", success(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    ledger.write("c", success(3))
+    assert set(ledger.best()) == {"a", "c"}
 
 
 def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(tmp_path):
