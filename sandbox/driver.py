@@ -769,8 +769,9 @@ class Child:
         self._name = CODE_NAME
         self._source = ""
         self._shown: dict[str, str] = {}
-        self._reserve: bytearray | None = None
+        self._reserve: bytes | None = None
         shared = settings["confinement"].get("umask") is not None
+        self._names: dict[bool, dict[str, Any]] = {}
         self._volume = Volume(settings["volume"], shared, self._shield, self._unshield)
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
@@ -995,7 +996,7 @@ class Child:
         self._name = CODE_NAME if self._sources == 1 else f"<code {self._sources}>"
         if self._reserve is None:
             try:
-                self._reserve = bytearray(RESERVE)
+                self._reserve = bytes(RESERVE)  # and no bytearray, which would be filled, page after page
             except MemoryError:
                 pass
         outcome: dict[str, Any] | None = None
@@ -1041,8 +1042,7 @@ class Child:
             self._submit(token, values, fields, expected)
 
         submit.__name__ = submit.__qualname__ = "SUBMIT"
-        namespace.update(self._volume.names())
-        namespace.update(Queries(self._call_host if request["queries"] else None).names())
+        namespace.update(self._provided(request["queries"]))
         for name in request["names"]:
             namespace[name] = self._tool(name)
         namespace["SUBMIT"] = submit
@@ -1059,6 +1059,13 @@ class Child:
         exec(code, namespace)
         if self._stateless and os.getpid() == self._pid:
             self._end_as_a_script()
+
+    def _provided(self, asks: bool) -> dict[str, Any]:
+        """The names that every execution finds, made once; `asks` if there is a model behind the queries."""
+        if asks not in self._names:
+            queries = Queries(self._call_host if asks else None)
+            self._names[asks] = {**self._volume.names(), **queries.names()}
+        return self._names[asks]
 
     @staticmethod
     def _from_file(path: str) -> Any:
