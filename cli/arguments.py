@@ -32,7 +32,9 @@ def code(file: str) -> str:
 
 
 def absolute(path: str | None) -> str | None:
-    """A path as this directory means it, for a flow that may run in another."""
+    """A path as this directory means it, for a flow that may run in another. Raises ConfigurationError."""
+    if path is not None and not path.strip():
+        raise ConfigurationError("a path was given that is empty: is the variable set that it was to come from?")
     return None if path is None else str(Path(path).expanduser().absolute())
 
 

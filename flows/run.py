@@ -418,8 +418,3 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
     collect(errors)
     return next((error for error in leaves if isinstance(error, RlmBatchError)), leaves[0])
-
-
-def resolved_path(path: str | None) -> str | None:
-    """A path as whoever submits means it, made absolute."""
-    return None if path is None else str(Path(path).expanduser().absolute())

@@ -81,6 +81,7 @@ def test_failures_exit_with_1_and_are_shown_with_what_the_code_wrote(run, tmp_pa
             "--isolation is for",
         ),
         (["sweep", "slow.py", "--grid", "x=1", "--no-such-option"], "--no-such-option"),
+        (["sweep", "slow.py", "--grid", "x=1", "--results-path", ""], "a path was given that is empty"),
         (["batch", "slow.py", "points.jsonl", "--inputs", "points.jsonl"], "one FILE"),
         (["batch", "slow.py", "--inputs", "deep.jsonl"], "line 1 of"),
         (["batch", "slow.py", "--inputs", "twice.csv"], "has 'x' twice"),
