@@ -34,8 +34,11 @@ class Answer:
     usage: Usage
 
 
-class Unanswered(QueryError):
-    """A request that was taken and counted, and has no answer: `usage` is what it took nonetheless."""
+class Unanswered(Exception):
+    """A request that was taken and counted, and has no answer: `usage` is what it took nonetheless.
+
+    Between a model and the tree that asks it; code is told of a QueryError.
+    """
 
     def __init__(self, message: str, usage: Usage) -> None:
         super().__init__(message)
@@ -185,7 +188,7 @@ class Tree:
                     except Unanswered as error:
                         reservation.settle(error.usage)
                         query.usage += error.usage
-                        raise
+                        raise QueryError(str(error)) from error
                     reservation.settle(answer.usage)
                 finally:
                     reservation.release()  # of what was not settled; nobody says whether a cancelled request was billed
