@@ -98,7 +98,7 @@ class Volume:
                 if not self._kept:
                     await self._store.close()
 
-        return run_blocking(call())
+        return run_blocking(call)
 
     def __enter__(self) -> Self:
         self._kept = True
@@ -107,7 +107,7 @@ class Volume:
     def __exit__(self, *_: object) -> None:
         self._kept = False
         if self._store is not None:
-            run_blocking(self._store.close())
+            run_blocking(self._store.close)
 
 
 def names(path: str) -> tuple[str, ...]:

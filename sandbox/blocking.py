@@ -28,8 +28,11 @@ class _Background:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs it on the loop and waits. What interrupts the wait (Ctrl-C) cancels the work, and waits for its end."""
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Runs it on the loop and waits. What interrupts the wait (Ctrl-C) cancels the work, and waits for its end.
+
+        The coroutine is made on the loop's thread: here an interrupt could come before anybody had it.
+        """
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -38,7 +41,7 @@ class _Background:
 
         async def settle() -> None:
             try:
-                done.set_result(await work)
+                done.set_result(await work())
             except BaseException as error:  # noqa: BLE001 - also what would end the loop, such as a tool's SystemExit
                 done.set_exception(error)
 
@@ -50,7 +53,6 @@ class _Background:
         def never_begun() -> None:
             """A task that is cancelled before its first step runs nothing of `settle`."""
             if not done.done():
-                work.close()
                 done.set_exception(asyncio.CancelledError())
 
         def cancel() -> None:
@@ -72,7 +74,7 @@ class _Background:
 _background = _Background()
 
 
-def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs a coroutine on the event loop of the synchronous face, and waits for it."""
     return _background.run(work)
 
@@ -117,19 +119,19 @@ class BlockingInterpreter:
         """
         with self._starting:
             if self._sandbox is None:
-                sandbox, wire = _background.run(self._opened())
+                sandbox, wire = _background.run(self._opened)
                 try:
                     if wire is None:
                         self._interpreter = Interpreter(
                             lambda: _itself(sandbox), timeout=self.timeout, tools=self.tools
                         )
-                        _background.run(self._interpreter.start())
+                        _background.run(self._interpreter.start)
                     else:
                         self._direct = DirectConversation(Conversation(sandbox), *wire, _background.run)
                         self._direct.start()
                 except BaseException:
                     self._direct = self._interpreter = None
-                    _background.run(sandbox.remove())
+                    _background.run(sandbox.remove)
                     raise
                 self._sandbox = sandbox
         return self
@@ -152,7 +154,7 @@ class BlockingInterpreter:
             return direct.execute(body, variables, limit(timeout, self.timeout), CONTEXT, tools)
         assert interpreter is not None
         return _background.run(
-            interpreter.execute(
+            lambda: interpreter.execute(
                 code,
                 variables,
                 timeout=timeout,
@@ -184,9 +186,9 @@ class BlockingInterpreter:
         if direct is not None:
             direct.close()
         if interpreter is not None:
-            _background.run(interpreter.shutdown())
+            _background.run(interpreter.shutdown)
         elif sandbox is not None:
-            _background.run(sandbox.remove())
+            _background.run(sandbox.remove)
 
     def __enter__(self) -> Self:
         return self.start()

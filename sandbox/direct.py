@@ -34,7 +34,11 @@ class DirectConversation:
     """Speaks with one driver. `run` runs a coroutine elsewhere and waits for it: for tools that are async."""
 
     def __init__(
-        self, conversation: Conversation, reads: int, writes: int, run: Callable[[Coroutine[Any, Any, Any]], Any]
+        self,
+        conversation: Conversation,
+        reads: int,
+        writes: int,
+        run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
     ) -> None:
         self._conversation = conversation
         self._reads = reads
@@ -132,7 +136,7 @@ class DirectConversation:
             args, kwargs = arguments(body)
             value = tool(*args, **kwargs)
             if inspect.isawaitable(value):
-                value = self._run(_awaited(value))
+                value = self._run(partial(_awaited, value))
             reply = answer(header["name"], value)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
             reply = refusal(error)

@@ -58,8 +58,7 @@ def script(tmp_path: Path) -> Iterator[Run]:
     def script(text: str) -> subprocess.Popen[str]:
         path = tmp_path / "script.py"
         path.write_text(BEGIN + TOOLS + dedent(text))
-        # Python warns of a coroutine that an interrupt overtook before anybody could await it: nothing is lost with it.
-        command = [sys.executable, "-W", "ignore::RuntimeWarning", str(path)]
+        command = [sys.executable, str(path)]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
         started.append(subprocess.Popen(command, cwd=tmp_path, **options))  # type: ignore[call-overload]
         return started[-1]
