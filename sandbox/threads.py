@@ -21,6 +21,7 @@ class Threads:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
+        self._closed = False
 
     def run(self, work: Callable[[], None]) -> None:
         """Runs it soon. It must not raise."""
@@ -56,8 +57,9 @@ class Threads:
         return value
 
     def close(self) -> None:
-        """Lets the threads that are idle go; one that is busy goes when the process does."""
+        """Lets the threads that are idle go, and each of the others when it is done."""
         with self._lock:
+            self._closed = True
             for _ in range(self._idle):
                 self._work.put(None)
             self._idle = 0
@@ -66,4 +68,6 @@ class Threads:
         while (work := self._work.get()) is not None:
             work()
             with self._lock:
+                if self._closed:
+                    return
                 self._idle += 1
