@@ -81,6 +81,26 @@ class SandboxProvider(Block, ABC):
         title="Environment",
         description="Environment variables that the sandboxed code sees. No other secret reaches it.",
     )
+    max_sandboxes: int | None = Field(
+        default=None,
+        ge=1,
+        title="Most sandboxes",
+        description="How many sandboxes flows may have at one time, over every flow run and machine that shares the "
+        "Prefect server. By default there is no limit but each run's max_workers.",
+    )
+    creations_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        title="Creations a second",
+        description="How many new sandboxes a second flows may ask for, over the same. By default there is no limit.",
+    )
+    limit_name: str | None = Field(
+        default=None,
+        title="Limit name",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Blocks that share an account share its limits by giving them one name, and the same numbers. By "
+        "default a block has limits of its own.",
+    )
     lifetime: int = Field(
         default=86_400,
         ge=1,

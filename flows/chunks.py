@@ -247,6 +247,7 @@ class _Chunks(Run):
             lane = self.lane()
             try:
                 async with asyncio.timeout_at(self.until):
+                    await lane.enter()
                     self._markers = await read_markers(await lane.open(), folder)
                 return
             except TimeoutError:
@@ -256,7 +257,7 @@ class _Chunks(Run):
                     raise
                 await asyncio.sleep(delay)
             finally:
-                await lane.close()
+                await lane.leave()
 
     def mark(self, name: str) -> Mark | None:
         """Where a marker of that name belongs; None without a volume."""

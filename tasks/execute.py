@@ -104,7 +104,9 @@ async def execute(lane: Lane, work: Work) -> None:
     """
     failed: RlmBatchError | None = None
     retry: RlmBatchError | None = None
-    for execution in work.remaining:
+    for number, execution in enumerate(work.remaining):
+        if number and await lane.hand_over():
+            await lane.enter()
         try:
             work.settle(execution, await lane.execute(execution))
         except RlmBatchError as error:
