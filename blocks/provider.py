@@ -185,6 +185,11 @@ class SandboxProvider(Block, ABC):
             self._commit = await repository.commit(self.repo_url, self.repo_ref, self.repo_token)
         return self._commit
 
+    @property
+    def counted(self) -> bool:
+        """Whether there is a limit on sandboxes, so that removing one has to last until it has gone."""
+        return self.max_sandboxes is not None
+
     def has_credentials(self) -> bool:
         """Whether it can sign in with what it was given and what the environment has."""
         return True

@@ -10,26 +10,13 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import DaytonaSandbox, LocalSandbox, batch, chunks, sequence
-from rlm_batch.blocks.limits import ProcessLimits, keep_in_step, names_of
+from rlm_batch.blocks.limits import ProcessLimits, keep_in_step
 from rlm_batch.tasks import slots
 
 pytestmark = pytest.mark.anyio
 
+LIMIT = "rlm-batch.local-sandbox.limited"
 NAP = "import time; began = time.monotonic(); time.sleep(nap); SUBMIT(began=began, ended=time.monotonic())"
-PROGRAM = (
-    """
-import asyncio, json, sys
-from rlm_batch import batch
-
-async def main():
-    results = await batch(%r, inputs=[{"nap": float(sys.argv[2])}] * int(sys.argv[1]),
-                          provider=sys.argv[3], max_workers=int(sys.argv[4]), timeout=60)
-    print(json.dumps([result.outputs for result in results]))
-
-asyncio.run(main())
-"""
-    % NAP
-)
 
 
 @pytest.fixture
@@ -78,8 +65,8 @@ async def test_three_flow_runs_share_the_slots_of_one_block(block, quick, reuse)
     runs = await asyncio.gather(*(naps(5, 0.2, max_workers=4, reuse_sandboxes=reuse) for _ in range(3)))
     assert [len(run) for run in runs] == [5, 5, 5]
     assert most(spans(*runs)) <= 2
-    assert await in_use("rlm-batch.local-sandbox.limited") == 0
-    assert await in_use("rlm-batch.local-sandbox.limited.waiting") == 0
+    assert await in_use(LIMIT) == 0
+    assert await in_use(f"{LIMIT}.waiting") == 0
 
 
 async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(block, quick):
@@ -102,7 +89,7 @@ async def test_several_executions_in_one_task_run_hand_over_between_two_of_them(
 async def test_a_run_that_gets_fewer_slots_than_workers_goes_on_with_those(block, quick):
     async with get_client() as client:
         await keep_in_step(block)
-        answer = await client.increment_concurrency_slots_with_lease([names_of(block).sandboxes], 1, "concurrency", 60)
+        answer = await client.increment_concurrency_slots_with_lease([LIMIT], 1, "concurrency", 60)
         try:
             results = await naps(4, 0.1, max_workers=4)
         finally:
@@ -113,7 +100,7 @@ async def test_a_run_that_gets_fewer_slots_than_workers_goes_on_with_those(block
 async def test_nothing_waits_for_a_slot_where_nothing_is_to_be_run(block, quick, tmp_path):
     first = await naps(3, 0.0, results_path=str(tmp_path / "ledger"))
     async with get_client() as client:
-        answer = await client.increment_concurrency_slots_with_lease([names_of(block).sandboxes], 2, "concurrency", 60)
+        answer = await client.increment_concurrency_slots_with_lease([LIMIT], 2, "concurrency", 60)
         try:
             again = await asyncio.wait_for(naps(3, 0.0, results_path=str(tmp_path / "ledger")), 30)
         finally:
@@ -162,11 +149,11 @@ async def test_a_limit_that_someone_removes_meanwhile_is_made_again(block, quick
     running = asyncio.create_task(naps(12, 0.15, max_workers=4))
     await asyncio.sleep(1.0)
     async with get_client() as client:
-        await client.delete_global_concurrency_limit_by_name(names_of(block).sandboxes)
+        await client.delete_global_concurrency_limit_by_name(LIMIT)
     others = await naps(4, 0.1)
     assert len(await running) == 12
     assert len(others) == 4
-    assert await in_use(names_of(block).sandboxes) == 0
+    assert await in_use(LIMIT) == 0
 
 
 @pytest.mark.parametrize("fields", [{"max_sandboxes": 0}, {"creations_per_second": 0}, {"limit_name": "a/b"}])
