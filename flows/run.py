@@ -213,12 +213,15 @@ class Run:
         self._observer = observer.get()
         self._outcomes: list[Outcome | None] = [None] * total
         self._under_way: dict[int, Execution] = {}
-        self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent)
         self._per_task = options.executions_per_task or max(1, math.ceil(total / TASK_RUNS))
         self._total = total
         self._known: dict[str, Line] = {}
         self._index: ResultIndex | None = None
         self.until: float | None = None  # the deadline, by the event loop's clock
+        if options.deadline is not None:
+            self.until = asyncio.get_running_loop().time() + options.deadline
+        self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, self.until)
+        self._too_late = False  # a lane has ended, because the provider asked to wait for longer than there is time
 
     @classmethod
     @asynccontextmanager
@@ -237,8 +240,6 @@ class Run:
         observer.get().begun(total, isolation, str(ledger.path))
         run = cls(provider, run_id, ledger, options, total, label, log)
         run.asking = asking
-        if options.deadline is not None:
-            run.until = asyncio.get_running_loop().time() + options.deadline
         run._known = ledger.best()
         if options.cache_results:
             run._index = ResultIndex(results_root())
@@ -255,16 +256,18 @@ class Run:
     async def drive(self, executions: Iterator[Execution]) -> None:
         """Runs what has no result yet. Every one of these executions has an outcome when it returns."""
         works = _Ahead(self._works(self._to_do(executions)))
-        task = with_policy(self.policy, self.provider.provider_name)
+        task = with_policy(self.policy, self.provider.provider_name, self._per_task)
         lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
         try:
             async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
                 for _ in range(lanes):
                     group.create_task(self._lane(task, works))
         except TimeoutError:
-            self._out_of_time(works)
+            self._out_of_time(works, "passed before this execution had ended")
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
+        if self._too_late:
+            self._out_of_time(works, "is over before the provider opens more sandboxes")
 
     def lane(self) -> Lane:
         """What runs executions one after the other."""
@@ -318,7 +321,11 @@ class Run:
                 if state.is_cancelled():
                     raise asyncio.CancelledError
                 if work.remaining:
-                    self._unsettled(await state.result(raise_on_failure=False), state)
+                    error = await state.result(raise_on_failure=False)
+                    if isinstance(error, RlmBatchError) and self.policy.too_late(error):
+                        self._too_late = True
+                        return
+                    self._unsettled(error, state)
                 await lane.hand_over()
             self.slots.enough()
         finally:
@@ -358,7 +365,7 @@ class Run:
             )
         self._observer.ended(outcome, cached=False)
 
-    def _out_of_time(self, works: _Ahead) -> None:
+    def _out_of_time(self, works: _Ahead, how: str) -> None:
         """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
         while (work := works.next()) is not None:
             for execution in work.remaining:
@@ -367,8 +374,9 @@ class Run:
             self._give_up(
                 execution,
                 DeadlineExceeded(
-                    f"the flow run's deadline of {self.options.deadline:g} s passed before this execution had ended; "
-                    "retry the flow run, or give it more with deadline="
+                    f"the flow run's deadline of {self.options.deadline:g} s {how}"
+                    + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
+                    + "; retry the flow run, or give it more with deadline="
                 ),
             )
 
@@ -381,7 +389,13 @@ class Run:
                 self._give_up(execution, NotRun(f"not run: {reason}"))
 
     def _give_up(self, execution: Execution, error: RlmBatchError) -> None:
-        meta = Meta(index=execution.index, variables=execution.variables, provider=self.provider.provider_name)
+        meta = Meta(
+            index=execution.index,
+            variables=execution.variables,
+            provider=self.provider.provider_name,
+            attempt=execution.attempt,
+            earlier_errors=execution.earlier_errors,
+        )
         self._settled(execution, Failure(error, meta))
 
     @property

@@ -68,6 +68,11 @@ class Lane:
             self._slot = await self._slots.take()
         return self._slot is not None
 
+    async def stay(self) -> None:
+        """Waits for a slot, unless it has one, for work that it has taken: others may have none left, this one has."""
+        while not await self.enter():
+            pass
+
     async def hand_over(self) -> bool:
         """Between two executions: gives up the slot, and the sandbox, where others have waited for it long enough."""
         if self._slot is None or self._has_state or not await self._slots.asked_back(self._slot):
@@ -122,8 +127,7 @@ class Lane:
 
     @staticmethod
     def _complete(meta: Meta, execution: Execution) -> Meta:
-        earlier = tuple(f"{type(error).__name__}: {error.summary}" for error in execution.errors)
-        return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=earlier)
+        return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=execution.earlier_errors)
 
     async def open(self) -> Interpreter:
         """The interpreter in this lane's sandbox, which is opened if it is not yet."""
@@ -141,6 +145,11 @@ class Lane:
             self._interpreter = self.provider.interpreter(run=self._run, timeout=self._timeout)
         await self._interpreter.start()
         return self._interpreter
+
+    async def rest(self) -> None:
+        """Gives back what it would hold for nothing through a long wait, unless its sandbox has state."""
+        if not self._has_state:
+            await self.leave()
 
     async def close(self) -> None:
         """Removes the sandbox, if one is open."""
