@@ -158,7 +158,7 @@ async def run_all(
 def raise_failures(outcomes: Outcomes, what: str, retrying: str = "run only those that failed") -> None:
     """Raises ExecutionsFailed if there are failures: how many, the first of them, and where the results are.
 
-    `retrying` is what retrying the flow run does.
+    `retrying` is what retrying the flow run does. Prefect retries runs of deployments alone.
     """
     failures = outcomes.failures
     if failures:
@@ -168,11 +168,17 @@ def raise_failures(outcomes: Outcomes, what: str, retrying: str = "run only thos
         raise ExecutionsFailed(
             f"{len(failures) - idle} of {len(outcomes.results)} {what} failed{rest}, first number {first.meta.index} "
             f"with {type(first.error).__name__}: {first.error.summary} -- the results are in {outcomes.results_path}; "
-            f"retry the flow run to {retrying}, or pass on_failure='return' to get them beside the results",
+            f"{_again()} to {retrying}, or pass on_failure='return' to get them beside the results",
             results=outcomes.results,
             failures=failures,
             results_path=outcomes.results_path,
         )
+
+
+def _again() -> str:
+    context = FlowRunContext.get()
+    deployed = context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
+    return "retry the flow run" if deployed else "run it again with the same results_path"
 
 
 def described(used: Usage) -> str:
@@ -376,7 +382,7 @@ class Run:
                 DeadlineExceeded(
                     f"the flow run's deadline of {self.options.deadline:g} s {how}"
                     + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
-                    + "; retry the flow run, or give it more with deadline="
+                    + f"; {_again()}, or give it more with deadline="
                 ),
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -90,13 +91,20 @@ class Ledger:
             ) from error
 
     def _open(self) -> Any:
-        if self._file is not None and self._file.tell() >= PART_SIZE:
-            self._file.close()
+        file = self._file
+        if file is not None and not os.fstat(file.fileno()).st_nlink:
+            # Somebody has removed it, or the whole directory; what was written to it is there while it is open.
             self._file = None
+            with file:
+                file.seek(0)
+                shutil.copyfileobj(file, self._open())
+        elif file is not None and file.tell() >= PART_SIZE:
+            self.close()
         if self._file is None:
             self._part += 1
+            self.path.mkdir(parents=True, exist_ok=True)
             # Unbuffered, so that each line is one write.
-            self._file = open(self.path / f"part-{self._writer}-{self._part}.jsonl", "ab", buffering=0)  # noqa: SIM115
+            self._file = open(self.path / f"part-{self._writer}-{self._part}.jsonl", "a+b", buffering=0)  # noqa: SIM115
         return self._file
 
     def close(self) -> None:

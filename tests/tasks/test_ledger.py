@@ -1,7 +1,12 @@
 """What the ledger keeps, and what is read of it."""
 
 import os
+import random
 import resource
+import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -104,6 +109,59 @@ def test_what_is_written_after_a_line_that_was_cut_short_is_on_a_line_of_its_own
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     ledger.write("c", success(3))
     assert set(ledger.best()) == {"a", "c"}
+
+
+def test_a_ledger_that_is_removed_under_its_writer_is_there_again_with_all_that_this_one_wrote(ledger):
+    for number in range(3):
+        ledger.write(str(number), success(number))
+    shutil.rmtree(ledger.path)
+    ledger.write("later", success(3))
+    (ledger.path / os.listdir(ledger.path)[0]).unlink()
+    ledger.write("last", success(4))
+    assert {key: line.outcome().value for key, line in ledger.best().items()} == {
+        "0": 0, "1": 1, "2": 2, "later": 3, "last": 4,
+    }  # fmt: skip
+    ledger.close()
+    shutil.rmtree(ledger.path)
+    ledger.write("after all", success(5))
+    assert set(ledger.best()) == {"after all"}
+
+
+def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(tmp_path):
+    """Two writers of one ledger, each killed at any moment: every line that is read is whole, and each its own."""
+    program = (
+        "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.result import Meta\n"
+        "from rlm_batch.tasks.ledger import Ledger\nledger = Ledger(sys.argv[1])\nledger.create()\n"
+        "for number in range(10**9):\n"
+        "    ledger.write(sys.argv[2] + str(number), Result({'value': sys.argv[2] * 300_000}, Meta(index=number)))\n"
+        "    print(number, flush=True)\n"
+    )
+    told = {}
+    for name in "ab":
+        command = [sys.executable, "-c", program, str(tmp_path / "run"), name]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        told[name] = [writer.stdout.readline() for _ in range(3)]
+        time.sleep(random.uniform(0, 0.01))
+        writer.kill()
+        told[name] += writer.stdout.readlines()
+        writer.wait()
+        writer.stdout.close()
+    found = {name: [line for line in Ledger(tmp_path / "run").lines() if line.key[0] == name] for name in "ab"}
+    for name, lines in found.items():
+        assert len(lines) in (len(told[name]), len(told[name]) + 1)
+        assert {value_of(line) for line in lines} == {name * 300_000}
+
+
+def test_an_index_that_is_damaged_is_made_anew(tmp_path):
+    ledger = Ledger(tmp_path / "run")
+    ledger.create()
+    ledger.write("a", success(1))
+    ledger.close()
+    (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
+    index = ResultIndex(tmp_path)
+    index.refresh()
+    assert value_of(index.find("a")) == 1
 
 
 def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(tmp_path):
