@@ -23,6 +23,7 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
 
 LIFETIME = 30  # seconds: long enough for an execution on a machine that is busy, and short enough to be waited for
+SLOTS = 200  # more than are held by what was killed in the last minute: nothing waits for them
 TIMEOUT = 15.0  # seconds for an execution
 
 SEED = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(1_000_000))
@@ -34,13 +35,13 @@ def chance(*names: object) -> random.Random:
     return random.Random(repr((SEED, *names)))
 
 
-def until(condition: Callable[[], Any], seconds: float) -> bool:
+def until(condition: Callable[[], Any], seconds: float, pause: float = 0.02) -> bool:
     """Waits until something is so; whether it became so in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(0.02)
+        time.sleep(pause)
     return True
 
 
@@ -55,7 +56,7 @@ class Local:
 
     def block(self) -> SandboxProvider:
         """Its block, for sandboxes that reach the test's own server on loopback."""
-        return LocalSandbox(isolation="none", lifetime=LIFETIME)
+        return LocalSandbox(isolation="none", lifetime=LIFETIME, max_sandboxes=SLOTS)
 
     def sandboxes(self) -> set[str]:
         """The ids of those that there are."""
@@ -90,7 +91,7 @@ class Daytona:
         standin.set(**self._settings)
 
     def block(self) -> SandboxProvider:
-        return DaytonaSandbox(lifetime=LIFETIME)
+        return DaytonaSandbox(lifetime=LIFETIME, max_sandboxes=SLOTS)
 
     def sandboxes(self) -> set[str]:
         return {box["id"] for box in self._standin.state()["sandboxes"]}
@@ -130,6 +131,7 @@ class Modal:
             token_secret=hello["token_secret"],
             lifetime=LIFETIME,
             idle_timeout=LIFETIME,
+            max_sandboxes=SLOTS,
             workdir="/sandbox" if hello["bubblewrap"] else tempfile.gettempdir(),
         )
 
@@ -269,7 +271,8 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         kind = self._dice.choice(("503", "drop", "cut")) if self._dice.random() < self._share else ""
-        self.faults[kind] += bool(kind)
+        if kind:
+            self.faults[kind] += 1
         try:
             if kind == "503":
                 await reader.readuntil(b"\r\n\r\n")
