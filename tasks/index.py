@@ -28,16 +28,7 @@ class ResultIndex:
         self._file = root / "index.sqlite"
 
     def refresh(self) -> None:
-        """Reads what the ledgers have gained since the last time; an index that is damaged is made anew."""
-        try:
-            self._refresh()
-        except sqlite3.OperationalError:  # it is in use, or the disk is full: no damage
-            raise
-        except sqlite3.DatabaseError:
-            self._file.unlink(missing_ok=True)
-            self._refresh()
-
-    def _refresh(self) -> None:
+        """Reads what the ledgers have gained since the last time."""
         with closing(self._connect()) as database, database:
             seen: dict[str, int] = dict(database.execute("select path, size from parts"))
             for part in self._root.glob("*/part-*.jsonl"):

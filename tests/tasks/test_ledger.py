@@ -153,17 +153,6 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(
         assert {value_of(line) for line in lines} == {name * 300_000}
 
 
-def test_an_index_that_is_damaged_is_made_anew(tmp_path):
-    ledger = Ledger(tmp_path / "run")
-    ledger.create()
-    ledger.write("a", success(1))
-    ledger.close()
-    (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
-    index = ResultIndex(tmp_path)
-    index.refresh()
-    assert value_of(index.find("a")) == 1
-
-
 def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(tmp_path):
     for run in ("one", "two"):
         ledger = Ledger(tmp_path / run)
