@@ -1,14 +1,20 @@
 """Work that was done is not done again: Prefect's Retry, the same ledger, and results of earlier flow runs."""
 
+import asyncio
 import json
+import os
 import subprocess
+import sys
 import uuid
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.flow_engine import run_flow_async
@@ -33,11 +39,14 @@ class Deployed:
         self.run = run
 
     @classmethod
-    async def made(cls, **parameters: Any) -> "Deployed":
-        """A run with these parameters, not yet begun."""
+    async def made(cls, pool: str | None = None, **parameters: Any) -> "Deployed":
+        """A run with these parameters, not yet begun; for workers of that pool, if any."""
         async with get_client() as client:
             deployment = await client.create_deployment(
-                await client.create_flow_from_name("batch"), uuid.uuid4().hex, entrypoint="rlm_batch.flows.batch.batch"
+                await client.create_flow_from_name("batch"),
+                uuid.uuid4().hex,
+                entrypoint="rlm_batch.flows.batch.batch",
+                work_pool_name=pool,
             )
             return cls(await client.create_flow_run_from_deployment(deployment, parameters=parameters))
 
@@ -57,6 +66,30 @@ class Deployed:
             answer = await client.set_flow_run_state(self.run.id, state, force=False)
             self.run = await client.read_flow_run(self.run.id)
             return answer.status
+
+    async def ended(self) -> State[Any]:
+        """Its final state, once a worker has executed it."""
+        async with get_client() as client:
+            for _ in range(1200):
+                self.run = await client.read_flow_run(self.run.id)
+                if self.run.state is not None and self.run.state.is_final():
+                    return self.run.state
+                await asyncio.sleep(0.1)
+        raise AssertionError(f"it did not end: {self.run.state}")
+
+
+@contextmanager
+def worker(pool: str, results: Path) -> Iterator[None]:
+    """A process worker of that pool."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool],
+        env={**os.environ, "PREFECT_WORKER_QUERY_SECONDS": "1", "RLM_BATCH_RESULTS": str(results)},
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -78,6 +111,23 @@ async def test_prefects_retry_executes_only_what_has_no_result(counts: Counts, r
     assert [result.y for result in await state.result()] == [x * x for x in range(8)]
     assert counts.begun == {str(x): 1 if x % 3 else 2 for x in range(8)}
     assert Counter(line["status"] for line in lines(results / str(flow.run.id))) == {"succeeded": 8, "failed": 3}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+async def test_a_run_on_a_process_worker_is_retried_as_from_the_ui(counts: Counts, results: Path) -> None:
+    pool = f"retries-{uuid.uuid4().hex[:8]}"
+    async with get_client() as client:
+        await client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    inputs = [{"x": x, "address": counts.address} for x in range(8)]
+    flow = await Deployed.made(pool, code=LATER, inputs=inputs, provider="local:none", executions_per_task=3)
+    with worker(pool, results):
+        assert (await flow.ended()).is_failed()
+        assert await flow.retry() == SetStateStatus.ACCEPT
+        state = await flow.ended()
+    assert state.is_completed(), state
+    assert counts.begun == {str(x): 1 if x % 3 else 2 for x in range(8)}
+    assert len(Ledger(results / str(flow.run.id)).best()) == 8
 
 
 async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_cannot_retry_it(
