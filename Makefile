@@ -28,7 +28,7 @@ test-full: $(READY) ## run the scenarios at their full size, which takes minutes
 	@$(VENV)/bin/pytest -m full $(ARGS)
 
 chaos: $(READY) ## break things at random, for ten minutes at most (SEED=... throws the same dice again)
-	@CHAOS_SEED=$(SEED) $(VENV)/bin/pytest -m chaos -s tests/chaos $(ARGS)
+	@CHAOS_SEED=$(SEED) $(VENV)/bin/pytest -m chaos -s -rs tests/chaos $(ARGS)
 
 check: $(READY) build/typing/rlm_batch ## check format, lint and types
 	@$(VENV)/bin/ruff format --check --quiet .

@@ -27,7 +27,7 @@ NAMES = ("local", "daytona", "modal")
 CODE = BEGUN + "import time\nbegun(f'{batch}-{x}')\ntime.sleep(seconds)\nSUBMIT(y=x * x)"
 
 
-BEGUN_AT, SECONDS = time.monotonic(), 420  # after which no other test of `make chaos` begins
+BEGUN_AT, SECONDS = time.monotonic(), 400  # after which no other test of `make chaos` begins
 
 
 class Batch:

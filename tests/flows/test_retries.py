@@ -22,6 +22,8 @@ from rlm_batch import (
     chunks,
 )
 
+from rlm_batch.tasks.execute import RetryPolicy, with_policy
+
 from ..standins.counts import BEGUN, Counts
 
 pytestmark = pytest.mark.anyio
@@ -243,6 +245,13 @@ async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_
     assert (third.y, fourth.y) == (2, 3)
     assert counts.begun == {"0": 1, "1": 3, "2": 2, "3": 1}
     assert await state_of_last_task() == "Failed"
+
+
+def test_the_delay_doubles_up_to_a_minute_and_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    task = with_policy(RetryPolicy(retries=9), "local", 1)
+    assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect goes on with the last
+    assert task.retry_jitter_factor == 0.5
 
 
 async def test_more_retries_than_prefect_has_delays_for_are_no_error() -> None:
