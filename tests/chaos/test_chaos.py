@@ -274,7 +274,7 @@ def test_a_batch_outlives_a_kill_of_its_server_that_is_started_again(stage: Stag
         host = stage.start(batch, server.url)
         batch.wait_for_progress(host, dice)
         assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
+        os.killpg(server.pid, signal.SIGKILL)  # what serves is a child of its own
         with PrefectServer(tmp_path / "home", port):
             assert host.ended(300) == 0, host.said()
             batch.complete()
