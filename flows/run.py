@@ -31,6 +31,8 @@ from ..tasks.lane import Lane, ProviderUnusable
 from ..tasks.ledger import Ledger, Line, results_root
 from ..tasks.query import Tracker
 from ..tasks.slots import Slots, slots_of
+from .left import begun_here
+from .server_id import server_id
 
 Outcome = Result | Failure
 
@@ -219,6 +221,7 @@ class Run:
         self._known: dict[str, Line] = {}
         self._index: ResultIndex | None = None
         self.until: float | None = None  # the deadline, by the event loop's clock
+        self.server = ""  # the Prefect server's id, for the sandboxes' labels
 
     @classmethod
     @asynccontextmanager
@@ -237,6 +240,8 @@ class Run:
         observer.get().begun(total, isolation, str(ledger.path))
         run = cls(provider, run_id, ledger, options, total, label, log)
         run.asking = asking
+        run.server = await server_id()
+        begun_here(run_id)
         if options.deadline is not None:
             run.until = asyncio.get_running_loop().time() + options.deadline
         run._known = ledger.best()
@@ -271,6 +276,7 @@ class Run:
         return Lane(
             self.provider,
             self.run_id,
+            server=self.server,
             reuse=self.options.reuse_sandboxes,
             timeout=self.options.timeout,
             slots=self.slots,
