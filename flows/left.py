@@ -8,13 +8,14 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from prefect import Flow
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOrder
+from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
 from prefect.logging.loggers import flow_run_logger
 
 from ..blocks.provider import SandboxInfo, SandboxProvider
@@ -23,6 +24,7 @@ from ..sandbox.errors import RlmBatchError
 
 PAGE = 200  # flow runs in one question to the server, which answers with that many at most
 AT_A_TIME = 8  # removals under way
+DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +116,20 @@ async def _over(
         return f"its flow run is {run.state.name if run.state is not None else 'over'}"
     if older_than is None:
         return ""
-    last = max([run.state.timestamp.timestamp(), *(info.began for info in boxes)])
-    if now - last > older_than:
-        mine = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])
-        page = await client.read_events(EventFilter(any_resource=mine, order=EventOrder.DESC), limit=1)
-        last = max([last, *(event.occurred.timestamp() for event in page.events)])
-    silent = now - last
-    return f"its flow run is {run.state.name} and has been silent for {silent:,.0f} s" if silent > older_than else ""
+    since = now - older_than
+    if max([run.state.timestamp.timestamp(), *(info.began for info in boxes)]) >= since:
+        return ""
+    # What is later than now was said on a machine whose clock is ahead of this one's.
+    lately = EventOccurredFilter(since=_date(since), until=_date(now + DAY))
+    mine = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])
+    page = await client.read_events(EventFilter(any_resource=mine, occurred=lately), limit=1)
+    if page.events:
+        return ""
+    return f"its flow run is {run.state.name}, and has been silent for more than {older_than:,.0f} s"
+
+
+def _date(seconds: float) -> Any:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 # ---------------------------------------------------------------------------------------------------------------- hooks

@@ -116,6 +116,9 @@ class Observer:
     def begun(self, total: int, isolation: str, results_path: str) -> None:
         """The run is about to start; `isolation` is the level that is in force."""
 
+    def warned(self, text: str) -> None:
+        """There is something that a person should know, in a sentence."""
+
     def started(self, index: int) -> None:
         """An execution's task run has begun."""
 
@@ -221,6 +224,7 @@ class Run:
         self._known: dict[str, Line] = {}
         self._index: ResultIndex | None = None
         self.until: float | None = None  # the deadline, by the event loop's clock
+        self._making = asyncio.Lock()  # held while a task run is being made
         self.server = ""  # the Prefect server's id, for the sandboxes' labels
 
     @classmethod
@@ -249,10 +253,15 @@ class Run:
             run._index = ResultIndex(results_root())
             run._index.refresh()
         try:
+            if not ledger.claim():
+                text = f"another run is writing to {ledger.path} at this moment: what both have to do is done twice"
+                log.warning("%s", text)
+                run._observer.warned(text)
             async with tracker, slots_of(provider, run_id, log) as run.slots:
                 yield run
         finally:
             ledger.close()
+            ledger.release()
             if asking is not None:
                 log.info("the model was called %s", described(asking.spent.used))
         log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
@@ -320,7 +329,7 @@ class Run:
             while self.goes_on() and works.more() and await lane.enter() and (work := works.next()) is not None:
                 for execution in work.remaining:
                     self._observer.started(execution.index)
-                state = await task(lane, work, return_state=True)
+                state = await self._task_run(task, lane, work)
                 if state.is_cancelled():
                     raise asyncio.CancelledError
                 if work.remaining:
@@ -329,6 +338,28 @@ class Run:
             self.slots.enough()
         finally:
             await lane.leave()
+
+    async def _task_run(self, task: Any, lane: Lane, work: Work) -> Any:
+        """The final state of a task run. Until it has begun its work, no other of this run's is made.
+
+        Before that, Prefect asks the server for the limits of the task's tags. Where the server is away it does so for
+        a minute for each task run that waits, one after the other, and also for those that nobody wants any more: the
+        process would not end before.
+        """
+        await self._making.acquire()
+        making = True
+
+        def begun() -> None:
+            nonlocal making
+            if making:
+                making = False
+                self._making.release()
+
+        work.begun = begun
+        try:
+            return await task(lane, work, return_state=True)
+        finally:
+            begun()
 
     def _unsettled(self, error: Any, state: Any) -> None:
         if isinstance(error, ProviderUnusable) and error.__cause__ is not None:

@@ -73,6 +73,7 @@ class Work:
         self.policy = policy
         self.ledger = ledger
         self._report = report
+        self.begun: Callable[[], None] = lambda: None  # called when its task run has begun to do it
 
     def __str__(self) -> str:
         return self._label
@@ -102,6 +103,7 @@ async def execute(lane: Lane, work: Work) -> None:
     Raises the error of the last that failed, so that the task run's state shows it. An error that is tried again is
     raised before the others' count, and a retry runs only what has no outcome.
     """
+    work.begun()
     failed: RlmBatchError | None = None
     retry: RlmBatchError | None = None
     for number, execution in enumerate(work.remaining):
