@@ -270,6 +270,7 @@ class Run:
         """Runs what has no result yet. Every one of these executions has an outcome when it returns."""
         works = _Ahead(self._works(self._to_do(executions)))
         task = with_policy(self.policy, self.provider.provider_name)
+        self._making = asyncio.Lock()
         lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
         try:
             async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
@@ -344,22 +345,19 @@ class Run:
 
         Before that, Prefect asks the server for the limits of the task's tags. Where the server is away it does so for
         a minute for each task run that waits, one after the other, and also for those that nobody wants any more: the
-        process would not end before.
+        process would not end before. One that does not begin is the end of the flow run, and no other is made after it.
         """
         await self._making.acquire()
         making = True
 
         def begun() -> None:
             nonlocal making
-            if making:
+            if making:  # the first time: a retry begins again
                 making = False
                 self._making.release()
 
         work.begun = begun
-        try:
-            return await task(lane, work, return_state=True)
-        finally:
-            begun()
+        return await task(lane, work, return_state=True)
 
     def _unsettled(self, error: Any, state: Any) -> None:
         if isinstance(error, ProviderUnusable) and error.__cause__ is not None:
