@@ -5,7 +5,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from .conftest import Run
+
+pytestmark = pytest.mark.timeout(300)  # starting a server is most of it
 
 
 def test_reap_says_what_it_would_remove_then_removes_it_and_says_what_it_cost(run: Run) -> None:
