@@ -31,6 +31,8 @@ from ..tasks.lane import Lane, ProviderUnusable
 from ..tasks.ledger import Ledger, Line, results_root
 from ..tasks.query import Tracker
 from ..tasks.slots import Slots, slots_of
+from .left import begun_here
+from .server_id import server_id
 
 Outcome = Result | Failure
 
@@ -113,6 +115,9 @@ class Observer:
 
     def begun(self, total: int, isolation: str, results_path: str) -> None:
         """The run is about to start; `isolation` is the level that is in force."""
+
+    def warned(self, text: str) -> None:
+        """There is something that a person should know, in a sentence."""
 
     def started(self, index: int) -> None:
         """An execution's task run has begun."""
@@ -228,6 +233,8 @@ class Run:
             self.until = asyncio.get_running_loop().time() + options.deadline
         self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, self.until)
         self._too_late = False  # a lane has ended, because the provider asked to wait for longer than there is time
+        self._making = asyncio.Lock()  # held while a task run is being made
+        self.server = ""  # the Prefect server's id, for the sandboxes' labels
 
     @classmethod
     @asynccontextmanager
@@ -246,15 +253,22 @@ class Run:
         observer.get().begun(total, isolation, str(ledger.path))
         run = cls(provider, run_id, ledger, options, total, label, log)
         run.asking = asking
+        run.server = await server_id()
+        begun_here(run_id)
         run._known = ledger.best()
         if options.cache_results:
             run._index = ResultIndex(results_root())
             run._index.refresh()
         try:
+            if not ledger.claim():
+                text = f"another run is writing to {ledger.path} at this moment: what both have to do is done twice"
+                log.warning("%s", text)
+                run._observer.warned(text)
             async with tracker, slots_of(provider, run_id, log) as run.slots:
                 yield run
         finally:
             ledger.close()
+            ledger.release()
             if asking is not None:
                 log.info("the model was called %s", described(asking.spent.used))
         log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
@@ -263,6 +277,7 @@ class Run:
         """Runs what has no result yet. Every one of these executions has an outcome when it returns."""
         works = _Ahead(self._works(self._to_do(executions)))
         task = with_policy(self.policy, self.provider.provider_name, self._per_task)
+        self._making = asyncio.Lock()
         lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
         try:
             async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
@@ -280,6 +295,7 @@ class Run:
         return Lane(
             self.provider,
             self.run_id,
+            server=self.server,
             reuse=self.options.reuse_sandboxes,
             timeout=self.options.timeout,
             slots=self.slots,
@@ -323,7 +339,7 @@ class Run:
             while self.goes_on() and works.more() and await lane.enter() and (work := works.next()) is not None:
                 for execution in work.remaining:
                     self._observer.started(execution.index)
-                state = await task(lane, work, return_state=True)
+                state = await self._task_run(task, lane, work)
                 if state.is_cancelled():
                     raise asyncio.CancelledError
                 if work.remaining:
@@ -336,6 +352,25 @@ class Run:
             self.slots.enough()
         finally:
             await lane.leave()
+
+    async def _task_run(self, task: Any, lane: Lane, work: Work) -> Any:
+        """The final state of a task run. Until it has begun its work, no other of this run's is made.
+
+        Before that, Prefect asks the server for the limits of the task's tags. Where the server is away it does so for
+        a minute for each task run that waits, one after the other, and also for those that nobody wants any more: the
+        process would not end before. One that does not begin is the end of the flow run, and no other is made after it.
+        """
+        await self._making.acquire()
+        making = True
+
+        def begun() -> None:
+            nonlocal making
+            if making:  # the first time: a retry begins again
+                making = False
+                self._making.release()
+
+        work.begun = begun
+        return await task(lane, work, return_state=True)
 
     def _unsettled(self, error: Any, state: Any) -> None:
         if isinstance(error, ProviderUnusable) and error.__cause__ is not None:

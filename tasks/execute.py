@@ -86,6 +86,7 @@ class Work:
         self._report = report
         self.tries = 0
         self.failed: RlmBatchError | None = None  # the error of the last execution that failed for good
+        self.begun: Callable[[], None] = lambda: None  # called when its task run has begun to do it
 
     def __str__(self) -> str:
         return self._label
@@ -117,6 +118,7 @@ async def execute(lane: Lane, work: Work) -> None:
     comes after it would be refused too.
     """
     work.tries += 1
+    work.begun()
     retry: RlmBatchError | None = None
     for number, execution in enumerate(work.remaining):
         if number:

@@ -34,7 +34,7 @@ class Lane:
     shorter than an execution may take; otherwise each execution has a sandbox of its own. With a `context` they share
     one process and its state, and the sandbox is never replaced: when it is lost, so is the state, and every later
     execution raises StateLost. `asking` is what each execution may ask, `uploads` are files that each finds, by their
-    paths in the sandbox.
+    paths in the sandbox; `run` and `server` are for the sandbox's labels.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Lane:
         provider: SandboxProvider,
         run: str,
         *,
+        server: str = "",
         reuse: bool,
         timeout: float,
         context: str | None = None,
@@ -51,6 +52,7 @@ class Lane:
     ) -> None:
         self.provider = provider
         self._run = run
+        self._server = server
         self._reuse = reuse
         self._timeout = timeout
         self._slots = slots
@@ -142,7 +144,7 @@ class Lane:
             await self._slots.creation()
             now = asyncio.get_running_loop().time()
             self._expires = now + max(self.provider.lifetime, 2 * self._timeout)
-            self._interpreter = self.provider.interpreter(run=self._run, timeout=self._timeout)
+            self._interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
         await self._interpreter.start()
         return self._interpreter
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
+from rlm_batch.blocks.local import LABELS, MAKING_SECONDS
 from rlm_batch.blocks.provider import SandboxProvider
 
 LIFETIME = 30  # seconds: long enough for an execution on a machine that is busy, and short enough to be waited for
@@ -69,6 +70,12 @@ class Local:
         """How many calls have failed."""
         return 0
 
+    def reaped_after(self) -> float:
+        """Seconds after which one reap takes all that killed processes have left."""
+        folders = [Path(tempfile.gettempdir()) / name for name in self.sandboxes()]
+        # Those of a host that has died are known at once, but for one that died while it made or removed its folder.
+        return 0.0 if all((folder / LABELS).exists() for folder in folders) else MAKING_SECONDS + 2
+
     def take(self, sandbox: str) -> None:
         """Ends a sandbox as its provider would: kills the process that everything in it hangs on."""
         place = os.fsencode(Path(tempfile.gettempdir()) / sandbox / "work")
@@ -102,6 +109,9 @@ class Daytona:
 
     def faults(self) -> int:
         return sum(self._standin.state()["faults"].values())
+
+    def reaped_after(self) -> float:
+        return LIFETIME + 5
 
     def take(self, sandbox: str) -> None:
         import urllib.request
@@ -151,6 +161,9 @@ class Modal:
 
     def faults(self) -> int:
         return sum(self._standin.ask("state")["faults"].values())
+
+    def reaped_after(self) -> float:
+        return LIFETIME + 5
 
     def take(self, sandbox: str) -> None:
         with suppress(RuntimeError):  # it has gone

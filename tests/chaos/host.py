@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 import traceback
 from typing import Any
 
@@ -17,17 +16,9 @@ import modal  # noqa: F401 - what a provider would import with its first sandbox
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch.blocks import daytona
-from rlm_batch.blocks.resolve import resolve
 from rlm_batch.flows.batch import batch
+from rlm_batch.flows.reap import reap
 from rlm_batch.sandbox.errors import ExecutionsFailed
-
-
-async def reap(name: str) -> None:
-    """Removes what is past its lifetime."""
-    block = await resolve(name)
-    for info in await block.list_sandboxes():
-        if info.expires <= time.time():
-            await block.delete_sandbox(info.id)
 
 
 def run(request: dict[str, Any]) -> int:
@@ -41,7 +32,7 @@ def run(request: dict[str, Any]) -> int:
     try:
         with temporary_settings({PREFECT_API_URL: request["server"]}):
             if request["op"] == "reap":
-                asyncio.run(reap(request["block"]))
+                print(asyncio.run(reap(request["block"])))
             else:
                 asyncio.run(batch(**request["parameters"]))
     except ExecutionsFailed as error:

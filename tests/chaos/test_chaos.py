@@ -20,7 +20,6 @@ from rlm_batch.tasks.ledger import Ledger
 
 from ..conftest import descendants
 from ..standins.counts import BEGUN, Counts
-from . import faults
 from .faults import TIMEOUT, Host, Hosts, Provider, Proxy, chance, until
 
 NAMES = ("local", "daytona", "modal")
@@ -134,7 +133,8 @@ class Stage:
 
     def nothing_is_left(self, *, after_lifetime: bool = True) -> None:
         """No sandbox, folder or process, but for the servers': at once, or after the lifetime and one reap."""
-        gone = until(lambda: not self.provider.sandboxes(), faults.LIFETIME + 5 if after_lifetime else 15)
+        seconds = self.provider.reaped_after() if after_lifetime else 15
+        gone = until(lambda: not self.provider.sandboxes(), seconds)
         if not gone and after_lifetime:
             reap = self.hosts.start(self.provider, op="reap", block=self._block)
             assert reap.ended() == 0, reap.said()
@@ -148,12 +148,6 @@ class Stage:
             return not left
 
         assert until(no_process, 15), left
-
-
-@pytest.fixture
-def short_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what waits until it is over in every run of the tests."""
-    monkeypatch.setattr(faults, "LIFETIME", 5)
 
 
 @pytest.fixture
@@ -189,9 +183,7 @@ def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool =
 
 
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
-def test_a_batch_whose_process_is_killed_resumes_with_every_result_and_leaves_nothing(
-    short_lifetime: None, stage: Stage
-) -> None:
+def test_a_batch_whose_process_is_killed_resumes_with_every_result_and_leaves_nothing(stage: Stage) -> None:
     killed(stage, size=12, times=3, seconds=30)
 
 

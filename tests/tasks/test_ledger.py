@@ -183,3 +183,33 @@ def test_the_index_forgets_a_ledger_that_is_gone(tmp_path):
     for part in ledger.path.glob("part-*"):
         part.unlink()
     assert index.find("a") is None
+
+
+def test_a_second_writer_is_told_of_the_first_until_that_has_done_its_work_or_died(ledger, tmp_path):
+    assert ledger.claim()
+    second, third = Ledger(tmp_path / "run"), Ledger(tmp_path / "run")
+    assert not second.claim()
+    ledger.release()
+    assert not third.claim()
+    second.release()
+    third.release()
+    program = (
+        "import sys, time\nfrom rlm_batch.tasks.ledger import Ledger\nledger = Ledger(sys.argv[1])\n"
+        "print(ledger.claim(), flush=True)\ntime.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "True\n"
+        assert not second.claim()
+        second.release()
+        writer.kill()
+        writer.wait()
+    assert second.claim()
+    second.release()
+
+
+def test_an_index_that_cannot_be_used_is_a_sentence(tmp_path):
+    (tmp_path / "index.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(OSError, match=r"^the index of the results, .* cannot be used \(file is not a database\)"):
+        ResultIndex(tmp_path).refresh()
