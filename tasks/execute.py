@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
+from .tags import limited, tag, tags_of
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State, TaskRun
@@ -102,6 +103,7 @@ async def execute(lane: Lane, work: Work) -> None:
     Raises the error of the last that failed, so that the task run's state shows it. An error that is tried again is
     raised before the others' count, and a retry runs only what has no outcome.
     """
+    tag(tags_of(lane.provider.provider_name))
     failed: RlmBatchError | None = None
     retry: RlmBatchError | None = None
     for number, execution in enumerate(work.remaining):
@@ -122,8 +124,8 @@ async def execute(lane: Lane, work: Work) -> None:
         raise failed
 
 
-def with_policy(policy: RetryPolicy, provider: str) -> Task[[Lane, Work], Any]:
-    """The task with a flow's retries, and the tags by which Prefect's own limits can hold it."""
+async def with_policy(policy: RetryPolicy, provider: str) -> Task[[Lane, Work], Any]:
+    """The task with a flow's retries, and the tags by which Prefect's own limits can hold it where there are such."""
 
     # A plain function: Prefect takes a partial, or an object that can be called, for "never", and says nothing.
     async def tried_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -135,8 +137,9 @@ def with_policy(policy: RetryPolicy, provider: str) -> Task[[Lane, Work], Any]:
         return True
 
     delays = [BACKOFF[min(number, len(BACKOFF) - 1)] for number in range(policy.retries)]
+    tags = tags_of(provider)
     return execute.with_options(
-        tags={"sandbox", f"sandbox:{provider}"},
+        tags=tags if await limited(tags) else set(),
         retries=policy.retries,
         retry_delay_seconds=delays or 0,
         retry_jitter_factor=JITTER,
