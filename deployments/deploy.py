@@ -128,7 +128,7 @@ def _of_the_package(entry: dict[str, Any], flow: Any) -> dict[str, Any]:
         "version": version("rlm-batch"),
         "description": entry["description"],
         "entrypoint": entry["entrypoint"],
-        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+        "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
         "enforce_parameter_schema": True,
         "pull_steps": [],
     }
