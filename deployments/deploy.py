@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,17 @@ PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What was made: the names of new deployments and of those that were there, as `flow/name`."""
+    """What was made: the names of new deployments and of those that were there, as `flow/name`.
+
+    `limited` are the saved blocks whose limits the server has now, as `slug/name`; `unreadable` those that this version
+    cannot read, with the reason.
+    """
 
     work_pool: str
     made: list[str]
     updated: list[str]
+    limited: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> Deployed:
@@ -56,7 +62,9 @@ async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> Deployed
                 )
             await _register_blocks(client)
             await _make_pool(client, work_pool)
-            return await _make_deployments(client, work_pool, reset)
+            done = await _make_deployments(client, work_pool, reset)
+            await _make_limits(client, done)
+            return done
     except PrefectHTTPStatusError as error:
         raise ConfigurationError(f"the Prefect server at {url} refused what was asked of it: {_said(error)}") from error
     except httpx.HTTPError as error:
@@ -93,6 +101,30 @@ async def _make_pool(client: PrefectClient, name: str) -> None:
         )
         with suppress(ObjectAlreadyExists):  # somebody else was as quick
             await client.create_work_pool(pool)
+
+
+async def _make_limits(client: PrefectClient, done: Deployed) -> None:
+    """The limits of every saved provider: `max_sandboxes` and `creations_per_second`."""
+    from .. import blocks
+    from ..blocks.limits import keep_in_step, wanted
+    from ..blocks.provider import SandboxProvider
+
+    for name in blocks.__all__:
+        kind = getattr(blocks, name)
+        if not issubclass(kind, SandboxProvider):
+            continue
+        slug = kind.get_block_type_slug()
+        for document in await client.read_block_documents_by_type(slug):
+            if document.name is None:
+                continue  # an anonymous one, which nobody can name
+            try:
+                block = await kind.aload(document.name)
+            except (ValueError, RuntimeError) as error:
+                done.unreadable[f"{slug}/{document.name}"] = " ".join(str(error).split())
+                continue
+            await keep_in_step(block)
+            if wanted(block):
+                done.limited.append(f"{slug}/{document.name}")
 
 
 async def _make_deployments(client: PrefectClient, work_pool: str, reset: bool) -> Deployed:

@@ -5,17 +5,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate
-from prefect.exceptions import PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from rlm_batch import ConfigurationError
+from rlm_batch import ConfigurationError, LocalSandbox
 from rlm_batch.deployments.deploy import Deployed, deploy, entries
 from rlm_batch.deployments.server import WORK_POOL
 
@@ -135,10 +136,31 @@ def test_parameters_that_this_version_does_not_take_are_one_sentence(deployed: D
         )
 
     ask(change)
-    with pytest.raises(ConfigurationError, match="batch/local has parameters that .* --reset") as refused:
+    with pytest.raises(ConfigurationError, match=r"batch/local has parameters that .* --reset") as refused:
         asyncio.run(deploy())
     assert "\n" not in str(refused.value)
     asyncio.run(deploy(reset=True))
+
+
+def test_the_limits_of_saved_blocks_are_on_the_server(deployed: Deployed) -> None:
+    LocalSandbox(max_sandboxes=3, creations_per_second=0.5).save("limited-by-deploy", overwrite=True)
+
+    async def forget(client: PrefectClient) -> None:
+        await client.delete_global_concurrency_limit_by_name(name)
+
+    async def read(client: PrefectClient) -> tuple[int, float]:
+        sandboxes = await client.read_global_concurrency_limit_by_name(name)
+        creations = await client.read_global_concurrency_limit_by_name(f"{name}.creations")
+        return sandboxes.limit, creations.slot_decay_per_second
+
+    name = "rlm-batch.local-sandbox.limited-by-deploy"
+    try:
+        with suppress(ObjectNotFound):
+            ask(forget)
+        assert "local-sandbox/limited-by-deploy" in asyncio.run(deploy()).limited
+        assert ask(read) == (3, 0.5)
+    finally:
+        LocalSandbox.delete("local-sandbox/limited-by-deploy")
 
 
 def test_another_work_pool_is_made_when_it_is_named(deployed: Deployed) -> None:
