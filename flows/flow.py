@@ -14,6 +14,7 @@ from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger import results_root
 from .inputs import spilled, spilled_text
 from .parts import with_text_ids
+from .sentences import in_sentences
 from .server import embedded_server
 
 P = ParamSpec("P")
@@ -92,6 +93,7 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
         function.__doc__ = _with_parameters(function)
+        in_sentences()
         return BatchFlow(function, name=name, persist_result=False)
 
     return decorate

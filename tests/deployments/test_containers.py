@@ -39,7 +39,8 @@ def environments() -> Iterator[tuple[str, dict[str, str | None]]]:
 @pytest.fixture(scope="module")
 def settings() -> set[str]:
     """The names of all settings of Prefect and of its Redis integration, as environment variables."""
-    from prefect.settings.legacy import Settings, _get_valid_setting_names
+    from prefect.settings import Settings
+    from prefect.settings.legacy import _get_valid_setting_names
     from prefect_redis.client import RedisMessagingSettings
 
     prefix = RedisMessagingSettings.model_config.get("env_prefix", "")

@@ -160,7 +160,7 @@ def test_the_limits_of_saved_blocks_are_on_the_server(deployed: Deployed) -> Non
         assert "local-sandbox/limited-by-deploy" in asyncio.run(deploy()).limited
         assert ask(read) == (3, 0.5)
     finally:
-        LocalSandbox.delete("local-sandbox/limited-by-deploy")
+        LocalSandbox.delete("limited-by-deploy")
 
 
 def test_another_work_pool_is_made_when_it_is_named(deployed: Deployed) -> None:

@@ -179,12 +179,10 @@ def test_a_schedule_a_minute_ahead_runs_by_itself(empty: Path) -> None:
             prefect, "deployment", "schedule", "create", "sweep/nightly", "--cron", cron, "--timezone", "UTC"
         )
         assert made.returncode == 0, made.stdout + made.stderr
-        until = time.monotonic() + START
-        while time.monotonic() < until:
-            found = up.api("flow_runs/filter", flow_runs={"state": {"type": {"any_": ["COMPLETED", "FAILED"]}}})
-            if found:
-                break
+        until, found = time.monotonic() + START, []
+        while not found and time.monotonic() < until:
             time.sleep(1)
+            found = up.api("flow_runs/filter", flow_runs={"state": {"type": {"any_": ["COMPLETED", "FAILED"]}}})
         assert [(run["state_type"], run["auto_scheduled"]) for run in found] == [("COMPLETED", True)]
 
 
