@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -44,6 +45,7 @@ class PrefectServer:
         self._port = _free_port() if port is None else port
         self._database = database
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0  # of this start's part of the log
 
     @property
     def url(self) -> str:
@@ -79,6 +81,7 @@ class PrefectServer:
             environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self._database
         where = ("--host", "127.0.0.1", "--port", str(self._port))
         with self.log.open("ab") as output:
+            self._log_begin = output.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-c", WITH_PARENT, "prefect", "server", "start", *where],
                 env=environment,
@@ -112,8 +115,15 @@ class PrefectServer:
                 if httpx.get(f"{self.url}/health", timeout=2.0).status_code == 200:
                     return
             time.sleep(0.1)
-        last = self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise ConfigurationError(f"the Prefect server did not start: {last[0]} (its log is {self.log})")
+        raise ConfigurationError(f"the Prefect server did not start: {self._reason()} (its log is {self.log})")
+
+    def _reason(self) -> str:
+        """What the log has of it since this start: the last error, or else the last line."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_begin)
+            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b", line)]
+        return (errors or lines or ["it said nothing"])[-1]
 
     def end(self) -> None:
         """Ends it, whatever it is doing; one that has ended is no error."""

@@ -72,13 +72,16 @@ async def _run(server: PrefectServer, home: Path, database: str) -> None:
     except _Ended:
         pass
     finally:
-        print("Ending the flow runs, the worker and the server.", flush=True)
+        begun = worker.pid is not None
+        if begun:
+            print("Ending the flow runs, the worker and the server.", flush=True)
         await worker.end(but=(server.pid,))
         if worker.flow_runs and server.died() is None:
             with _settings(server.url):
                 await _settle(worker.flow_runs)
         server.end()
-        print("Ended. What was done is there again next time.", flush=True)
+        if begun or ending.is_set():
+            print("Ended. What was done is there again next time.", flush=True)
 
 
 def _on_signals(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -> None:
