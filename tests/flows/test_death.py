@@ -81,7 +81,7 @@ async def test_a_deadline_leaves_no_sandbox_at_its_provider(daytona: Any) -> Non
 
 
 @pytest.fixture
-def worker(server: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process worker of a pool of its own."""
     pool = f"pool-{uuid.uuid4().hex[:8]}"
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool]
@@ -89,13 +89,16 @@ def worker(server: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     process.pool = pool  # type: ignore[attr-defined]
-    yield process
-    process.terminate()
     try:
-        process.wait(30)
+        yield process
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+            print((tmp_path / "worker.log").read_text()[-5000:])  # shown where the test fails
 
 
 def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
@@ -108,10 +111,16 @@ def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
 @pytest.mark.full
 @pytest.mark.timeout(600)
 async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_killed_or_their_worker_is(
-    worker: Any, running_daytona: Any, daytona: Any, processes: Callable[[], dict[int, str]], tmp_path: Path
+    worker: Any,
+    daytona: Any,
+    processes: Callable[[], dict[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with get_client() as client:
         await client.create_work_pool(WorkPoolCreate(name=worker.pool, type="process"))
+        (tmp_path / "code").mkdir()
+        monkeypatch.chdir(tmp_path / "code")  # each flow run has a copy of the directory that it was deployed from
         deployment = RunnerDeployment.from_entrypoint(
             "rlm_batch.flows.batch.batch", name=worker.pool, work_pool_name=worker.pool
         )
