@@ -144,9 +144,14 @@ async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_kil
         async def ended(block: SandboxProvider, run: FlowRun, state: str) -> None:
             async def so() -> bool:
                 now = (await client.read_flow_run(run.id)).state
-                return now is not None and now.name == state and not await ids(block, run)
+                seen[:] = [now.name if now is not None else "", len(await ids(block, run))]
+                return seen == [state, 0]
 
-            await becomes(so, 120)
+            seen: list[object] = []
+            try:
+                await becomes(so, 120)
+            except TimeoutError:
+                raise AssertionError(f"state and sandboxes: {seen}, and not {state} and none") from None
 
         forever = "import time; time.sleep(600)"
         cancelled, killed = await begin("daytona", forever), await begin("daytona", forever)

@@ -264,6 +264,25 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
         assert await ids(block) == set()
 
 
+async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
+    """Prefect raises out of the event loop then, which cancels every task that there is, and not only the flow's."""
+    blocks = dict([await place(name, request) for name in PROVIDERS])
+    for name in blocks:
+        host = killable(name)
+        try:
+
+            async def both_open(block: SandboxProvider = blocks[name]) -> bool:
+                return len(await ids(block)) == 2
+
+            await until(both_open)
+            host.terminate()
+            assert await asyncio.to_thread(host.wait, 60) != 0
+        finally:
+            host.kill()
+            host.wait()
+        assert await ids(blocks[name]) == set()
+
+
 async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_for(client: PrefectClient) -> None:
     block = LocalSandbox(isolation="none")
     server, later = await server_id(), time.time() + 3000  # when the sandboxes are looked at
