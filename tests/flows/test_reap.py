@@ -31,7 +31,7 @@ from rlm_batch.flows.left import Left, find, remove_sandboxes
 from rlm_batch.flows.reap import SILENCE, listener
 from rlm_batch.flows.server_id import server_id
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting the servers is most of it
 PROVIDERS = ("local", "daytona", "modal")
 
 
