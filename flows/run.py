@@ -276,7 +276,7 @@ class Run:
     async def drive(self, executions: Iterator[Execution]) -> None:
         """Runs what has no result yet. Every one of these executions has an outcome when it returns."""
         works = _Ahead(self._works(self._to_do(executions)))
-        task = with_policy(self.policy, self.provider.provider_name, self._per_task)
+        task = await with_policy(self.policy, self.provider.provider_name, self._per_task)
         self._making = asyncio.Lock()
         lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
         try:

@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
+from .tags import limited, tag, tags_of
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State, TaskRun
@@ -117,6 +118,7 @@ async def execute(lane: Lane, work: Work) -> None:
     raised before the others' count, and a retry runs only what has no outcome. A refusal for now ends the try: what
     comes after it would be refused too.
     """
+    tag(tags_of(lane.provider.provider_name))
     work.tries += 1
     work.begun()
     retry: RlmBatchError | None = None
@@ -152,8 +154,8 @@ def backoff(number: int) -> float:
     return BACKOFF[min(number, len(BACKOFF)) - 1]
 
 
-def with_policy(policy: RetryPolicy, provider: str, per_task: int) -> Task[[Lane, Work], Any]:
-    """The task with a flow's retries, and the tags by which Prefect's own limits can hold it.
+async def with_policy(policy: RetryPolicy, provider: str, per_task: int) -> Task[[Lane, Work], Any]:
+    """The task with a flow's retries, and the tags by which Prefect's own limits can hold it where there are such.
 
     `per_task` is how many executions a task run carries at most: each has its own retries.
     """
@@ -167,8 +169,9 @@ def with_policy(policy: RetryPolicy, provider: str, per_task: int) -> Task[[Lane
         await asyncio.sleep(asked_wait(error) * random.uniform(1.0, 1.1))  # not all come back at once
         return True
 
+    tags = tags_of(provider)
     return execute.with_options(
-        tags={"sandbox", f"sandbox:{provider}"},
+        tags=tags if await limited(tags) else set(),
         retries=policy.retries * per_task,
         # Prefect takes fifty at most, and goes on with the last of them.
         retry_delay_seconds=[backoff(number + 1) for number in range(min(policy.retries, len(BACKOFF)))] or 0,

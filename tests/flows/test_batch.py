@@ -210,6 +210,32 @@ async def test_the_server_shows_a_run_for_each_execution_with_its_state_tags_and
         assert {"sandbox", "sandbox:local"} <= set(tasks[0].tags)
 
 
+async def test_prefects_tag_limits_hold_executions_and_are_not_asked_for_where_there_are_none(server, monkeypatch):
+    from prefect.client.orchestration import PrefectClient, get_client
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+
+    asked: list[list[str]] = []
+    take = PrefectClient.increment_concurrency_slots_with_lease
+
+    async def counted(self, names, *args, **options):
+        asked.append(names)
+        return await take(self, names, *args, **options)
+
+    monkeypatch.setattr(PrefectClient, "increment_concurrency_slots_with_lease", counted)
+    code = "import time; begun = time.time(); time.sleep(0.2); SUBMIT(begun=begun, ended=time.time())"
+    await batch([code, code], max_workers=2)
+    assert asked == []
+    limit = GlobalConcurrencyLimitCreate(name="tag:sandbox:local", limit=1)
+    async with get_client() as client:
+        await client.create_global_concurrency_limit(limit)
+        try:
+            first, second = sorted(await batch([code, code], max_workers=2), key=lambda result: result.begun)
+        finally:
+            await client.delete_global_concurrency_limit_by_name(limit.name)
+    assert asked
+    assert first.ended <= second.begun
+
+
 def test_parameters_have_descriptions_and_bounds_for_the_form_in_the_ui():
     schema = batch.parameters.model_dump()["properties"]
     assert schema["max_workers"]["minimum"] == 1
