@@ -72,7 +72,8 @@ STARTING = (
     "pulling_snapshot",
     "unknown",
 )
-GONE = re.compile(r"Sandbox with ID or name \S+ not found")
+# What it says of one that is being removed, or was stopped, comes from its proxy; what is not there its API says.
+GONE = re.compile(r"Sandbox (with ID or name \S+ not found|\S+ is not started)")
 NO_CAPACITY = re.compile(r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", re.IGNORECASE)
 
 log = logging.getLogger("rlm_batch.daytona")
@@ -619,18 +620,9 @@ class DaytonaBox(Sandbox):
 
     async def launch(self, header: dict[str, Any], body: bytes) -> tuple[str, str]:
         """Starts the driver with its first frame; returns its session and command. Raises SandboxStartError."""
-        header = {**header, "file": f"{FILES}/in.0"}
-        command = f"{self.python} -u -c {shlex.quote(BOOT)} {shlex.quote(driver.encode(header).decode())}"
-        if self._directory:
-            command = f"cd {shlex.quote(self._directory)} && {command}"
-        upload = _sdk().FileUpload
-        files = [upload(data, f"{FILES}/{name}") for name, data in (*_driver_files().items(), ("in.0", body))]
+        files = [_sdk().FileUpload(data, f"{FILES}/{name}") for name, data in _driver_files().items()]
         try:
-            # Together: neither needs the other.
-            session, _ = await asyncio.gather(
-                self._session(), _again(lambda: self._remote.fs.upload_files(files, int(CALL_SECONDS)))
-            )
-            started = await self._execute(command, session)
+            started = await self._start(files, header, body)
         except _sdk().DaytonaError as error:
             raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {_said(error)}") from error
         self._awake = asyncio.create_task(self._stay_awake())
@@ -644,14 +636,28 @@ class DaytonaBox(Sandbox):
             pass  # a call whose answer was lost has made it
         return name
 
-    async def _execute(self, command: str, session: str) -> tuple[str, str]:
-        """Starts a command; returns its session and its id.
+    async def _start(self, files: list[Any], header: dict[str, Any], body: bytes) -> tuple[str, str]:
+        """Uploads the files and the first frame's body, and starts the driver; returns its session and its command.
 
-        One that was lost on its way is started anew in a session of its own: in the old one it would wait for the
-        first to end. What this leaves is a driver that nobody speaks to.
+        A start that was lost on its way is made anew in a session of its own, for in the old one it would wait for the
+        first to end, and with a body of its own, for the first takes the one that it was given. What this leaves is a
+        driver that nobody speaks to.
         """
-        request = _sdk().SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
+        session = command = ""
         for attempt in range(TRIES):
+            if not command:
+                place = f"{FILES}/in.0.{attempt}"
+                uploads = [*files, _sdk().FileUpload(body, place)] if not attempt else [_sdk().FileUpload(body, place)]
+                # Together: neither needs the other.
+                session, _ = await asyncio.gather(
+                    self._session(),
+                    _again(functools.partial(self._remote.fs.upload_files, uploads, int(CALL_SECONDS))),
+                )
+                first = driver.encode({**header, "file": place}).decode()
+                command = f"{self.python} -u -c {shlex.quote(BOOT)} {shlex.quote(first)}"
+                if self._directory:
+                    command = f"cd {shlex.quote(self._directory)} && {command}"
+            request = _sdk().SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
             try:
                 answer = await self._remote.process.execute_session_command(session, request, int(CALL_SECONDS))
                 return session, answer.cmd_id
@@ -660,7 +666,7 @@ class DaytonaBox(Sandbox):
                     raise
                 await asyncio.sleep(_pause(attempt, error))
                 if getattr(error, "status_code", None) != 429:
-                    session = await self._session()
+                    command = ""
         raise AssertionError
 
     async def run(self, command: str, seconds: float) -> tuple[int, str]:

@@ -142,6 +142,16 @@ async def test_a_driver_that_cannot_start_leaves_nothing_and_says_why(standin: A
     assert await gone(standin)
 
 
+async def test_a_driver_whose_start_was_done_and_its_answer_lost_is_started_once_more_in_the_same_sandbox(
+    standin: Any,
+) -> None:
+    standin.set(fault_rate=1.0, faults=["lost"], fault_times=2, fault_where=r"^POST .*/exec$")
+    async with DaytonaSandbox().interpreter(timeout=30) as interpreter:
+        assert (await interpreter.execute("SUBMIT(fine=1)")).fine
+    assert standin.state()["created"] == 1
+    assert await gone(standin)
+
+
 async def test_a_removal_that_fails_for_a_while_is_done(standin: Any) -> None:
     box = await opened(DaytonaSandbox())
     standin.set(fault_rate=1.0, faults=["503"], fault_times=3, fault_where=r"^DELETE")
@@ -203,12 +213,14 @@ async def test_every_page_of_a_listing_is_read_and_others_sandboxes_are_not_in_i
         await box.remove()
 
 
+@pytest.mark.parametrize("destroy_s", [0.0, 0.5])
 @pytest.mark.parametrize("when", ["starting", "installing", "cloning"])
 async def test_a_sandbox_that_goes_away_while_it_is_set_up_is_tried_again_and_no_fault_of_the_settings(
-    standin: Any, when: str
+    standin: Any, when: str, destroy_s: float
 ) -> None:
     call = {"starting": "POST /api/sandbox", "installing": "/exec", "cloning": "/git/clone"}[when]
     fields: dict[str, Any] = {"snapshot": "daytona-small"}
+    standin.set(destroy_s=destroy_s)
     if when == "starting":
         standin.set(boot_s=3.0)
     elif when == "installing":

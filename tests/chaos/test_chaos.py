@@ -6,6 +6,7 @@
 import os
 import random
 import signal
+import socket
 import time
 import uuid
 from collections import Counter
@@ -253,6 +254,11 @@ def test_a_batch_that_may_run_twice_outlives_the_loss_of_its_sandboxes(stage: St
     assert taken
 
 
+def listening(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
@@ -266,9 +272,10 @@ def test_a_batch_outlives_a_kill_of_its_server_that_is_started_again(stage: Stag
         host = stage.start(batch, server.url)
         batch.wait_for_progress(host, dice)
         assert server.pid is not None
-        os.killpg(server.pid, signal.SIGKILL)  # what serves is a child of its own
+        os.killpg(server.pid, signal.SIGKILL)
+        assert until(lambda: not listening(port), 30)
         with PrefectServer(tmp_path / "home", port):
             assert host.ended(300) == 0, host.said()
             batch.complete()
             assert batch.begun() == dict.fromkeys(range(50), 1)
-            stage.nothing_is_left()
+    stage.nothing_is_left()  # the server is a process too

@@ -57,6 +57,7 @@ class Settings:
 
     key: str = "standin"
     boot_s: float = 0.09
+    destroy_s: float = 0.0  # between the acceptance of a removal and its end
     minute: float = 60.0
     page: int = 100  # sandboxes in one answer to a listing
     snapshots: list[str] = field(default_factory=lambda: ["daytona-small", "daytona-medium"])
@@ -607,7 +608,7 @@ class Server:
             return
         await self.move(box, "destroying")
         box.kill()
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.settings.destroy_s)
         box.remove()
         if self.boxes.pop(box.id, None) is not None:
             self.destroyed += 1
