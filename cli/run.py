@@ -13,8 +13,8 @@ from ..blocks.resolve import unsaved
 from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
+from ..sandbox.shown import shown
 from .display import Display, show_table
-from .shown import shown
 
 if TYPE_CHECKING:
     from ..flows.sweep import SweepReport
