@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -20,7 +21,6 @@ from pydantic import Field
 from ..blocks.asking import Asking, asking
 from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
-from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ..sandbox.queries import Track
 from ..sandbox.result import Failure, Meta, Result
@@ -29,7 +29,12 @@ from ..tasks.execution import Execution, identified
 from ..tasks.index import ResultIndex
 from ..tasks.lane import Lane, ProviderUnusable
 from ..tasks.ledger import Ledger, Line, results_root
+from ..tasks.output import RunLines
 from ..tasks.query import Tracker
+from .record import Record
+from .report import described
+from .tally import About
+from .told import Told
 
 Outcome = Result | Failure
 
@@ -54,7 +59,9 @@ ExecutionsPerTask = Annotated[
 ]
 CacheResults = Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")]
 ResultsPath = Annotated[str | None, Field(description="The ledger's directory; by default one below the results root")]
-
+LogOutput = Annotated[
+    bool, Field(description="What the code writes is in its task run's log as it comes, 200 lines of each execution")
+]
 
 Model = Annotated[
     str | None,
@@ -85,6 +92,7 @@ class Options:
     executions_per_task: int | None
     cache_results: bool
     results_path: str | None
+    log_output: bool
     language_model: str | None
     batch_concurrency: int
     max_depth: int
@@ -142,13 +150,15 @@ async def run_all(
     options: Options,
     label: Callable[[Execution], str],
     uploads: dict[str, Path] | None = None,
+    about: About | None = None,
 ) -> Outcomes:
     """Runs every pair of code and variables, `max_workers` at a time, and returns when all have an outcome.
 
-    `label` names an execution's task run; `uploads` are files that each execution finds, by their paths there. Raises
-    ConfigurationError before anything runs, and OSError where the ledger cannot be written.
+    `label` names an execution's task run; `uploads` are files that each execution finds, by their paths there; `about`
+    says what the report calls them. Raises ConfigurationError before anything runs, and OSError where the ledger cannot
+    be written.
     """
-    async with Run.begun(await resolve(options.provider), total, options, label) as run:
+    async with Run.begun(await resolve(options.provider), total, options, label, about) as run:
         run.uploads = uploads or {}
         await run.drive(identified(items, await run.fingerprint()))
         return run.outcomes()
@@ -174,12 +184,6 @@ def raise_failures(outcomes: Outcomes, what: str, retrying: str = "run only thos
         )
 
 
-def described(used: Usage) -> str:
-    """What calls of a model took, for a person."""
-    price = "at a cost that is not known" if used.cost is None else f"for ${used.cost:.6f}"
-    return f"{used.calls} times: {used.prompt_tokens:,} + {used.completion_tokens:,} tokens, {price}"
-
-
 def _flow_run_id() -> str:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
@@ -187,8 +191,29 @@ def _flow_run_id() -> str:
     return str(context.flow_run.id)
 
 
+def _record(about: About, results_path: str, provider: str, total: int) -> Record:
+    context = FlowRunContext.get()
+    assert context is not None
+    assert context.flow_run is not None
+    return Record(
+        flow=context.flow_run.name if context.flow is None else context.flow.name,
+        results_path=results_path,
+        flow_run_id=str(context.flow_run.id),
+        name=context.flow_run.name,
+        what=about.what,
+        objective=about.objective,
+        direction=about.direction,
+        provider=provider,
+        total=total,
+        began=time.time(),
+    )
+
+
 class Run:
     """One flow run's lanes, and the outcomes as they come. A flow with a way of its own overrides what differs."""
+
+    record: Record  # of this run, in the ledger
+    told: Told  # what of it is in the UI
 
     def __init__(
         self,
@@ -213,6 +238,7 @@ class Run:
         self._under_way: dict[int, Execution] = {}
         self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent)
         self._per_task = options.executions_per_task or max(1, math.ceil(total / TASK_RUNS))
+        self._lines = RunLines() if options.log_output else None
         self._total = total
         self._known: dict[str, Line] = {}
         self._index: ResultIndex | None = None
@@ -221,7 +247,12 @@ class Run:
     @classmethod
     @asynccontextmanager
     async def begun(
-        cls, provider: SandboxProvider, total: int, options: Options, label: Callable[[Execution], str]
+        cls,
+        provider: SandboxProvider,
+        total: int,
+        options: Options,
+        label: Callable[[Execution], str],
+        about: About | None = None,
     ) -> AsyncIterator[Self]:
         """A run with its ledger open, which is told to whoever watches. Raises ConfigurationError."""
         isolation = await provider.check()
@@ -234,6 +265,8 @@ class Run:
         log.info("%d executions on %s: %s; results in %s", total, provider.provider_name, isolation, ledger.path)
         observer.get().begun(total, isolation, str(ledger.path))
         run = cls(provider, run_id, ledger, options, total, label, log)
+        record = run.record = _record(about or About(), str(ledger.path), provider.provider_name, total)
+        record.write()
         run.asking = asking
         if options.deadline is not None:
             run.until = asyncio.get_running_loop().time() + options.deadline
@@ -242,10 +275,12 @@ class Run:
             run._index = ResultIndex(results_root())
             run._index.refresh()
         try:
-            async with tracker:
+            async with Told(record, lambda: run.done, log) as run.told, tracker:
                 yield run
+                record.ended = time.time()
         finally:
             ledger.close()
+            record.end()
             if asking is not None:
                 log.info("the model was called %s", described(asking.spent.used))
         log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
@@ -315,7 +350,13 @@ class Run:
                 if work.remaining:
                     self._unsettled(await state.result(raise_on_failure=False), state)
         finally:
-            await lane.close()
+            await self.close(lane)
+
+    async def close(self, lane: Lane) -> None:
+        """Removes the lane's sandbox, and counts what it had open."""
+        await lane.close()
+        self.record.sandboxes += lane.opened
+        self.record.sandbox_seconds += lane.seconds
 
     def _unsettled(self, error: Any, state: Any) -> None:
         if isinstance(error, ProviderUnusable) and error.__cause__ is not None:
@@ -333,6 +374,7 @@ class Run:
                 yield execution
             else:
                 outcome = self._outcomes[execution.index] = _placed(cached, execution)
+                self.told.ended(outcome)
                 self._observer.ended(outcome, cached=True)
 
     def _works(self, executions: Iterator[Execution]) -> Iterator[Work]:
@@ -342,7 +384,7 @@ class Run:
                 label = f"{label} and {len(group) - 1} more"
             for execution in group:
                 self._observer.started(execution.index)
-            yield Work(label, group, self.policy, self._ledger, self._settled)
+            yield Work(label, group, self.policy, self._ledger, self._settled, self._lines)
 
     def _settled(self, execution: Execution, outcome: Outcome) -> None:
         self._outcomes[execution.index] = outcome
@@ -351,6 +393,7 @@ class Run:
             self.log.warning(
                 "%s failed: %s: %s", self._label(execution), type(outcome.error).__name__, outcome.error.summary
             )
+        self.told.ended(outcome)
         self._observer.ended(outcome, cached=False)
 
     def _out_of_time(self, to_do: Iterator[Execution]) -> None:
