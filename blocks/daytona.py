@@ -265,11 +265,11 @@ class DaytonaSandbox(SandboxProvider):
         try:
             return await asyncio.shield(creating)
         except asyncio.CancelledError:
-            await shielded(_abandon(client, creating, params.name))
+            await shielded(_abandon(client, creating, params.name, self.counted))
             raise
         except _sdk().DaytonaError as error:
             if not _transient(error):
-                await shielded(_remove_named(client, params.name, self._looks(error)))
+                await shielded(_remove_named(client, params.name, self._looks(error), self.counted))
                 raise self._error(error, "no sandbox could be opened") from error
             failure = error
         # The call, or one of those by which the SDK waits for the start, was lost: the sandbox may be there.
@@ -277,7 +277,7 @@ class DaytonaSandbox(SandboxProvider):
             return await self._started(client, params.name, failure, until)
         except BaseException as error:
             if not _unreachable(error):
-                await shielded(_remove_named(client, params.name, looks=1))
+                await shielded(_remove_named(client, params.name, 1, self.counted))
             if isinstance(error, _sdk().DaytonaError):
                 raise self._error(error, "no sandbox could be opened") from error
             raise
@@ -537,10 +537,11 @@ async def _delete(client: _Client, name: str) -> None:
         await _delete_found(remote)
 
 
-async def _delete_found(remote: AsyncSandbox) -> None:
+async def _delete_found(remote: AsyncSandbox, wait: bool = False) -> None:
+    """Removes it; with `wait`, returns when it has gone, for until then it counts at the provider."""
     for attempt in range(TRIES):
         try:
-            await remote.delete(CALL_SECONDS)
+            await remote.delete(CALL_SECONDS, wait)
             return
         except _sdk().DaytonaNotFoundError:
             return
@@ -551,17 +552,17 @@ async def _delete_found(remote: AsyncSandbox) -> None:
             await asyncio.sleep(_pause(attempt, error))
 
 
-async def _remove_named(client: _Client, name: str, looks: int) -> None:
+async def _remove_named(client: _Client, name: str, looks: int, wait: bool) -> None:
     """Removes what a failed creation may have left; what cannot be removed now goes when its lifetime ends."""
     try:
         remote = await _find(client, name, looks)
         if remote is not None:
-            await _delete_found(remote)
+            await _delete_found(remote, wait)
     except _sdk().DaytonaError as error:
         log.warning("sandbox %s could not be removed, and ends with its lifetime: %s", name, _said(error))
 
 
-async def _abandon(client: _Client, creating: asyncio.Future[AsyncSandbox], name: str) -> None:
+async def _abandon(client: _Client, creating: asyncio.Future[AsyncSandbox], name: str, wait: bool) -> None:
     """Removes the sandbox of a creation that nobody waits for any more, as soon as it can be seen."""
     pause = 0.05
     while True:
@@ -569,7 +570,7 @@ async def _abandon(client: _Client, creating: asyncio.Future[AsyncSandbox], name
         try:
             remote = await _find(client, name, looks=1)
             if remote is not None:
-                await _delete_found(remote)
+                await _delete_found(remote, wait)
                 break
         except _sdk().DaytonaError as error:
             log.warning("sandbox %s could not be removed, and ends with its lifetime: %s", name, _said(error))
@@ -782,7 +783,7 @@ class DaytonaBox(Sandbox):
                 self._awake.cancel()
             if self._channel is not None:
                 await self._channel.close()
-            await _delete_found(self._remote)
+            await _delete_found(self._remote, self._block.counted)
         except _sdk().DaytonaError as error:
             log.warning("sandbox %s could not be removed, and ends with its lifetime: %s", self.id, _said(error))
         finally:

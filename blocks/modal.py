@@ -199,9 +199,9 @@ class ModalSandbox(SandboxProvider):
         try:
             sandbox = await asyncio.shield(creating)
         except asyncio.CancelledError:
-            await shielded(_discard(creating))
+            await shielded(_discard(creating, self.counted))
             raise
-        box = ModalBox(sandbox, self._settings(), self.lifetime)
+        box = ModalBox(sandbox, self._settings(), self.lifetime, self.counted)
         if commit is not None:
             try:
                 await self._clone(sandbox, commit)
@@ -413,7 +413,7 @@ class ModalSandbox(SandboxProvider):
                     return
                 await asyncio.sleep(delay)
             else:
-                await _end(sandbox)
+                await _end(sandbox, wait=self.counted)
                 return
 
     async def _clone(self, sandbox: modal.Sandbox, commit: str) -> None:
@@ -491,12 +491,13 @@ class ModalBox(Sandbox):
     isolation = "modal"
     layers = ()
 
-    def __init__(self, sandbox: modal.Sandbox, settings: DriverSettings, lifetime: int) -> None:
+    def __init__(self, sandbox: modal.Sandbox, settings: DriverSettings, lifetime: int, counted: bool) -> None:
         self.id = sandbox.object_id
         self.settings = settings
         self.gone = ""  # why nothing more can be said to the driver
         self._sandbox = sandbox
         self._lifetime = lifetime
+        self._counted = counted
         self._reading: asyncio.Task[None] | None = None
         self._removed = False
 
@@ -603,7 +604,7 @@ class ModalBox(Sandbox):
         self.gone = self.gone or "it was removed"
         if self._reading is not None:
             self._reading.cancel()
-        await _end(self._sandbox)
+        await _end(self._sandbox, wait=self._counted)
 
 
 class _file_errors:
@@ -634,23 +635,26 @@ def _driver() -> tuple[bytes, bytes]:
     return zlib.compress(code), zlib.compress(text)
 
 
-async def _discard(creating: asyncio.Future[modal.Sandbox]) -> None:
+async def _discard(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
     """Waits for a creation that nobody wants any more, and ends what it made."""
     try:
         sandbox = await creating
     except RlmBatchError:
         return
-    await _end(sandbox)
+    await _end(sandbox, wait=wait)
 
 
-async def _end(sandbox: modal.Sandbox, *, strict: bool = False) -> None:
-    """Terminates it and lets go of the connection. What Modal does not do now, it does at the end of its lifetime."""
+async def _end(sandbox: modal.Sandbox, *, strict: bool = False, wait: bool = False) -> None:
+    """Terminates it and lets go of the connection. What Modal does not do now, it does at the end of its lifetime.
+
+    With `wait` it returns when the sandbox has ended, for until then it counts.
+    """
     import modal
 
     try:
         for delay in (*DELAYS, None):
             try:
-                await sandbox.terminate.aio()
+                await (sandbox.terminate.aio(wait=True) if wait else sandbox.terminate.aio())
                 break
             except modal.exception.NotFoundError:
                 break

@@ -81,6 +81,26 @@ class SandboxProvider(Block, ABC):
         title="Environment",
         description="Environment variables that the sandboxed code sees. No other secret reaches it.",
     )
+    max_sandboxes: int | None = Field(
+        default=None,
+        ge=1,
+        title="Most sandboxes",
+        description="How many sandboxes flows may have at one time, over every flow run and machine that shares the "
+        "Prefect server. By default there is no limit but each run's max_workers.",
+    )
+    creations_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        title="Creations a second",
+        description="How many new sandboxes a second flows may ask for, over the same. By default there is no limit.",
+    )
+    limit_name: str | None = Field(
+        default=None,
+        title="Limit name",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Blocks that share an account share its limits by giving them one name, and the same numbers. By "
+        "default a block has limits of its own.",
+    )
     lifetime: int = Field(
         default=86_400,
         ge=1,
@@ -164,6 +184,11 @@ class SandboxProvider(Block, ABC):
         if self.repo_url is not None and self._commit is None:
             self._commit = await repository.commit(self.repo_url, self.repo_ref, self.repo_token)
         return self._commit
+
+    @property
+    def counted(self) -> bool:
+        """Whether there is a limit on sandboxes, so that removing one has to last until it has gone."""
+        return self.max_sandboxes is not None
 
     def has_credentials(self) -> bool:
         """Whether it can sign in with what it was given and what the environment has."""

@@ -252,6 +252,7 @@ class _Chunks(Run):
             lane = self.lane()
             try:
                 async with asyncio.timeout_at(self.until):
+                    await lane.enter()
                     self._markers = await read_markers(await lane.open(), folder)
                 return
             except TimeoutError:

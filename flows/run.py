@@ -31,6 +31,7 @@ from ..tasks.lane import Lane, ProviderUnusable
 from ..tasks.ledger import Ledger, Line, results_root
 from ..tasks.output import RunLines
 from ..tasks.query import Tracker
+from ..tasks.slots import Slots, slots_of
 from .record import Record
 from .report import described
 from .tally import About
@@ -231,6 +232,7 @@ class Run:
         self.log = log
         self.asking: Asking | None = None
         self.uploads: dict[str, Path] = {}
+        self.slots = Slots()
         self._ledger = ledger
         self._label = label
         self._observer = observer.get()
@@ -275,7 +277,8 @@ class Run:
             run._index = ResultIndex(results_root())
             run._index.refresh()
         try:
-            async with Told(record, lambda: run.done, log) as run.told, tracker:
+            telling = Told(record, lambda: run.done, log)
+            async with telling as run.told, tracker, slots_of(provider, run_id, log) as run.slots:
                 yield run
                 record.ended = time.time()
         finally:
@@ -287,8 +290,7 @@ class Run:
 
     async def drive(self, executions: Iterator[Execution]) -> None:
         """Runs what has no result yet. Every one of these executions has an outcome when it returns."""
-        to_do = self._to_do(executions)
-        works = self._works(to_do)
+        works = _Ahead(self._works(self._to_do(executions)))
         task = with_policy(self.policy, self.provider.provider_name)
         lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
         try:
@@ -296,7 +298,7 @@ class Run:
                 for _ in range(lanes):
                     group.create_task(self._lane(task, works))
         except TimeoutError:
-            self._out_of_time(to_do)
+            self._out_of_time(works)
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
 
@@ -307,6 +309,7 @@ class Run:
             self.run_id,
             reuse=self.options.reuse_sandboxes,
             timeout=self.options.timeout,
+            slots=self.slots,
             asking=self.asking,
             uploads=self.uploads,
         )
@@ -340,21 +343,26 @@ class Run:
         """Whether the next execution is to be begun, after what has become of those before."""
         return True
 
-    async def _lane(self, task: Any, works: Iterator[Work]) -> None:
+    async def _lane(self, task: Any, works: _Ahead) -> None:
         lane = self.lane()
         try:
-            while self.goes_on() and (work := next(works, None)) is not None:
+            # A slot first: what is taken before there is one would wait for it while other lanes have nothing to do.
+            while self.goes_on() and works.more() and await lane.enter() and (work := works.next()) is not None:
+                for execution in work.remaining:
+                    self._observer.started(execution.index)
                 state = await task(lane, work, return_state=True)
                 if state.is_cancelled():
                     raise asyncio.CancelledError
                 if work.remaining:
                     self._unsettled(await state.result(raise_on_failure=False), state)
+                await lane.hand_over()
+            self.slots.enough()
         finally:
             await self.close(lane)
 
     async def close(self, lane: Lane) -> None:
-        """Removes the lane's sandbox, and counts what it had open."""
-        await lane.close()
+        """Removes the lane's sandbox, gives its slot back, and counts what it had open."""
+        await lane.leave()
         self.record.sandboxes += lane.opened
         self.record.sandbox_seconds += lane.seconds
 
@@ -382,8 +390,6 @@ class Run:
             label = self._label(group[0])
             if len(group) > 1:
                 label = f"{label} and {len(group) - 1} more"
-            for execution in group:
-                self._observer.started(execution.index)
             yield Work(label, group, self.policy, self._ledger, self._settled, self._lines)
 
     def _settled(self, execution: Execution, outcome: Outcome) -> None:
@@ -396,11 +402,11 @@ class Run:
         self.told.ended(outcome)
         self._observer.ended(outcome, cached=False)
 
-    def _out_of_time(self, to_do: Iterator[Execution]) -> None:
+    def _out_of_time(self, works: _Ahead) -> None:
         """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
-        for execution in to_do:
-            self._under_way[execution.index] = execution
-            self._observer.started(execution.index)
+        while (work := works.next()) is not None:
+            for execution in work.remaining:
+                self._observer.started(execution.index)
         for execution in list(self._under_way.values()):
             self._give_up(
                 execution,
@@ -440,6 +446,26 @@ class Run:
                 f"the inputs changed while they were read: {self._total} at first, {len(found)} at the end"
             )
         return Outcomes(found, str(self._ledger.path))
+
+
+class _Ahead:
+    """What is still to be done, and whether there is more of it."""
+
+    def __init__(self, works: Iterator[Work]) -> None:
+        self._works = works
+        self._next: Work | None = None
+
+    def more(self) -> bool:
+        """Whether there is another."""
+        if self._next is None:
+            self._next = next(self._works, None)
+        return self._next is not None
+
+    def next(self) -> Work | None:
+        """The next, None where there is no other."""
+        found = self._next if self.more() else None
+        self._next = None
+        return found
 
 
 def _placed(result: Result, execution: Execution) -> Result:

@@ -139,6 +139,7 @@ class _Sequence(Run):
             reuse=True,
             timeout=self.options.timeout,
             context=CONTEXT,
+            slots=self.slots,
             asking=self.asking,
         )
 

@@ -120,7 +120,9 @@ async def execute(lane: Lane, work: Work) -> None:
     """
     failed: RlmBatchError | None = None
     retry: RlmBatchError | None = None
-    for execution in work.remaining:
+    for number, execution in enumerate(work.remaining):
+        if number and await lane.hand_over():
+            await lane.enter()
         try:
             with work.logged(execution) as on_output:
                 result = await lane.execute(execution, on_output)

@@ -14,6 +14,7 @@ from ..sandbox.interpreter import Interpreter
 from ..sandbox.result import Meta, Result
 from .mark import mark as write_mark
 from .mark import unmark
+from .slots import Slot, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +29,12 @@ class ProviderUnusable(Exception):
 class Lane:
     """Runs executions one after the other, each in a process of its own.
 
-    With `reuse` the sandbox stays open from one execution to the next, and is replaced when it was lost or when what
-    remains of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own.
-    With a `context` they share one process and its state, and the sandbox is never replaced: when it is lost, so is
-    the state, and every later execution raises StateLost. `asking` is what each execution may ask, `uploads` are files
-    that each finds, by their paths in the sandbox.
+    It opens sandboxes between `enter`, which waits for one of the `slots`, and `leave`. With `reuse` a sandbox stays
+    open from one execution to the next, and is replaced when it was lost or when what remains of its lifetime is
+    shorter than an execution may take; otherwise each execution has a sandbox of its own. With a `context` they share
+    one process and its state, and the sandbox is never replaced: when it is lost, so is the state, and every later
+    execution raises StateLost. `asking` is what each execution may ask, `uploads` are files that each finds, by their
+    paths in the sandbox.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Lane:
         reuse: bool,
         timeout: float,
         context: str | None = None,
+        slots: Slots,
         asking: Asking | None = None,
         uploads: dict[str, Path] | None = None,
     ) -> None:
@@ -50,6 +53,8 @@ class Lane:
         self._run = run
         self._reuse = reuse
         self._timeout = timeout
+        self._slots = slots
+        self._slot: Slot | None = None
         self._asking = asking
         self._uploads = uploads or {}
         self._context = context
@@ -59,6 +64,28 @@ class Lane:
         self._since: float | None = None  # when the sandbox that is open was asked for, by the loop's clock
         self.opened = 0  # sandboxes, and
         self.seconds = 0.0  # how long those that are closed were open, together
+
+    async def enter(self) -> bool:
+        """Waits for a slot, unless it has one; False where there is no more work to have one for."""
+        if self._slot is None:
+            self._slot = await self._slots.take()
+        return self._slot is not None
+
+    async def hand_over(self) -> bool:
+        """Between two executions: gives up the slot, and the sandbox, where others have waited for it long enough."""
+        if self._slot is None or self._has_state or not await self._slots.asked_back(self._slot):
+            return False
+        await self.leave()
+        return True
+
+    async def leave(self) -> None:
+        """Removes the sandbox, if one is open, and gives back the slot."""
+        try:
+            await self.close()
+        finally:
+            slot, self._slot = self._slot, None
+            if slot is not None:
+                await self._slots.give_back(slot)
 
     async def execute(self, execution: Execution, on_output: Callable[[str, str], None] | None = None) -> Result:
         """One attempt at an execution. Raises what `Interpreter.execute` raises, with `meta` complete.
@@ -111,6 +138,8 @@ class Lane:
         if self._interpreter is not None and (not self._interpreter.alive or now + 2 * self._timeout > self._expires):
             await self.close()
         if self._interpreter is None:
+            await self._slots.creation()
+            now = asyncio.get_running_loop().time()
             self._expires = now + max(self.provider.lifetime, 2 * self._timeout)
             self._interpreter = self.provider.interpreter(run=self._run, timeout=self._timeout)
         await self._interpreter.start()

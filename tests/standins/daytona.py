@@ -426,6 +426,7 @@ class Server:
         self.faults: Counter[str] = Counter()
         self.created = self.destroyed = self.peak = 0
         self.creates: deque[float] = deque()
+        self.history: list[tuple[float, int]] = []  # when a sandbox came or went, and how many there were then
         self.random = random.Random(settings.seed)
         self.transports: dict[Any, asyncio.Transport] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -581,6 +582,7 @@ class Server:
         self.boxes[box.id] = box
         self.created += 1
         self.peak = max(self.peak, len(self.boxes))
+        self.history.append((moment, len(self.boxes)))
         if settings.boot_s > 0 or snapshot in settings.broken_snapshots:
             self.later(self.boot(box))
         else:
@@ -609,6 +611,7 @@ class Server:
         box.remove()
         if self.boxes.pop(box.id, None) is not None:
             self.destroyed += 1
+            self.history.append((time.monotonic(), len(self.boxes)))
         await self.move(box, "destroyed")
 
     async def list(self, request: Any) -> Any:
@@ -905,6 +908,7 @@ class Server:
                 self.volumes.clear()
                 self.counts.clear()
                 self.creates.clear()
+                self.history.clear()
                 self.created = self.destroyed = self.peak = 0
             self.settings = dataclasses.replace(self.settings, **body)
             self.random = random.Random(self.settings.seed)
@@ -921,6 +925,7 @@ class Server:
                 "created": self.created,
                 "destroyed": self.destroyed,
                 "peak": self.peak,
+                "history": self.history,
                 "cpu_s": dict(zip(("own", "own_system", "processes", "processes_system"), os.times(), strict=False)),
             }
         )

@@ -1,0 +1,247 @@
+"""A provider's limits: how many sandboxes at one time, and how many new ones a second, over all that share a server.
+
+They are Prefect's global concurrency limits, so that they hold over every flow run and machine of one Prefect server,
+and are seen and changed in its UI. Without a server that is shared they hold in this process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID, uuid4
+
+import httpx
+
+from .provider import SandboxProvider
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+LEASE = 60.0  # seconds after which a holder that has said nothing loses its slot; the least that Prefect grants
+WAITERS = 10_000  # flow runs that may wait for one limit: it only has to be more than there are
+
+
+@dataclass(frozen=True, slots=True)
+class LimitNames:
+    """The names of a provider's limits on the server."""
+
+    sandboxes: str
+
+    @property
+    def creations(self) -> str:
+        """Of new sandboxes a second: one slot that decays. A larger one would admit a burst."""
+        return f"{self.sandboxes}.creations"
+
+    @property
+    def waiting(self) -> str:
+        """What flow runs hold that wait and have no slot at all: nothing else tells the others of them."""
+        return f"{self.sandboxes}.waiting"
+
+
+def names_of(provider: SandboxProvider) -> LimitNames | None:
+    """The names of its limits, None where it is not a saved block and has no name for them."""
+    if provider.limit_name is not None:
+        return LimitNames(provider.limit_name)
+    saved = provider._block_document_name  # pyright: ignore[reportPrivateUsage] - Prefect's only place
+    return None if saved is None else LimitNames(f"rlm-batch.{provider.get_block_type_slug()}.{saved}")
+
+
+def wanted(provider: SandboxProvider) -> dict[str, dict[str, Any]]:
+    """What the server's limits are to be, by their names."""
+    names = names_of(provider)
+    if names is None:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    if provider.max_sandboxes is not None:
+        found[names.sandboxes] = {"limit": provider.max_sandboxes}
+        found[names.waiting] = {"limit": WAITERS}
+    if provider.creations_per_second is not None:
+        found[names.creations] = {"limit": 1, "slot_decay_per_second": provider.creations_per_second}
+    return found
+
+
+async def keep_in_step(provider: SandboxProvider) -> None:
+    """Makes the server's limits what the block says.
+
+    A limit that the block no longer has is removed, unless its name was given: others may have it too. Does nothing for
+    a block that is not saved. Raises httpx.HTTPError where the server does not answer.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+
+    names, limits = names_of(provider), wanted(provider)
+    if names is None:
+        return
+    async with get_client() as client:
+        for name, settings in limits.items():
+            try:
+                await client.upsert_global_concurrency_limit_by_name(name, **settings)
+            except ObjectAlreadyExists:  # made by another at the same moment
+                await client.upsert_global_concurrency_limit_by_name(name, **settings)
+        if provider.limit_name is None:
+            for name in {names.sandboxes, names.creations, names.waiting} - set(limits):
+                try:
+                    await client.delete_global_concurrency_limit_by_name(name)
+                except ObjectNotFound:
+                    continue
+
+
+class Limits(ABC):
+    """Where slots are taken and given back. A slot is known by the id of its lease."""
+
+    shared: ClassVar[bool]  # over every flow run and machine of a server
+
+    @abstractmethod
+    async def take(self, name: str) -> UUID | None:
+        """A slot, None when all are in use. Raises httpx.HTTPError."""
+
+    @abstractmethod
+    async def give_back(self, lease: UUID) -> None:
+        """Raises httpx.HTTPError; the slot comes back by itself then, when its lease ends."""
+
+    @abstractmethod
+    async def renew(self, lease: UUID) -> bool:
+        """Keeps a slot for another while; False when it had ended. Raises httpx.HTTPError."""
+
+    @abstractmethod
+    async def in_use(self, name: str) -> int:
+        """How many slots are in use. Raises httpx.HTTPError."""
+
+    @abstractmethod
+    async def tick(self, name: str) -> bool:
+        """Takes a slot that decays by itself; False when there is none now. Raises httpx.HTTPError."""
+
+
+class ServerLimits(Limits):
+    """The limits on the Prefect server of this client."""
+
+    shared = True
+
+    def __init__(self, client: PrefectClient, provider: SandboxProvider, run_id: str) -> None:
+        self._client, self._provider, self._run_id = client, provider, run_id
+
+    async def take(self, name: str) -> UUID | None:
+        if await self._full(name):
+            return None
+        from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+
+        holder = ConcurrencyLeaseHolder(type="flow_run", id=UUID(self._run_id))
+        try:
+            answer = await self._client.increment_concurrency_slots_with_lease([name], 1, "concurrency", LEASE, holder)
+        except httpx.HTTPStatusError as error:
+            return self._refused(error)
+        granted = answer.json()
+        return UUID(granted["lease_id"]) if await self._exists(granted["limits"]) else None
+
+    async def give_back(self, lease: UUID) -> None:
+        await self._client.release_concurrency_slots_with_lease(lease)
+
+    async def renew(self, lease: UUID) -> bool:
+        try:
+            await self._client.renew_concurrency_lease(lease, LEASE)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.GONE:
+                return False
+            raise
+        return True
+
+    async def in_use(self, name: str) -> int:
+        return (await self._client.read_global_concurrency_limit_by_name(name)).active_slots
+
+    async def tick(self, name: str) -> bool:
+        if await self._full(name):
+            return False
+        try:
+            answer = await self._client.increment_concurrency_slots([name], 1, "rate_limit")
+        except httpx.HTTPStatusError as error:
+            return self._refused(error) is not None
+        return await self._exists(answer.json())
+
+    async def _full(self, name: str) -> bool:
+        """Asks before it takes: a refusal is written to the database, and makes a slot that decays begin again."""
+        from prefect.exceptions import ObjectNotFound
+
+        try:
+            limit = await self._client.read_global_concurrency_limit_by_name(name)
+        except ObjectNotFound:
+            await keep_in_step(self._provider)
+            return False
+        return limit.active and limit.active_slots >= limit.limit
+
+    async def _exists(self, limits: list[Any]) -> bool:
+        """Prefect grants slots of a limit that is not there. Someone has removed it: it is made again."""
+        if not limits:
+            await keep_in_step(self._provider)
+        return bool(limits)
+
+    @staticmethod
+    def _refused(error: httpx.HTTPStatusError) -> None:
+        if error.response.status_code != httpx.codes.LOCKED:
+            raise error
+
+
+class ProcessLimits(Limits):
+    """The same in this process, for every flow run in it."""
+
+    shared = False
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # flow runs may have an event loop each
+    _slots: ClassVar[dict[str, set[UUID]]] = {}
+    _ticked: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
+        self._settings = settings
+
+    async def take(self, name: str) -> UUID | None:
+        with self._lock:
+            slots = self._slots.setdefault(name, set())
+            if len(slots) >= self._settings[name]["limit"]:
+                return None
+            lease = uuid4()
+            slots.add(lease)
+            return lease
+
+    async def give_back(self, lease: UUID) -> None:
+        with self._lock:
+            for slots in self._slots.values():
+                slots.discard(lease)
+
+    async def renew(self, lease: UUID) -> bool:
+        return True
+
+    async def in_use(self, name: str) -> int:
+        return len(self._slots.get(name, ()))
+
+    async def tick(self, name: str) -> bool:
+        now = time.monotonic()
+        with self._lock:
+            last = self._ticked.get(name)
+            if last is not None and now - last < 1 / self._settings[name]["slot_decay_per_second"]:
+                return False
+            self._ticked[name] = now
+            return True
+
+
+@asynccontextmanager
+async def limits_of(provider: SandboxProvider, run_id: str) -> AsyncIterator[Limits | None]:
+    """Where the provider's slots are taken by a flow run; None where it has no limit.
+
+    Makes the server's limits what the block says. Raises httpx.HTTPError.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    if not PREFECT_API_URL.value():
+        settings = wanted(provider)
+        yield ProcessLimits(settings) if settings else None
+        return
+    await keep_in_step(provider)
+    if not wanted(provider):
+        yield None
+        return
+    async with get_client() as client:
+        yield ServerLimits(client, provider, run_id)

@@ -1,0 +1,270 @@
+"""A flow run's slots of its provider's limit: its lanes take them, keep them for many executions, and hand them over.
+
+A released slot wakes nobody, and a holder is not told that others wait. So a run asks again and again, more often
+while it has no slot at all; and while it has none it holds a slot of a limit of its own (`waiting`), by which runs that
+have slots see that they should hand one over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from uuid import UUID
+
+import httpx
+
+from ..blocks.limits import LEASE, LimitNames, Limits, limits_of, names_of
+from ..blocks.provider import SandboxProvider
+from ..sandbox.interpreter import shielded
+
+T = TypeVar("T")
+Log = logging.Logger | logging.LoggerAdapter[Any]
+
+ASK = 1.0  # seconds between two questions of a run that has no slot
+ASK_FOR_MORE = 3.0  # of one that has some, and before one that has handed a slot over asks: the others come first
+ASK_HERE = 0.05  # of one whose limit is held in this process, where a question costs nothing
+ASK_HERE_FOR_MORE = 0.15
+LOOK = 2.0  # seconds between two looks whether others wait
+TURN_OF_SEVERAL = 10.0  # seconds that a slot is held before it is handed over, by a run that has others
+TURN = 60.0  # and by one that has no other: it pays for a new sandbox, and waits itself
+RENEW = 15.0  # seconds between two renewals of a lease of 60: a server may be away for 45
+SAY_AGAIN = 60.0  # seconds between two lines of the log that say what is waited for
+
+
+class Slot:
+    """The right to have one sandbox."""
+
+    def __init__(self, lease: UUID, since: float) -> None:
+        self.lease = lease
+        self.since = since
+        self.lost = False
+
+
+class Slots:
+    """What the lanes of one flow run share. Without a limit each has its slot at once."""
+
+    async def take(self) -> Slot | None:
+        """A slot, as soon as there is one; None once `enough` was called."""
+        return Slot(UUID(int=0), 0.0)
+
+    async def give_back(self, slot: Slot) -> None:
+        """The sandbox of this slot has been removed."""
+
+    async def asked_back(self, slot: Slot) -> bool:
+        """Whether the slot is to be given back between two executions, for others that wait."""
+        return False
+
+    def enough(self) -> None:
+        """There is no more work: whoever waits for a slot gets None."""
+
+    async def creation(self) -> None:
+        """Waits until a sandbox may be created."""
+
+
+class LimitedSlots(Slots):
+    """Those of a provider with limits. `run` has to run as long as they are used."""
+
+    def __init__(self, limits: Limits, names: LimitNames, provider: SandboxProvider, log: Log) -> None:
+        self._limits = limits
+        self._names = names
+        self._most = provider.max_sandboxes
+        self._rate = provider.creations_per_second
+        self._log = log
+        self._waiters: deque[asyncio.Future[Slot | None]] = deque()
+        self._asked = asyncio.Event()
+        self._held: set[Slot] = set()
+        self._flag: UUID | None = None  # held while this run waits and has no slot
+        self._stays_out_until = 0.0
+        self._looks_at = 0.0
+        self._says_at = 0.0
+        self._creating = asyncio.Lock()
+        self._away = False  # the server did not answer the last time
+        self._broken: BaseException | None = None
+        self._pause, self._pause_for_more = (ASK, ASK_FOR_MORE) if limits.shared else (ASK_HERE, ASK_HERE_FOR_MORE)
+
+    async def run(self) -> None:
+        """Takes slots for those that wait, and keeps those that are held. Ends when it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._ask())
+                group.create_task(self._renew())
+        except BaseExceptionGroup as errors:
+            self._broken = errors.exceptions[0]
+            while self._waiters:
+                self._waiters.popleft().set_exception(self._broken)
+
+    async def take(self) -> Slot | None:
+        if self._most is None:
+            return await super().take()
+        if self._broken is not None:
+            raise self._broken
+        waiter: asyncio.Future[Slot | None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._asked.set()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and (slot := waiter.result()) is not None:
+                await self.give_back(slot)
+            raise
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    async def give_back(self, slot: Slot) -> None:
+        if slot in self._held:
+            self._held.remove(slot)
+            await shielded(self._end(slot.lease))
+
+    async def asked_back(self, slot: Slot) -> bool:
+        if slot.lost:
+            return True
+        now = _now()
+        turn = TURN_OF_SEVERAL if len(self._held) > 1 else TURN
+        if slot not in self._held or now - slot.since < turn or now < self._looks_at:
+            return False
+        self._looks_at = now + LOOK  # one lane at a time
+        if not await self._answer(self._limits.in_use(self._names.waiting), 0):
+            return False
+        self._stays_out_until = now + self._pause_for_more
+        return True
+
+    def enough(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def creation(self) -> None:
+        if self._rate is None:
+            return
+        async with self._creating:  # one question at a time
+            while True:
+                if await self._answer(self._limits.tick(self._names.creations), False):
+                    return
+                await asyncio.sleep(ASK if self._away else random.uniform(0.2, 0.6) / self._rate)
+
+    async def close(self) -> None:
+        """Gives back whatever is held."""
+        self.enough()
+        leases = [slot.lease for slot in self._held] + ([self._flag] if self._flag is not None else [])
+        self._held.clear()
+        self._flag = None
+        await asyncio.gather(*(self._end(lease) for lease in leases))
+
+    async def _ask(self) -> None:
+        while True:
+            await self._asked.wait()
+            if self._waiters:
+                await self._serve()
+            if not self._waiters:
+                self._asked.clear()
+                await self._lower()
+
+    async def _serve(self) -> None:
+        """One question, for the first that waits; and the pause after a refusal."""
+        now = _now()
+        if now < self._stays_out_until:
+            await asyncio.sleep(self._stays_out_until - now)
+        lease = await self._answer(self._limits.take(self._names.sandboxes), None)
+        if lease is not None:
+            await self._hand(Slot(lease, _now()))
+            return
+        self._say()
+        if not self._held and self._flag is None:
+            self._flag = await self._answer(self._limits.take(self._names.waiting), None)
+        await asyncio.sleep((self._pause_for_more if self._held else self._pause) * random.uniform(0.75, 1.25))
+
+    async def _hand(self, slot: Slot) -> None:
+        self._held.add(slot)
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(slot)
+                break
+        else:
+            await self.give_back(slot)
+        await self._lower()
+
+    async def _lower(self) -> None:
+        """Waits no longer, or has a slot."""
+        if self._flag is not None:
+            flag, self._flag = self._flag, None
+            await shielded(self._end(flag))
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW)
+            await asyncio.gather(*(self._renew_one(slot) for slot in self._held))
+            if self._flag is not None and not await self._answer(self._limits.renew(self._flag), True):
+                self._flag = None
+
+    async def _renew_one(self, slot: Slot) -> None:
+        if not await self._answer(self._limits.renew(slot.lease), True):
+            slot.lost = True
+            self._held.discard(slot)
+            self._log.warning(
+                "a slot of %s was lost, as the Prefect server had not heard of this run for %g s: what runs goes "
+                "on, and another slot is taken before the next execution",
+                self._names.sandboxes,
+                LEASE,
+            )
+
+    async def _end(self, lease: UUID) -> None:
+        try:
+            await self._limits.give_back(lease)
+        except httpx.HTTPError as error:
+            self._log.warning(
+                "a slot of %s could not be given back, and ends by itself: %s", self._names.sandboxes, error
+            )
+
+    async def _answer(self, question: Awaitable[T], otherwise: T) -> T:
+        """What the server says, or `otherwise` while it does not answer."""
+        try:
+            found = await question
+        except httpx.HTTPError as error:
+            if not self._away:
+                self._log.warning(
+                    "the Prefect server does not answer on the limit %s: %s", self._names.sandboxes, error
+                )
+            self._away = True
+            return otherwise
+        self._away = False
+        return found
+
+    def _say(self) -> None:
+        now = _now()
+        if not self._held and now >= self._says_at:
+            self._says_at = now + SAY_AGAIN
+            self._log.info("waiting for one of the %s slots of %s", self._most, self._names.sandboxes)
+
+
+@asynccontextmanager
+async def slots_of(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
+    """The slots of a flow run, whatever is held at the end given back. Raises httpx.HTTPError."""
+    async with limits_of(provider, run_id) as limits:
+        names = names_of(provider)
+        if limits is None or names is None:
+            yield Slots()
+            return
+        where = "every flow run of this Prefect server" if limits.shared else "this process only: there is no server"
+        for what, value in (("max_sandboxes", provider.max_sandboxes), ("creations", provider.creations_per_second)):
+            if value is not None:
+                log.info("limit %s: %g %s, over %s", names.sandboxes, value, what, where)
+        slots = LimitedSlots(limits, names, provider, log)
+        running = asyncio.create_task(slots.run())
+        try:
+            yield slots
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await shielded(slots.close())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,218 @@
+"""Limits of a saved block hold over every flow run that shares the Prefect server."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from rlm_batch import DaytonaSandbox, LocalSandbox, batch, chunks, sequence
+from rlm_batch.blocks.limits import ProcessLimits, keep_in_step
+from rlm_batch.tasks import slots
+
+pytestmark = pytest.mark.anyio
+
+LIMIT = "rlm-batch.local-sandbox.limited"
+NAP = "import time; began = time.monotonic(); time.sleep(nap); SUBMIT(began=began, ended=time.monotonic())"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns and questions that a test can wait for; the server's own leases stay as they are."""
+    for name, seconds in (("ASK", 0.1), ("ASK_FOR_MORE", 0.4), ("LOOK", 0.1), ("TURN_OF_SEVERAL", 0.5), ("TURN", 1.0)):
+        monkeypatch.setattr(slots, name, seconds)
+
+
+@pytest.fixture
+async def block() -> LocalSandbox:
+    """A saved block on which two sandboxes may be open at one time."""
+    return await saved(max_sandboxes=2)
+
+
+async def saved(name: str = "limited", **fields: Any) -> LocalSandbox:
+    await LocalSandbox(isolation="none", **fields).save(name, overwrite=True)  # type: ignore[misc]
+    return await LocalSandbox.aload(name)  # type: ignore[return-value]
+
+
+def most(spans: list[tuple[float, float]]) -> int:
+    """How many of these spans of time there were at one moment."""
+    moments = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
+    now = peak = 0
+    for _, change in moments:
+        now += change
+        peak = max(peak, now)
+    return peak
+
+
+def spans(*runs: list[Any]) -> list[tuple[float, float]]:
+    return [(result.began, result.ended) for run in runs for result in run]
+
+
+async def naps(count: int, nap: float, **options: Any) -> list[Any]:
+    return await batch(NAP, inputs=[{"nap": nap}] * count, **{"provider": "local-sandbox/limited", **options})
+
+
+async def in_use(name: str) -> int:
+    async with get_client() as client:
+        return (await client.read_global_concurrency_limit_by_name(name)).active_slots
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+async def test_three_flow_runs_share_the_slots_of_one_block(block, quick, reuse):
+    runs = await asyncio.gather(*(naps(5, 0.2, max_workers=4, reuse_sandboxes=reuse) for _ in range(3)))
+    assert [len(run) for run in runs] == [5, 5, 5]
+    assert most(spans(*runs)) <= 2
+    assert await in_use(LIMIT) == 0
+    assert await in_use(f"{LIMIT}.waiting") == 0
+
+
+async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(block, quick):
+    long = asyncio.create_task(naps(40, 0.15, max_workers=2, reuse_sandboxes=True))
+    await asyncio.sleep(1.5)
+    short = await naps(2, 0.05)
+    ended = await long
+    assert max(result.ended for result in short) < max(result.ended for result in ended)
+    assert most(spans(short, ended)) <= 2
+
+
+async def test_several_executions_in_one_task_run_hand_over_between_two_of_them(quick):
+    await saved(max_sandboxes=1)
+    long = asyncio.create_task(naps(20, 0.2, max_workers=1, executions_per_task=20))
+    await asyncio.sleep(1.5)
+    (short,) = await naps(1, 0.05)
+    assert short.ended < max(result.ended for result in await long)
+
+
+async def test_a_run_that_gets_fewer_slots_than_workers_goes_on_with_those(block, quick):
+    async with get_client() as client:
+        await keep_in_step(block)
+        answer = await client.increment_concurrency_slots_with_lease([LIMIT], 1, "concurrency", 60)
+        try:
+            results = await naps(4, 0.1, max_workers=4)
+        finally:
+            await client.release_concurrency_slots_with_lease(answer.json()["lease_id"])
+    assert most(spans(results)) == 1
+
+
+async def test_nothing_waits_for_a_slot_where_nothing_is_to_be_run(block, quick, tmp_path):
+    first = await naps(3, 0.0, results_path=str(tmp_path / "ledger"))
+    async with get_client() as client:
+        answer = await client.increment_concurrency_slots_with_lease([LIMIT], 2, "concurrency", 60)
+        try:
+            again = await asyncio.wait_for(naps(3, 0.0, results_path=str(tmp_path / "ledger")), 30)
+        finally:
+            await client.release_concurrency_slots_with_lease(answer.json()["lease_id"])
+    assert [result.outputs for result in again] == [result.outputs for result in first]
+
+
+async def test_a_sequence_and_a_reduction_hold_a_slot_too(block, quick):
+    steps, report, others = await asyncio.gather(
+        sequence([f"nap = 0.2; {NAP}"] * 3, provider="local-sandbox/limited"),
+        chunks(
+            f"nap = 0.1; {NAP}", chunks={"a": 1, "b": 2}, reduce=f"nap = 0.2; {NAP}", provider="local-sandbox/limited"
+        ),
+        naps(4, 0.2),
+    )
+    reduction = report.reduction
+    assert most([*spans(steps, list(report.results.values()), others), (reduction.began, reduction.ended)]) <= 2
+
+
+async def test_the_limits_on_the_server_follow_the_block():
+    name = "rlm-batch.local-sandbox.changing"
+    async with get_client() as client:
+        for block in (
+            await saved("changing", max_sandboxes=2, creations_per_second=5),
+            await saved("changing", max_sandboxes=7, creations_per_second=2.5),
+        ):
+            await keep_in_step(block)
+            limit = await client.read_global_concurrency_limit_by_name(name)
+            rate = await client.read_global_concurrency_limit_by_name(f"{name}.creations")
+            assert (limit.limit, limit.slot_decay_per_second) == (block.max_sandboxes, 0)
+            assert (rate.limit, rate.slot_decay_per_second) == (1, block.creations_per_second)
+        await keep_in_step(await saved("changing"))
+        for gone in (name, f"{name}.creations", f"{name}.waiting"):
+            with pytest.raises(ObjectNotFound):
+                await client.read_global_concurrency_limit_by_name(gone)
+
+
+async def test_blocks_with_one_limit_name_share_a_limit(quick):
+    for name in ("one", "other"):
+        await saved(name, max_sandboxes=1, limit_name="our-account")
+    runs = await asyncio.gather(*(naps(3, 0.15, provider=f"local-sandbox/{name}") for name in ("one", "other")))
+    assert most(spans(*runs)) == 1
+
+
+async def test_a_limit_that_someone_removes_meanwhile_is_made_again(block, quick):
+    running = asyncio.create_task(naps(12, 0.15, max_workers=4))
+    await asyncio.sleep(1.0)
+    async with get_client() as client:
+        await client.delete_global_concurrency_limit_by_name(LIMIT)
+    others = await naps(4, 0.1)
+    assert len(await running) == 12
+    assert len(others) == 4
+    assert await in_use(LIMIT) == 0
+
+
+@pytest.mark.parametrize("fields", [{"max_sandboxes": 0}, {"creations_per_second": 0}, {"limit_name": "a/b"}])
+def test_a_limit_that_cannot_be_is_refused(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        LocalSandbox(**fields)
+
+
+async def test_creations_keep_to_their_rate_over_several_runs(daytona, quick):
+    rate = 4
+    await DaytonaSandbox(creations_per_second=rate).save("paced", overwrite=True)  # type: ignore[misc]
+    daytona.set(boot_s=0.0)
+    await asyncio.gather(*(naps(6, 0.0, provider="daytona-sandbox/paced", max_workers=6) for _ in range(2)))
+    assert_rate(daytona, rate, 12)
+
+
+def assert_rate(daytona: Any, rate: float, count: int) -> None:
+    """Never more than the rate times the window and two, for every window."""
+    history = [tuple(moment) for moment in daytona.state()["history"]]
+    created = [moment for (moment, now), (_, before) in zip(history, [(0, 0), *history], strict=False) if now > before]
+    assert len(created) == count
+    for first in range(count):
+        for last in range(first, count):
+            assert last - first + 1 <= rate * (created[last] - created[first]) + 2
+
+
+async def test_without_a_shared_server_the_limits_hold_in_the_process(caplog):
+    block = LocalSandbox(isolation="none", max_sandboxes=2, creations_per_second=20, limit_name="here")
+    peak = held = 0
+
+    async def lane(shared: slots.Slots) -> None:
+        nonlocal peak, held
+        slot = await shared.take()
+        assert slot is not None
+        held += 1
+        peak = max(peak, held)
+        await shared.creation()
+        await asyncio.sleep(0.05)
+        held -= 1
+        await shared.give_back(slot)
+
+    import logging
+
+    log = logging.getLogger("limits")
+    with temporary_settings({PREFECT_API_URL: None}), caplog.at_level("INFO"):
+        async with slots.slots_of(block, "one", log) as one, slots.slots_of(block, "other", log) as other:
+            began = time.monotonic()
+            await asyncio.gather(*(lane(shared) for shared in (one, other) for _ in range(4)))
+    assert peak == 2
+    assert time.monotonic() - began >= 7 / 20
+    assert "this process only" in caplog.text
+    assert not ProcessLimits._slots["here"]
+
+
+async def test_prefects_own_tag_limits_hold_the_executions():
+    async with get_client() as client:
+        await client.create_concurrency_limit("sandbox:local", 1)
+        try:
+            results = await naps(3, 0.2, provider="local:none", max_workers=3)
+        finally:
+            await client.delete_concurrency_limit_by_tag("sandbox:local")
+    assert most(spans(results)) == 1
