@@ -18,7 +18,7 @@ LINES = 40  # of a verbatim text that are shown, and
 LETTERS = 4000  # characters
 # Signs that turn the direction of what stands around them, so that it reads as something else.
 _TURNING = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F], "\ufffd")
-_BARE = re.compile(r"[A-Za-z0-9 ,\u00a0-\U0010ffff]|[.-](?=[0-9])")  # what Markdown never takes for a sign of its own
+_SIGN = re.compile(r"[\\`*_\[\]<>#+!|~&:@$^{})=]|[.-](?![0-9])")  # what Markdown, or a maker of links, could act on
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,11 @@ def as_html(parts: Iterable[Part], title: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The text on one line for Markdown: what could be a sign there is an entity, which never is one."""
-    line = _line(text)
-    return "".join(letter if _BARE.match(line, place) else f"&#{ord(letter)};" for place, letter in enumerate(line))
+    """The text on one line for Markdown, with a backslash before what could be a sign there.
+
+    Entities would be as safe, but Prefect's UI shows those that are numbers as they are written.
+    """
+    return _SIGN.sub(r"\\\g<0>", _line(text))
 
 
 def _line(text: str) -> str:
@@ -135,8 +137,7 @@ def _html(part: Part) -> str:
                 f"<tr{' class=best' if number == best else ''}>{''.join(f'<td>{_text(c)}</td>' for c in row)}</tr>"
                 for number, row in enumerate(rows)
             ]
-            head = f"<thead><tr>{head}</tr></thead>\n" if any(header) else ""
-            return f"<table>\n{head}<tbody>\n{chr(10).join(lines)}\n</tbody>\n</table>"
+            return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{chr(10).join(lines)}\n</tbody>\n</table>"
         case Picture(svg, alt):
             return f'<p><img src="{_data(svg)}" alt="{_text(alt)}"></p>'
         case Verbatim(text):

@@ -21,7 +21,8 @@ def report(tally: Tally, records: Sequence[Record]) -> list[Part]:
     """The page on what was counted; the last of `records` is the run that it is on, those before it wrote there too."""
     record = records[-1]
     parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
-    parts.append(Table(["", ""], summary(tally, records)))
+    outcome, *rest = summary(tally, records)
+    parts.append(Table(outcome, rest))
     parts += charts(tally)
     alone = tally.single if tally.done == 1 else None
     if alone is not None:

@@ -43,7 +43,11 @@ TASK_RUNS = 1000  # of one flow run, at most: a server records some fifty a seco
 
 # The parameters that every flow over many executions has, with their bounds for the schema that the UI shows.
 Provider = Annotated[
-    str, Field(description="local, daytona, local:none, or a saved block such as daytona-sandbox/NAME")
+    str,
+    Field(
+        min_length=1,
+        description="local, daytona, modal, local:none (no isolation), or a saved block such as daytona-sandbox/NAME",
+    ),
 ]
 MaxWorkers = Annotated[int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")]
 Timeout = Annotated[float, Field(gt=0, description="Seconds for each execution")]
