@@ -31,10 +31,17 @@ SUBMIT(loss=loss)
 """
 COMMAND = ["rlm-batch", "sweep", "train.py", "--grid", "lr=0.001,0.01,0.1", "--grid", "batch_size=32,64,128"]
 COMMAND += ["--minimize", "loss"]
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars"
-).split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+]
 
 
 def terminal(folder: Path) -> None:

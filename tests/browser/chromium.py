@@ -194,9 +194,10 @@ class Chromium:
         """Puts a text into the field below that label, in the place of what is there."""
         self.until(
             lambda: self.js(
-                f"(() => {{ const l = {FIND}('label, .p-label', {json.dumps(label)}); if (!l) return false;"
-                "const e = l.querySelector('input, textarea') || l.closest('.p-label, div').querySelector("
-                f"'input, textarea'); if (!e) return false; {FILL}(e, {json.dumps(value)}); return true; }})()"
+                f"(() => {{ const l = {FIND}('label, h3', {json.dumps(label)}); if (!l) return false;"
+                "const around = l.tagName === 'H3' ? l.parentElement : l.closest('.p-label') || l;"
+                "const e = around.querySelector('input, textarea'); if (!e) return false;"
+                f"{FILL}(e, {json.dumps(value)}); return true; }})()"
             ),
             f"a field with the label {label!r}",
         )
