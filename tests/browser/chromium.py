@@ -94,7 +94,7 @@ class Chromium:
         try:
             port = self._port()
             page = next(p for p in httpx.get(f"http://127.0.0.1:{port}/json/list").json() if p["type"] == "page")
-            self._socket = connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None)
+            self._socket = connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None, ping_interval=None)
             for domain in ("Page", "Network", "Runtime"):
                 self.command(f"{domain}.enable")
         except BaseException:
