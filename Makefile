@@ -11,7 +11,7 @@ READY = $(VENV)/.ready
 MAKING = $(VENV).making
 INSTALL = install --constraint constraints.txt
 
-.PHONY: help demo test test-full check format bench pictures clean
+.PHONY: help demo test test-full chaos check format bench pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -26,6 +26,9 @@ test: $(READY) ## run the tests (ARGS="-x -k sweep" is handed to pytest)
 
 test-full: $(READY) ## run the scenarios at their full size, which takes minutes
 	@$(VENV)/bin/pytest -m full $(ARGS)
+
+chaos: $(READY) ## break things at random, for ten minutes at most (SEED=... throws the same dice again)
+	@CHAOS_SEED=$(SEED) $(VENV)/bin/pytest -m chaos -s -rs tests/chaos $(ARGS)
 
 check: $(READY) build/typing/rlm_batch ## check format, lint and types
 	@$(VENV)/bin/ruff format --check --quiet .

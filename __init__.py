@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .blocks.volume import Volume
     from .flows.batch import batch
     from .flows.chunks import ChunksReport, chunks
+    from .flows.reap import reap
     from .flows.rlm import RlmAnswer, rlm
     from .flows.sequence import sequence
     from .flows.sweep import SweepReport, sweep
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         OutcomeUnknown,
         QueryError,
         QuotaExceeded,
+        SandboxesLeft,
         SandboxLost,
         SandboxStartError,
         StateLost,
@@ -66,6 +68,7 @@ __all__ = [
     "RlmAnswer",
     "SandboxLost",
     "SandboxStartError",
+    "SandboxesLeft",
     "StateLost",
     "SubmitError",
     "SweepReport",
@@ -73,6 +76,7 @@ __all__ = [
     "VolumeError",
     "batch",
     "chunks",
+    "reap",
     "rlm",
     "sequence",
     "sweep",
@@ -92,6 +96,7 @@ _MODULES = {
     "batch": ".flows.batch",
     "ChunksReport": ".flows.chunks",
     "chunks": ".flows.chunks",
+    "reap": ".flows.reap",
     "sequence": ".flows.sequence",
     "RlmAnswer": ".flows.rlm",
     "rlm": ".flows.rlm",

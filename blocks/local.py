@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.abc
 import json
 import marshal
 import os
+import re
 import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 import weakref
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, HttpUrl
 
@@ -39,6 +42,9 @@ Rung = Literal["bubblewrap", "landlock", "none"]
 
 PACKAGES = "/packages"  # where a bubblewrap sandbox has what was installed for it
 PREFIX = "rlm-batch-"  # of a sandbox's folder, which is named after its id
+NAME = re.compile(PREFIX + "[0-9a-f]{12}")
+LABELS = "sandbox.json"  # in the folder: its labels, in a file that its host holds locked for as long as it lives
+MAKING_SECONDS = 60.0  # after which a folder that has no such file is nobody's: a live host takes a moment for both
 READ_SIZE = 64 * 1024  # bytes; a larger buffer would be mapped anew for each read
 WIRE_SIZE = 256 * 1024  # bytes of pipe; a user has 64 MiB of it before the kernel makes all new pipes narrow
 END_GRACE = 5.0  # seconds for the driver to end what runs, before it is ended itself
@@ -139,11 +145,8 @@ class LocalSandbox(SandboxProvider):
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """The local sandboxes of this user and this temporary directory."""
-        found: list[SandboxInfo] = []
-        for folder in filter(_ours, Path(tempfile.gettempdir()).glob(PREFIX + "*")):
-            with suppress(OSError, ValueError, KeyError, TypeError):  # it is going, or not ours
-                found.append(SandboxInfo(folder.name, json.loads((folder / "sandbox.json").read_text())["labels"]))
-        return found
+        folders = filter(_ours, Path(tempfile.gettempdir()).glob(PREFIX + "*"))
+        return [info for info in map(_info, folders) if info is not None]
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Ends the sandbox's processes and removes its folder."""
@@ -230,6 +233,7 @@ class LocalBox(Sandbox):
         command: list[str],
         cwd: str,
         volume: LocalVolume | None,
+        held: int,
     ) -> None:
         self.id = folder.name
         self.isolation = rung
@@ -241,8 +245,9 @@ class LocalBox(Sandbox):
         self._volume = volume
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
+        self._held = held  # the locked file of the labels
         # A program that ends without shutting down leaves no folder either; the processes end with the wire.
-        self._left = weakref.finalize(self, _remove_folder, folder)
+        self._left = weakref.finalize(self, _leave, folder, held)
 
     def fill(self, clone: Path) -> None:
         """Puts a copy of the clone where the code runs. Raises SandboxStartError."""
@@ -374,7 +379,8 @@ class LocalBox(Sandbox):
                 await _ended(process, END_GRACE)
         if not _remove_empty(self._folder):
             await asyncio.to_thread(_remove_folder, self._folder)
-        self._left.detach()
+        if self._left.detach() is not None:
+            os.close(self._held)
 
 
 async def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -412,6 +418,54 @@ def _ours(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
+def _info(folder: Path) -> SandboxInfo | None:
+    """What is known of the sandbox in a folder, None where it is going, or not ours."""
+    try:
+        handle = os.open(folder / LABELS, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Its host was killed while it made the folder or removed it: the name alone says whose it is.
+        with suppress(OSError):
+            if NAME.fullmatch(folder.name) and time.time() - folder.stat().st_mtime > MAKING_SECONDS:
+                return SandboxInfo(folder.name, {"managed-by": "rlm-batch"}, abandoned=True)
+        return None
+    except OSError:
+        return None
+    try:
+        with open(handle, encoding="utf-8") as file:
+            labels = json.loads(file.read())["labels"]
+            return SandboxInfo(folder.name, {str(key): str(value) for key, value in labels.items()}, not _locked(file))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether somebody holds the file: the kernel lets go of it for a process that has died, however it did."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _hold(folder: Path, labels: dict[str, str]) -> int:
+    """Writes the labels, and returns the file, which is locked before anybody can see it by its name."""
+    hidden = folder / f"{LABELS}.new"
+    handle = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(handle, json.dumps({"labels": labels}).encode())
+        hidden.rename(folder / LABELS)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _leave(folder: Path, held: int) -> None:
+    _remove_folder(folder)
+    os.close(held)
+
+
 def _processes_of(folder: Path) -> list[int]:
     """The drivers (and bubblewraps) of a sandbox: what has its folder in its command line or as its directory."""
     found: list[int] = []
@@ -429,7 +483,7 @@ def _remove_empty(folder: Path) -> bool:
     try:
         for name in ("work", "tmp"):
             (folder / name).rmdir()
-        (folder / "sandbox.json").unlink()
+        (folder / LABELS).unlink()
         folder.rmdir()
     except OSError:
         return not folder.exists()
@@ -517,11 +571,12 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str], packages: Pat
     folder = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex[:12]}"
     root = os.geteuid() == 0 and rung != "none"
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if root else None
+    held: int | None = None
     try:
         folder.mkdir(mode=0o700)
         (folder / "work").mkdir(mode=0o755)
         (folder / "tmp").mkdir(mode=0o755)
-        (folder / "sandbox.json").write_text(json.dumps({"labels": labels}))
+        held = _hold(folder, labels)
         if uid is not None:
             # The code may go through the folder itself, and no more than that.
             os.chown(folder, 0, uid)
@@ -530,6 +585,8 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str], packages: Pat
                 os.chown(path, uid, uid)
     except OSError as error:
         _remove_folder(folder)
+        if held is not None:
+            os.close(held)
         raise SandboxStartError(
             f"no folder for a sandbox could be made in {folder.parent}: {error.strerror}"
         ) from error
@@ -560,8 +617,8 @@ def _make(block: LocalSandbox, rung: Rung, labels: dict[str, str], packages: Pat
         mounts = [] if volume is None or mount is None else [("--bind", str(volume.path), mount)]
         if packages is not None:
             mounts.append(("--ro-bind", str(packages), PACKAGES))
-        return LocalBox(folder, rung, settings, [*_bubblewrap(folder, mounts), *python], "/", volume)
-    return LocalBox(folder, rung, settings, python, work, volume)
+        return LocalBox(folder, rung, settings, [*_bubblewrap(folder, mounts), *python], "/", volume, held)
+    return LocalBox(folder, rung, settings, python, work, volume, held)
 
 
 def _mount_point(path: str) -> str:
@@ -718,18 +775,29 @@ def _missing(rung: Rung) -> str:
 
 async def _try(rung: Rung) -> str:
     """Opens a sandbox and asks code in it to read a file that it must not see."""
-    handle, secret = tempfile.mkstemp(prefix="rlm-batch.probe.")
-    os.close(handle)
-    os.chmod(secret, 0o644)
+    # In a folder that is named as a sandbox's is: should this process be killed, it is found as one.
+    folder = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex[:12]}"
+    secret = folder / "secret"
+    try:
+        folder.mkdir()
+        folder.chmod(0o755)
+        secret.touch()
+        secret.chmod(0o644)
+    except OSError as error:
+        _remove_folder(folder)
+        raise ConfigurationError(
+            f"no sandbox can be made in {folder.parent}: {error.strerror}. Name another directory in TMPDIR"
+        ) from error
     interpreter = Interpreter(_opener(rung), timeout=20.0)
     try:
-        result = await interpreter.execute(PROBE.format(secret=secret))
+        result = await interpreter.execute(PROBE.format(secret=str(secret)))
         return "code in it could read a file that it must not see" if result["seen"] else ""
     except RlmBatchError as error:
         return error.summary
     finally:
         await interpreter.shutdown()
-        os.unlink(secret)
+        secret.unlink()
+        folder.rmdir()
 
 
 def _opener(rung: Rung) -> Callable[[], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -28,14 +29,34 @@ class SandboxInfo:
 
     id: str
     labels: dict[str, str]
+    abandoned: bool = False  # its host is known to have died, which only the local provider can tell
 
     @property
     def expires(self) -> float:
         """When its lifetime is over, in epoch seconds; 0 where the label is missing or damaged."""
+        return self._time("expires")
+
+    @property
+    def began(self) -> float:
+        """When it was asked for, in epoch seconds; 0 where the label is missing or damaged."""
+        return self._time("began")
+
+    @property
+    def run(self) -> str:
+        """The id of its flow run; empty for a script's."""
+        return self.labels.get("rlm-batch-run", "")
+
+    @property
+    def server(self) -> str:
+        """The id of the Prefect server that has its flow run; empty for a script's."""
+        return self.labels.get("rlm-batch-server", "")
+
+    def _time(self, name: str) -> float:
         try:
-            return float(self.labels["rlm-batch-expires"])
+            found = float(self.labels[f"rlm-batch-{name}"])
         except (KeyError, ValueError):
             return 0.0
+        return found if math.isfinite(found) else 0.0
 
 
 class SandboxProvider(Block, ABC):
@@ -194,17 +215,31 @@ class SandboxProvider(Block, ABC):
         """Whether it can sign in with what it was given and what the environment has."""
         return True
 
-    def labels(self, run: str) -> dict[str, str]:
-        """What a sandbox of the flow run (or script) `run` is labelled with."""
+    def labels(self, run: str, server: str = "") -> dict[str, str]:
+        """What a sandbox is labelled with: `run` is the flow run's id and `server` its Prefect server's.
+
+        A script's has no flow run, and no server.
+        """
+        now = int(time.time())
         return {
             "managed-by": "rlm-batch",
             "rlm-batch-run": run,
+            **({"rlm-batch-server": server} if server else {}),
             "rlm-batch-host": socket.gethostname(),
-            "rlm-batch-expires": str(int(time.time()) + self.lifetime),
+            "rlm-batch-began": str(now),
+            "rlm-batch-expires": str(now + self.lifetime),
         }
 
     def interpreter(
-        self, *, run: str = "", timeout: float | None = 120.0, tools: dict[str, Callable[..., Any]] | None = None
+        self,
+        *,
+        run: str = "",
+        server: str = "",
+        timeout: float | None = 120.0,
+        tools: dict[str, Callable[..., Any]] | None = None,
     ) -> Interpreter:
-        """An interpreter in a sandbox of its own, not yet open. Parameters are those of `Interpreter`."""
-        return Interpreter(lambda: self.open(self.labels(run)), timeout=timeout, tools=tools)
+        """An interpreter in a sandbox of its own, not yet open.
+
+        `run` and `server` are for its labels, the other parameters are those of `Interpreter`.
+        """
+        return Interpreter(lambda: self.open(self.labels(run, server)), timeout=timeout, tools=tools)

@@ -395,6 +395,29 @@ def report(run: str, /, *, html: str | None = None, csv: str | None = None, parq
 
 
 @app.command
+def reap(
+    *,
+    provider: str = "local",
+    older_than: float | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Remove the sandboxes that nobody uses any more: their flow run is over, their host died, or their time is up.
+
+    Parameters
+    ----------
+    provider
+        local, daytona, modal, or a saved block such as daytona-sandbox/NAME.
+    older_than
+        Also take those of a flow run that is not over, but has been silent for so many seconds; 360 at least.
+    dry_run
+        Say what would be removed, and remove nothing.
+    """
+    from .run import run_reap
+
+    return run_reap({"provider": provider, "older_than": older_than, "dry_run": dry_run})
+
+
+@app.command
 def doctor() -> int:
     """Say which providers and which isolation this machine can use, and what to do about the rest."""
     from .doctor import examine

@@ -67,6 +67,9 @@ class Display(Observer):
         self._print(f"{total} executions; isolation: {isolation}")
         self._progress.reset(self._task, total=total, description="running", counts="")
 
+    def warned(self, text: str) -> None:
+        self._print(shown(text))
+
     def started(self, index: int) -> None:
         self._running += 1
         self._refresh()

@@ -8,8 +8,13 @@ from __future__ import annotations
 import os
 import sys
 
-# Before Prefect is imported: its log lines would drown ours, and go to the server all the same.
-QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_CLI_PROMPT": "false"}
+# Before Prefect is imported: its log lines would drown ours, and go to the server all the same. Its internal ones do
+# not, and have a page for each event that a server which is away has not got.
+QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_CLI_PROMPT": "false",
+}
 
 
 def main(arguments: list[str] | None = None) -> None:

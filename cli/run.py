@@ -127,6 +127,24 @@ def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
     return _end(display.results_path, failed)
 
 
+def run_reap(parameters: dict[str, Any]) -> int:
+    """Runs the reap flow, prints a row for each sandbox and what all have cost, and returns the exit status."""
+    from ..flows.left import Left, described
+    from ..flows.reap import listener, reap
+
+    _check(reap, parameters)
+    told: list[Left] = []
+    listener.set(told.extend)
+    try:
+        _run(lambda: reap(**parameters))
+    finally:
+        if told:
+            rows = [[found.info.id, found.info.labels.get("rlm-batch-host", ""), found.reason] for found in told]
+            show_table([["sandbox", "host", "why"], *rows])
+    print(described(told, parameters["provider"], "would be removed" if parameters["dry_run"] else "removed"))
+    return 0
+
+
 def _end(results_path: str, failed: ExecutionsFailed | None) -> int:
     if failed is not None:
         total, count = len(failed.results), len(failed.failures)

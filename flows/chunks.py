@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from ..blocks.volume import check_name
 from ..sandbox.driver import NotJson, strict_json
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
-from ..tasks.execute import BACKOFF
+from ..tasks.execute import asked_wait, backoff
 from ..tasks.execution import Execution, key_of
 from ..tasks.mark import Mark, Marker, folder_of, name_of, read_markers
 from .flow import batch_flow
@@ -248,21 +249,25 @@ class _Chunks(Run):
 
     async def read_markers(self, folder: str) -> None:
         """Looks, in a sandbox, at what the volume says is complete. Raises what opening a sandbox raises."""
-        for delay in (*BACKOFF[: self.options.retries], None):
+        with suppress(TimeoutError):  # the deadline: nothing will be run
+            async with asyncio.timeout_at(self.until):
+                self._markers = await self._read_markers(folder)
+
+    async def _read_markers(self, folder: str) -> dict[str, Marker]:
+        attempt = 0
+        while True:
+            attempt += 1
             lane = self.lane()
             try:
-                async with asyncio.timeout_at(self.until):
-                    await lane.enter()
-                    self._markers = await read_markers(await lane.open(), folder)
-                return
-            except TimeoutError:
-                return  # the deadline: nothing will be run
+                await lane.enter()
+                return await read_markers(await lane.open(), folder)
             except RlmBatchError as error:
-                if delay is None or not self.policy.again(error):
+                if not self.policy.again(error, attempt) or self.policy.too_late(error):
                     raise
-                await asyncio.sleep(delay)
+                wait = asked_wait(error) + backoff(attempt)
             finally:
                 await self.close(lane)
+            await asyncio.sleep(wait)
 
     def mark(self, name: str) -> Mark | None:
         """Where a marker of that name belongs; None without a volume."""

@@ -1,4 +1,4 @@
-"""What makes our flows flows: Prefect's, with two things more for whoever calls one from Python."""
+"""What makes our flows flows: Prefect's, with hooks, and two things more for whoever calls one from Python."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger import results_root
 from .inputs import spilled, spilled_text
+from .left import remove_sandboxes
 from .parts import with_text_ids
 from .server import embedded_server
 
@@ -92,6 +93,8 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
         function.__doc__ = _with_parameters(function)
-        return BatchFlow(function, name=name, persist_result=False)
+        # For a process that died: otherwise its lanes have removed what they had open.
+        hooks: list[Any] = [remove_sandboxes]
+        return BatchFlow(function, name=name, persist_result=False, on_cancellation=hooks, on_crashed=hooks)
 
     return decorate

@@ -32,8 +32,10 @@ from ..tasks.ledger import Ledger, Line, results_root
 from ..tasks.output import RunLines
 from ..tasks.query import Tracker
 from ..tasks.slots import Slots, slots_of
+from .left import begun_here
 from .record import Record
 from .report import described
+from .server_id import server_id
 from .tally import About
 from .told import Told
 
@@ -126,6 +128,9 @@ class Observer:
     def begun(self, total: int, isolation: str, results_path: str) -> None:
         """The run is about to start; `isolation` is the level that is in force."""
 
+    def warned(self, text: str) -> None:
+        """There is something that a person should know, in a sentence."""
+
     def started(self, index: int) -> None:
         """An execution's task run has begun."""
 
@@ -172,7 +177,7 @@ async def run_all(
 def raise_failures(outcomes: Outcomes, what: str, retrying: str = "run only those that failed") -> None:
     """Raises ExecutionsFailed if there are failures: how many, the first of them, and where the results are.
 
-    `retrying` is what retrying the flow run does.
+    `retrying` is what retrying the flow run does. Prefect retries runs of deployments alone.
     """
     failures = outcomes.failures
     if failures:
@@ -182,11 +187,17 @@ def raise_failures(outcomes: Outcomes, what: str, retrying: str = "run only thos
         raise ExecutionsFailed(
             f"{len(failures) - idle} of {len(outcomes.results)} {what} failed{rest}, first number {first.meta.index} "
             f"with {type(first.error).__name__}: {first.error.summary} -- the results are in {outcomes.results_path}; "
-            f"retry the flow run to {retrying}, or pass on_failure='return' to get them beside the results",
+            f"{_again()} to {retrying}, or pass on_failure='return' to get them beside the results",
             results=outcomes.results,
             failures=failures,
             results_path=outcomes.results_path,
         )
+
+
+def _again() -> str:
+    context = FlowRunContext.get()
+    deployed = context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
+    return "retry the flow run" if deployed else "run it again with the same results_path"
 
 
 def _flow_run_id() -> str:
@@ -242,13 +253,18 @@ class Run:
         self._observer = observer.get()
         self._outcomes: list[Outcome | None] = [None] * total
         self._under_way: dict[int, Execution] = {}
-        self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent)
         self._per_task = options.executions_per_task or max(1, math.ceil(total / TASK_RUNS))
         self._lines = RunLines() if options.log_output else None
         self._total = total
         self._known: dict[str, Line] = {}
         self._index: ResultIndex | None = None
         self.until: float | None = None  # the deadline, by the event loop's clock
+        if options.deadline is not None:
+            self.until = asyncio.get_running_loop().time() + options.deadline
+        self.policy = RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, self.until)
+        self._too_late = False  # a lane has ended, because the provider asked to wait for longer than there is time
+        self._making = asyncio.Lock()  # held while a task run is being made
+        self.server = ""  # the Prefect server's id, for the sandboxes' labels
 
     @classmethod
     @asynccontextmanager
@@ -274,19 +290,24 @@ class Run:
         record = run.record = _record(about or About(), str(ledger.path), provider.provider_name, total)
         record.write()
         run.asking = asking
-        if options.deadline is not None:
-            run.until = asyncio.get_running_loop().time() + options.deadline
+        run.server = await server_id()
+        begun_here(run_id)
         run._known = ledger.best()
         if options.cache_results:
             run._index = ResultIndex(results_root())
             run._index.refresh()
         try:
+            if not ledger.claim():
+                text = f"another run is writing to {ledger.path} at this moment: what both have to do is done twice"
+                log.warning("%s", text)
+                run._observer.warned(text)
             telling = Told(record, lambda: run.done, log)
             async with telling as run.told, tracker, slots_of(provider, run_id, log) as run.slots:
                 yield run
                 record.ended = time.time()
         finally:
             ledger.close()
+            ledger.release()
             record.end()
             if asking is not None:
                 log.info("the model was called %s", described(asking.spent.used))
@@ -295,22 +316,26 @@ class Run:
     async def drive(self, executions: Iterator[Execution]) -> None:
         """Runs what has no result yet. Every one of these executions has an outcome when it returns."""
         works = _Ahead(self._works(self._to_do(executions)))
-        task = with_policy(self.policy, self.provider.provider_name)
+        task = await with_policy(self.policy, self.provider.provider_name, self._per_task)
+        self._making = asyncio.Lock()
         lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
         try:
             async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
                 for _ in range(lanes):
                     group.create_task(self._lane(task, works))
         except TimeoutError:
-            self._out_of_time(works)
+            self._out_of_time(works, "passed before this execution had ended")
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
+        if self._too_late:
+            self._out_of_time(works, "is over before the provider opens more sandboxes")
 
     def lane(self) -> Lane:
         """What runs executions one after the other."""
         return Lane(
             self.provider,
             self.run_id,
+            server=self.server,
             reuse=self.options.reuse_sandboxes,
             timeout=self.options.timeout,
             slots=self.slots,
@@ -354,11 +379,15 @@ class Run:
             while self.goes_on() and works.more() and await lane.enter() and (work := works.next()) is not None:
                 for execution in work.remaining:
                     self._observer.started(execution.index)
-                state = await task(lane, work, return_state=True)
+                state = await self._task_run(task, lane, work)
                 if state.is_cancelled():
                     raise asyncio.CancelledError
                 if work.remaining:
-                    self._unsettled(await state.result(raise_on_failure=False), state)
+                    error = await state.result(raise_on_failure=False)
+                    if isinstance(error, RlmBatchError) and self.policy.too_late(error):
+                        self._too_late = True
+                        return
+                    self._unsettled(error, state)
                 await lane.hand_over()
             self.slots.enough()
         finally:
@@ -369,6 +398,25 @@ class Run:
         await lane.leave()
         self.record.sandboxes += lane.opened
         self.record.sandbox_seconds += lane.seconds
+
+    async def _task_run(self, task: Any, lane: Lane, work: Work) -> Any:
+        """The final state of a task run. Until it has begun its work, no other of this run's is made.
+
+        Before that, Prefect asks the server for the limits of the task's tags. Where the server is away it does so for
+        a minute for each task run that waits, one after the other, and also for those that nobody wants any more: the
+        process would not end before. One that does not begin is the end of the flow run, and no other is made after it.
+        """
+        await self._making.acquire()
+        making = True
+
+        def begun() -> None:
+            nonlocal making
+            if making:  # the first time: a retry begins again
+                making = False
+                self._making.release()
+
+        work.begun = begun
+        return await task(lane, work, return_state=True)
 
     def _unsettled(self, error: Any, state: Any) -> None:
         if isinstance(error, ProviderUnusable) and error.__cause__ is not None:
@@ -406,7 +454,7 @@ class Run:
         self.told.ended(outcome)
         self._observer.ended(outcome, cached=False)
 
-    def _out_of_time(self, works: _Ahead) -> None:
+    def _out_of_time(self, works: _Ahead, how: str) -> None:
         """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
         while (work := works.next()) is not None:
             for execution in work.remaining:
@@ -415,8 +463,9 @@ class Run:
             self._give_up(
                 execution,
                 DeadlineExceeded(
-                    f"the flow run's deadline of {self.options.deadline:g} s passed before this execution had ended; "
-                    "retry the flow run, or give it more with deadline="
+                    f"the flow run's deadline of {self.options.deadline:g} s {how}"
+                    + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
+                    + f"; {_again()}, or give it more with deadline="
                 ),
             )
 
@@ -429,7 +478,13 @@ class Run:
                 self._give_up(execution, NotRun(f"not run: {reason}"))
 
     def _give_up(self, execution: Execution, error: RlmBatchError) -> None:
-        meta = Meta(index=execution.index, variables=execution.variables, provider=self.provider.provider_name)
+        meta = Meta(
+            index=execution.index,
+            variables=execution.variables,
+            provider=self.provider.provider_name,
+            attempt=execution.attempt,
+            earlier_errors=execution.earlier_errors,
+        )
         self._settled(execution, Failure(error, meta))
 
     @property

@@ -136,6 +136,7 @@ class _Sequence(Run):
         return Lane(
             self.provider,
             self.run_id,
+            server=self.server,
             reuse=True,
             timeout=self.options.timeout,
             context=CONTEXT,

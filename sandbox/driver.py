@@ -55,6 +55,7 @@ COMMIT_LIMIT = 120.0  # seconds for the command that commits the volume
 COMPLAINT_LIMIT = 2000  # characters of what it said before it failed
 LONGEST_WAIT = 3600.0  # seconds in one system call, whose own limit is some 24 days
 SUBMIT_GRACE = 5.0  # seconds for `finally` blocks after SUBMIT; the result stands already
+IDLE = 1.0  # seconds without anything to do after which more executions are taken to be coming
 READ_SIZE = 64 * 1024  # bytes that are read at a time; a larger buffer would be mapped anew for each read
 CONTEXT_PIPE = 1024 * 1024  # bytes of pipe to a context, the most that an ordinary user may ask for
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # where a child finds its own channel
@@ -264,6 +265,29 @@ class Frames:
 # --------------------------------------------------------------------------------------------------------- confinement
 
 
+def prctl() -> tuple[Callable[..., int], Callable[[], int]]:
+    """The system call, and what reads its error number.
+
+    From what ctypes is made of: ctypes itself takes longer to import than the driver.
+    """
+    try:
+        import _ctypes
+
+        raw: Any = _ctypes
+        number, word = (type("Number", (raw._SimpleCData,), {"_type_": kind}) for kind in "iL")
+        flags = raw.FUNCFLAG_CDECL | raw.FUNCFLAG_USE_ERRNO
+        function: Any = type("Function", (raw.CFuncPtr,), {"_flags_": flags, "_restype_": number})
+        call = function(raw.dlsym(raw.dlopen(None, 0), "prctl"))
+        call.argtypes = [number] + [word] * 4
+        return call, raw.get_errno
+    except (ImportError, AttributeError):  # another Python than CPython
+        import ctypes
+
+        call = ctypes.CDLL(None, use_errno=True).prctl
+        call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+        return call, ctypes.get_errno
+
+
 class Confinement:
     """What a child does to itself before it runs code. The policy is the host's; here are only the system calls.
 
@@ -279,12 +303,12 @@ class Confinement:
     LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same number on every architecture
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        import ctypes
+        self._prctl_call, self._errno = prctl()
+        if settings.get("landlock") or settings.get("seccomp") or settings.get("search"):
+            import ctypes
 
-        self._ctypes = ctypes
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._prctl_call = self._libc.prctl
-        self._prctl_call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+            self._ctypes = ctypes
+            self._libc = ctypes.CDLL(None, use_errno=True)
         self._limits: list[tuple[int, int]] = [
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
@@ -301,7 +325,7 @@ class Confinement:
 
     def _call(self, what: str, result: int) -> int:
         if result < 0:
-            number = self._ctypes.get_errno()
+            number = self._errno()
             raise OSError(number, f"{what}: {os.strerror(number)}")
         return result
 
@@ -1524,7 +1548,10 @@ class Supervisor:
             self._poll.unregister(fd)
 
     def _warm_up(self) -> None:
-        """Imports, while nothing else is to be done, what most code and every traceback needs; children inherit it."""
+        """Imports, while nothing else is to be done, what most code and every traceback needs; children inherit it.
+
+        Where a sandbox runs one execution it would cost as much as the rest of the driver's life.
+        """
         self._warm = True
         for name in ("json", "signal", "traceback", "linecache"):
             __import__(name)
@@ -1537,7 +1564,7 @@ class Supervisor:
         """Seconds until something is due."""
         moments: list[float] = []
         if not self._warm and not self._processes and self._settings:
-            moments.append(time.monotonic() + 0.02)
+            moments.append(time.monotonic() + IDLE)
         if self._beat is not None:
             moments += [self._last_sent + self._beat, self._last_heard + self._silence]
         if self._expires is not None:

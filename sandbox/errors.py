@@ -171,6 +171,16 @@ class QueryError(RlmBatchError):
     """No model answered."""
 
 
+class SandboxesLeft(RlmBatchError):
+    """Sandboxes that nobody uses any more could not be removed: those in `sandboxes`, by their ids."""
+
+    details = ("sandboxes",)
+
+    def __init__(self, text: str, *, sandboxes: list[str] | None = None) -> None:
+        super().__init__(text)
+        self.sandboxes = sandboxes or []
+
+
 class ExecutionsFailed(RlmBatchError):
     """A flow's end when some executions failed: `results` in order, the `failures` in them, the ledger's path."""
 

@@ -30,6 +30,11 @@ class Execution:
         """The number of the attempt that is next or under way, from 1."""
         return len(self.errors) + 1
 
+    @property
+    def earlier_errors(self) -> tuple[str, ...]:
+        """How the attempts so far have failed, a line for each."""
+        return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
+
 
 def identified(items: Iterable[tuple[str, dict[str, Any]]], fingerprint: dict[str, Any]) -> Iterator[Execution]:
     """Gives pairs of code and variables their index and key.

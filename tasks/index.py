@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from .ledger import Line, read_line, read_part
@@ -20,7 +21,10 @@ create table if not exists results (
 
 
 class ResultIndex:
-    """Finds succeeded executions by key in every ledger directly below a root."""
+    """Finds succeeded executions by key in every ledger directly below a root.
+
+    Its methods raise OSError where the index cannot be read or written: on a full disk, or when the file is damaged.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -29,7 +33,7 @@ class ResultIndex:
 
     def refresh(self) -> None:
         """Reads what the ledgers have gained since the last time."""
-        with closing(self._connect()) as database, database:
+        with self._opened() as database, database:
             seen: dict[str, int] = dict(database.execute("select path, size from parts"))
             for part in self._root.glob("*/part-*.jsonl"):
                 path, read = str(part), seen.get(str(part), 0)
@@ -46,12 +50,19 @@ class ResultIndex:
 
     def find(self, key: str) -> Line | None:
         """The line of a succeeded execution with that key, if any ledger still has it."""
-        with closing(self._connect()) as database:
+        with self._opened() as database:
             row = database.execute("select path, start, length from results where key = ?", (key,)).fetchone()
         line = read_line(*row) if row else None
         return line if line is not None and line.key == key and line.succeeded else None
 
-    def _connect(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._file, timeout=30.0)
-        database.executescript(SCHEMA)
-        return database
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self._file, timeout=30.0)) as database:
+                database.executescript(SCHEMA)
+                yield database
+        except sqlite3.Error as error:
+            raise OSError(
+                f"the index of the results, {self._file}, cannot be used ({error}): make room if its disk is full; "
+                "otherwise delete it, for it is made again from the ledgers"
+            ) from error

@@ -34,7 +34,7 @@ class Lane:
     shorter than an execution may take; otherwise each execution has a sandbox of its own. With a `context` they share
     one process and its state, and the sandbox is never replaced: when it is lost, so is the state, and every later
     execution raises StateLost. `asking` is what each execution may ask, `uploads` are files that each finds, by their
-    paths in the sandbox.
+    paths in the sandbox; `run` and `server` are for the sandbox's labels.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Lane:
         provider: SandboxProvider,
         run: str,
         *,
+        server: str = "",
         reuse: bool,
         timeout: float,
         context: str | None = None,
@@ -51,6 +52,7 @@ class Lane:
     ) -> None:
         self.provider = provider
         self._run = run
+        self._server = server
         self._reuse = reuse
         self._timeout = timeout
         self._slots = slots
@@ -70,6 +72,11 @@ class Lane:
         if self._slot is None:
             self._slot = await self._slots.take()
         return self._slot is not None
+
+    async def stay(self) -> None:
+        """Waits for a slot, unless it has one, for work that it has taken: others may have none left, this one has."""
+        while not await self.enter():
+            pass
 
     async def hand_over(self) -> bool:
         """Between two executions: gives up the slot, and the sandbox, where others have waited for it long enough."""
@@ -125,8 +132,7 @@ class Lane:
 
     @staticmethod
     def _complete(meta: Meta, execution: Execution) -> Meta:
-        earlier = tuple(f"{type(error).__name__}: {error.summary}" for error in execution.errors)
-        return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=earlier)
+        return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=execution.earlier_errors)
 
     async def open(self) -> Interpreter:
         """The interpreter in this lane's sandbox, which is opened if it is not yet."""
@@ -141,12 +147,17 @@ class Lane:
             await self._slots.creation()
             now = asyncio.get_running_loop().time()
             self._expires = now + max(self.provider.lifetime, 2 * self._timeout)
-            self._interpreter = self.provider.interpreter(run=self._run, timeout=self._timeout)
+            self._interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
         await self._interpreter.start()
         if self._since is None:
             self._since = now
             self.opened += 1
         return self._interpreter
+
+    async def rest(self) -> None:
+        """Gives back what it would hold for nothing through a long wait, unless its sandbox has state."""
+        if not self._has_state:
+            await self.leave()
 
     async def close(self) -> None:
         """Removes the sandbox, if one is open."""

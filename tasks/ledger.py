@@ -7,8 +7,11 @@ was written, a machine that loses power may lose the last seconds. A torn last l
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -52,6 +55,7 @@ class Ledger:
         self._writer = uuid.uuid4().hex[:12]
         self._part = 0
         self._file: Any = None
+        self._claimed: int | None = None  # the directory, as it is locked
 
     def create(self) -> None:
         """Makes the directory. Raises ConfigurationError where it cannot be made or written."""
@@ -64,6 +68,30 @@ class Ledger:
                 f"the ledger {self.path} cannot be made: {error.strerror}. Name another directory with results_path, "
                 "or another root with the environment variable RLM_BATCH_RESULTS"
             ) from error
+
+    def claim(self) -> bool:
+        """Says that this writer is at work, until `release` or its process's end; and whether it is the only one.
+
+        On a file system without locks, or where another machine's are not seen, it takes itself for the only one.
+        """
+        try:
+            self._claimed = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(self._claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = True
+            except BlockingIOError:
+                alone = False
+            # Shared by all who are at work, so that each is seen for as long as it is.
+            fcntl.flock(self._claimed, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return alone
+
+    def release(self) -> None:
+        """Says that this writer has done its work."""
+        if self._claimed is not None:
+            os.close(self._claimed)
+            self._claimed = None
 
     def write(self, key: str, outcome: Result | Failure) -> None:
         """Appends one line. Raises OSError, with the ledger's path in it, where that cannot be done."""
@@ -81,22 +109,30 @@ class Ledger:
         try:
             file = self._open()
             if file.write(data) != len(data):
-                raise OSError(28, "No space left on device")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.close()  # part of the line may be there: what is written next is not to be on the same one
+            # With one argument, or its text would begin with a number in brackets.
             raise OSError(
-                error.errno,
-                f"a result could not be written to the ledger {self.path}: {error.strerror}; what is there stays",
+                f"a result could not be written to the ledger {self.path}: {error.strerror}. What was written before "
+                "stays: make room, and retry the flow run (or run again with this results_path) to run only the rest"
             ) from error
 
     def _open(self) -> Any:
-        if self._file is not None and self._file.tell() >= PART_SIZE:
-            self._file.close()
+        file = self._file
+        if file is not None and not os.fstat(file.fileno()).st_nlink:
+            # Somebody has removed it, or the whole directory; what was written to it is there while it is open.
             self._file = None
+            with file:
+                file.seek(0)
+                shutil.copyfileobj(file, self._open())
+        elif file is not None and file.tell() >= PART_SIZE:
+            self.close()
         if self._file is None:
             self._part += 1
+            self.path.mkdir(parents=True, exist_ok=True)
             # Unbuffered, so that each line is one write.
-            self._file = open(self.path / f"part-{self._writer}-{self._part}.jsonl", "ab", buffering=0)  # noqa: SIM115
+            self._file = open(self.path / f"part-{self._writer}-{self._part}.jsonl", "a+b", buffering=0)  # noqa: SIM115
         return self._file
 
     def close(self) -> None:

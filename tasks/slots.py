@@ -171,14 +171,29 @@ class LimitedSlots(Slots):
         now = _now()
         if now < self._stays_out_until:
             await asyncio.sleep(self._stays_out_until - now)
-        lease = await self._answer(self._limits.take(self._names.sandboxes), None)
+        lease = await self._granted(self._names.sandboxes)
         if lease is not None:
             await self._hand(Slot(lease, _now()))
             return
         self._say()
         if not self._held and self._flag is None:
-            self._flag = await self._answer(self._limits.take(self._names.waiting), None)
+            self._flag = await self._granted(self._names.waiting)
         await asyncio.sleep((self._pause_for_more if self._held else self._pause) * random.uniform(0.75, 1.25))
+
+    async def _granted(self, name: str) -> UUID | None:
+        """A slot, None where there is none now. One that is granted while the run ends is given back."""
+        taking = asyncio.ensure_future(self._answer(self._limits.take(name), None))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+
+            async def undo() -> None:
+                lease = await taking
+                if lease is not None:
+                    await self._end(lease)
+
+            await shielded(undo())
+            raise
 
     async def _hand(self, slot: Slot) -> None:
         self._held.add(slot)

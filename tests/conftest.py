@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .standins.counts import Counts
 from .standins.openai_chat import ChatServer
 
 if TYPE_CHECKING:
@@ -100,6 +101,13 @@ def chat() -> Iterator[ChatServer]:
     """A server that answers as a language model would, and counts."""
     with ChatServer() as server:
         yield server
+
+
+@pytest.fixture
+def counts() -> Iterator[Counts]:
+    """A server that counts what code tells it."""
+    with Counts() as counts:
+        yield counts
 
 
 @pytest.fixture

@@ -1,11 +1,7 @@
 """When Daytona's calls fail, or the host dies, every result is right, nothing runs twice and nothing is left."""
 
 import asyncio
-import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from textwrap import dedent
 from typing import Any
 
@@ -14,44 +10,13 @@ import pytest
 from rlm_batch import batch
 from rlm_batch.sandbox.result import Failure
 
-COUNTED = """
-import urllib.request
-urllib.request.urlopen(f"{address}/{x}", timeout=30).read()
+from ..standins.counts import BEGUN, Counts
+
+COUNTED = f"""
+{BEGUN}
+begun(x)
 SUBMIT(y=x * x, text=text)
 """
-
-
-class Counts:
-    """Counts how often each execution has begun: the code tells it."""
-
-    def __init__(self) -> None:
-        self.begun: Counter[str] = Counter()
-        counts = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                counts.begun[self.path] += 1
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def counts() -> Iterator[Counts]:
-    counts = Counts()
-    yield counts
-    counts.close()
 
 
 def run(counts: Counts, size: int, workers: int, **options: Any) -> list[Any]:
@@ -92,7 +57,7 @@ def test_a_batch_survives_a_fifth_of_all_calls_failing(
     assert not failures, [str(failure.error) for failure in failures]
     assert [result.y for result in results] == [x * x for x in range(size)]
     assert [len(result.text) for result in results] == [(x % 5) * 20_000 for x in range(size)]
-    assert counts.begun == {f"/{x}": 1 for x in range(size)}
+    assert counts.begun == {str(x): 1 for x in range(size)}
     assert none_left(daytona)
 
 
@@ -103,17 +68,17 @@ def test_a_batch_survives_its_logs_being_cut_every_second(
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     daytona.set(boot_s=0.09, cut_s=1.0)
     code = """
-        import time, urllib.request
-        urllib.request.urlopen(f"{address}/{x}", timeout=30).read()
+        import time
+        begun(x)
         for line in range(25):
             print(x, line)
             time.sleep(0.1)
         SUBMIT(y=x * x)
     """
     inputs = [{"x": x, "address": counts.address} for x in range(size)]
-    results = asyncio.run(batch(dedent(code), inputs=inputs, provider="daytona", max_workers=workers))
+    results = asyncio.run(batch(BEGUN + dedent(code), inputs=inputs, provider="daytona", max_workers=workers))
     assert [result.y for result in results] == [x * x for x in range(size)]
     assert all(result.meta.stdout == "".join(f"{x} {line}\n" for line in range(25)) for x, result in enumerate(results))
-    assert counts.begun == {f"/{x}": 1 for x in range(size)}
+    assert counts.begun == {str(x): 1 for x in range(size)}
     assert daytona.state()["counts"]["WS /toolbox/*/process/session/*/command/*/logs"] > 2 * size
     assert none_left(daytona)

@@ -1,8 +1,6 @@
 """What a person gets from the batch flow."""
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -157,26 +155,6 @@ async def test_the_ledger_has_a_line_for_each_execution_with_what_it_is_read_for
     assert good["key"] != bad["key"]
 
 
-async def test_a_ledger_that_has_results_is_resumed_and_only_the_rest_runs(tmp_path):
-    """Code that fails once: the second run executes the one that failed and no other."""
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    code = (
-        "import os, pathlib\n"
-        "mark = pathlib.Path(marks) / str(x)\n"
-        "mark.write_text(mark.read_text() + 'x' if mark.exists() else 'x')\n"
-        "assert x != 2 or len(mark.read_text()) > 1\n"
-        "SUBMIT(x=x)"
-    )
-    inputs = [{"x": x, "marks": str(marks)} for x in range(5)]
-    options = {"provider": "local:none", "results_path": str(tmp_path / "ledger")}
-    with pytest.raises(ExecutionsFailed, match="1 of 5"):
-        await batch(code, inputs, **options)
-    results = await batch(code, inputs, **options)
-    assert [result.x for result in results] == [0, 1, 2, 3, 4]
-    assert {mark.name: len(mark.read_text()) for mark in marks.iterdir()} == {"0": 1, "1": 1, "2": 2, "3": 1, "4": 1}
-
-
 async def test_cached_results_serve_another_run_and_replicates_stay_apart():
     code = "import os; SUBMIT(random=os.urandom(8).hex())"
     first = await batch([code, code, code], cache_results=True)
@@ -187,61 +165,6 @@ async def test_cached_results_serve_another_run_and_replicates_stay_apart():
     assert not {result.random for result in fresh} & {result.random for result in first}
     changed = await batch([code + "\n"], cache_results=True)
     assert changed[0].random not in {result.random for result in first}
-
-
-async def test_code_errors_are_tried_again_only_if_asked(tmp_path):
-    code = (
-        "import pathlib\n"
-        "mark = pathlib.Path(path); tries = len(mark.read_text()) if mark.exists() else 0\n"
-        "mark.write_text('x' * (tries + 1))\n"
-        "assert tries == 2, f'try {tries}'\n"
-        "SUBMIT(tries=tries)"
-    )
-    inputs = [{"path": str(tmp_path / "mark")}]
-    (failure,) = await batch(code, inputs, provider="local:none", on_failure="return")
-    assert "try 0" in str(failure.error)
-    assert failure.meta.attempt == 1
-    (tmp_path / "mark").unlink()
-    (result,) = await batch(code, inputs, provider="local:none", retry_code_errors=True, retries=2)
-    assert (result.tries, result.meta.attempt) == (2, 3)
-    assert ["try 0" in text or "try 1" in text for text in result.meta.earlier_errors] == [True, True]
-
-
-async def test_a_task_with_several_executions_tries_again_only_those_that_failed(tmp_path):
-    code = (
-        "import pathlib\n"
-        "mark = pathlib.Path(folder) / str(x); tries = len(mark.read_text()) if mark.exists() else 0\n"
-        "mark.write_text('x' * (tries + 1))\n"
-        "assert x != 1 or tries == 1\n"
-        "SUBMIT(x=x)"
-    )
-    inputs = [{"x": x, "folder": str(tmp_path)} for x in range(4)]
-    results = await batch(
-        code, inputs, provider="local:none", retry_code_errors=True, executions_per_task=4, reuse_sandboxes=True
-    )
-    assert [result.meta.attempt for result in results] == [1, 2, 1, 1]
-    assert [len((tmp_path / str(x)).read_text()) for x in range(4)] == [1, 2, 1, 1]
-
-
-@pytest.mark.parametrize("idempotent", [False, True])
-async def test_an_unknown_outcome_is_tried_again_only_if_idempotent(tmp_path, idempotent):
-    """The code ends its own supervisor, which is the sandbox's end, the first time that it runs."""
-    code = (
-        "import os, pathlib, signal, time\n"
-        "mark = pathlib.Path(path)\n"
-        "if not mark.exists():\n"
-        "    mark.write_text('x'); os.kill(os.getppid(), signal.SIGKILL); time.sleep(10)\n"
-        "SUBMIT(again=True)"
-    )
-    inputs = [{"path": str(tmp_path / "mark")}]
-    (outcome,) = await batch(code, inputs, provider="local:none", idempotent=idempotent, on_failure="return")
-    if idempotent:
-        assert outcome.again
-        assert outcome.meta.attempt == 2
-        assert "OutcomeUnknown" in outcome.meta.earlier_errors[0]
-    else:
-        assert type(outcome.error).__name__ == "OutcomeUnknown"
-        assert "idempotent=True" in str(outcome.error)
 
 
 async def test_a_deadline_ends_what_runs_and_keeps_what_is_done():
@@ -287,6 +210,32 @@ async def test_the_server_shows_a_run_for_each_execution_with_its_state_tags_and
         assert {"sandbox", "sandbox:local"} <= set(tasks[0].tags)
 
 
+async def test_prefects_tag_limits_hold_executions_and_are_not_asked_for_where_there_are_none(server, monkeypatch):
+    from prefect.client.orchestration import PrefectClient, get_client
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+
+    asked: list[list[str]] = []
+    take = PrefectClient.increment_concurrency_slots_with_lease
+
+    async def counted(self, names, *args, **options):
+        asked.append(names)
+        return await take(self, names, *args, **options)
+
+    monkeypatch.setattr(PrefectClient, "increment_concurrency_slots_with_lease", counted)
+    code = "import time; begun = time.time(); time.sleep(0.2); SUBMIT(begun=begun, ended=time.time())"
+    await batch([code, code], max_workers=2)
+    assert asked == []
+    limit = GlobalConcurrencyLimitCreate(name="tag:sandbox:local", limit=1)
+    async with get_client() as client:
+        await client.create_global_concurrency_limit(limit)
+        try:
+            first, second = sorted(await batch([code, code], max_workers=2), key=lambda result: result.begun)
+        finally:
+            await client.delete_global_concurrency_limit_by_name(limit.name)
+    assert asked
+    assert first.ended <= second.begun
+
+
 def test_parameters_have_descriptions_and_bounds_for_the_form_in_the_ui():
     schema = batch.parameters.model_dump()["properties"]
     assert schema["max_workers"]["minimum"] == 1
@@ -302,44 +251,6 @@ async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(10):
             await task
-
-
-def test_results_are_kept_when_the_host_is_killed(tmp_path, server):
-    """A host that is killed with SIGKILL in the middle: what was done is in the ledger, and a second run resumes."""
-    import subprocess
-    import sys
-    import time
-
-    program = (
-        "import asyncio, sys\nfrom rlm_batch import batch\n"
-        "code = 'import time; time.sleep(0 if x < 4 else wait); SUBMIT(x=x)'\n"
-        "inputs = [{'x': x, 'wait': float(sys.argv[2])} for x in range(8)]\n"
-        "asyncio.run(batch(code, inputs, max_workers=2, results_path=sys.argv[1]))\n"
-    )
-    ledger = tmp_path / "ledger"
-    host = subprocess.Popen([sys.executable, "-c", program, str(ledger), "60"], env={**os.environ})
-    until = time.monotonic() + 60
-    while time.monotonic() < until and sum(p.read_bytes().count(b"\n") for p in ledger.glob("part-*")) < 4:
-        time.sleep(0.1)
-    host.send_signal(signal.SIGKILL)
-    host.wait()
-    lines = [json.loads(line) for part in ledger.glob("part-*") for line in part.read_text().splitlines()]
-    assert sorted(line["index"] for line in lines) == [0, 1, 2, 3]
-    _remove_folders_of_the_dead()
-
-
-def _remove_folders_of_the_dead() -> None:
-    import shutil
-    import tempfile
-    import time
-
-    from rlm_batch.blocks.local import _processes_of
-
-    for folder in Path(tempfile.gettempdir()).glob("rlm-batch-*"):
-        until = time.monotonic() + 15
-        while _processes_of(folder) and time.monotonic() < until:
-            time.sleep(0.05)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_result_says_what_is_there_when_asked_for_what_is_not():

@@ -1,7 +1,12 @@
 """What the ledger keeps, and what is read of it."""
 
 import os
+import random
 import resource
+import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -106,6 +111,48 @@ def test_what_is_written_after_a_line_that_was_cut_short_is_on_a_line_of_its_own
     assert set(ledger.best()) == {"a", "c"}
 
 
+def test_a_ledger_that_is_removed_under_its_writer_is_there_again_with_all_that_this_one_wrote(ledger):
+    for number in range(3):
+        ledger.write(str(number), success(number))
+    shutil.rmtree(ledger.path)
+    ledger.write("later", success(3))
+    (ledger.path / os.listdir(ledger.path)[0]).unlink()
+    ledger.write("last", success(4))
+    assert {key: line.outcome().value for key, line in ledger.best().items()} == {
+        "0": 0, "1": 1, "2": 2, "later": 3, "last": 4,
+    }  # fmt: skip
+    ledger.close()
+    shutil.rmtree(ledger.path)
+    ledger.write("after all", success(5))
+    assert set(ledger.best()) == {"after all"}
+
+
+def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(tmp_path):
+    """Two writers of one ledger, each killed at any moment: every line that is read is whole, and each its own."""
+    program = (
+        "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.result import Meta\n"
+        "from rlm_batch.tasks.ledger import Ledger\nledger = Ledger(sys.argv[1])\nledger.create()\n"
+        "for number in range(10**9):\n"
+        "    ledger.write(sys.argv[2] + str(number), Result({'value': sys.argv[2] * 300_000}, Meta(index=number)))\n"
+        "    print(number, flush=True)\n"
+    )
+    told = {}
+    for name in "ab":
+        command = [sys.executable, "-c", program, str(tmp_path / "run"), name]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        told[name] = [writer.stdout.readline() for _ in range(3)]
+        time.sleep(random.uniform(0, 0.01))
+        writer.kill()
+        told[name] += writer.stdout.readlines()
+        writer.wait()
+        writer.stdout.close()
+    found = {name: [line for line in Ledger(tmp_path / "run").lines() if line.key[0] == name] for name in "ab"}
+    for name, lines in found.items():
+        assert len(lines) in (len(told[name]), len(told[name]) + 1)
+        assert {value_of(line) for line in lines} == {name * 300_000}
+
+
 def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(tmp_path):
     for run in ("one", "two"):
         ledger = Ledger(tmp_path / run)
@@ -136,3 +183,33 @@ def test_the_index_forgets_a_ledger_that_is_gone(tmp_path):
     for part in ledger.path.glob("part-*"):
         part.unlink()
     assert index.find("a") is None
+
+
+def test_a_second_writer_is_told_of_the_first_until_that_has_done_its_work_or_died(ledger, tmp_path):
+    assert ledger.claim()
+    second, third = Ledger(tmp_path / "run"), Ledger(tmp_path / "run")
+    assert not second.claim()
+    ledger.release()
+    assert not third.claim()
+    second.release()
+    third.release()
+    program = (
+        "import sys, time\nfrom rlm_batch.tasks.ledger import Ledger\nledger = Ledger(sys.argv[1])\n"
+        "print(ledger.claim(), flush=True)\ntime.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "True\n"
+        assert not second.claim()
+        second.release()
+        writer.kill()
+        writer.wait()
+    assert second.claim()
+    second.release()
+
+
+def test_an_index_that_cannot_be_used_is_a_sentence(tmp_path):
+    (tmp_path / "index.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(OSError, match=r"^the index of the results, .* cannot be used \(file is not a database\)"):
+        ResultIndex(tmp_path).refresh()

@@ -1,0 +1,184 @@
+"""What is left of flow runs that are over: finding their sandboxes, and removing them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import Flow
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
+from prefect.logging.loggers import flow_run_logger
+
+from ..blocks.provider import SandboxInfo, SandboxProvider
+from ..blocks.resolve import resolve
+from ..sandbox.errors import RlmBatchError
+
+PAGE = 200  # flow runs in one question to the server, which answers with that many at most
+AT_A_TIME = 8  # removals under way
+DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A sandbox that nobody uses any more, why that is so, and the seconds that it has been there."""
+
+    info: SandboxInfo
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What became of the sandboxes that were to be removed; `errors` has one for each that could not be."""
+
+    removed: list[Left]
+    errors: dict[str, RlmBatchError]
+
+
+async def find(
+    provider: SandboxProvider, server: str, older_than: float | None = None, now: float | None = None
+) -> list[Left]:
+    """The sandboxes of a provider that nobody uses any more; see `reap` for the rules. Raises what listing raises."""
+    now = time.time() if now is None else now
+    # The sandboxes first: whatever run opens one later is not judged by what it was before.
+    ours = [info for info in await provider.list_sandboxes() if info.labels.get("managed-by") == "rlm-batch"]
+    reasons: dict[str, str] = {}
+    doubtful: list[SandboxInfo] = []
+    for info in ours:
+        if info.abandoned:
+            reasons[info.id] = "its host has died"
+        elif 0 < info.expires <= now:
+            reasons[info.id] = "its lifetime is over"
+        elif server and info.server == server and _is_uuid(info.run):
+            doubtful.append(info)
+    if doubtful:
+        async with get_client() as client:
+            runs = await _runs(client, {uuid.UUID(info.run) for info in doubtful})
+            for run_id in {info.run for info in doubtful}:
+                boxes = [info for info in doubtful if info.run == run_id]
+                reason = await _over(client, runs.get(uuid.UUID(run_id)), boxes, older_than, now)
+                if reason:
+                    reasons.update((info.id, reason) for info in boxes)
+    return [
+        Left(info, reasons[info.id], max(0.0, now - info.began) if info.began else 0.0)
+        for info in ours
+        if info.id in reasons
+    ]
+
+
+async def remove(provider: SandboxProvider, left: Iterable[Left]) -> Removal:
+    """Removes them, some at a time. One that cannot be removed keeps no other from it."""
+    left, errors, gate = list(left), dict[str, RlmBatchError](), asyncio.Semaphore(AT_A_TIME)
+
+    async def one(info: SandboxInfo) -> None:
+        async with gate:
+            try:
+                await provider.delete_sandbox(info.id)
+            except RlmBatchError as error:
+                errors[info.id] = error
+
+    await asyncio.gather(*(one(found.info) for found in left))
+    return Removal([found for found in left if found.info.id not in errors], errors)
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return bool(uuid.UUID(text))
+    except ValueError:
+        return False
+
+
+async def _runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
+    """Those flow runs that the server has."""
+    wanted, found = sorted(ids), dict[uuid.UUID, FlowRun]()
+    for start in range(0, len(wanted), PAGE):
+        only = FlowRunFilter(id=FlowRunFilterId(any_=wanted[start : start + PAGE]))
+        found |= {run.id: run for run in await client.read_flow_runs(flow_run_filter=only, limit=PAGE)}
+    return found
+
+
+async def _over(
+    client: PrefectClient, run: FlowRun | None, boxes: list[SandboxInfo], older_than: float | None, now: float
+) -> str:
+    """Why a flow run of this server is over, empty if it is not, or may not be."""
+    if run is None:
+        return "its flow run was deleted"
+    if run.state is None or run.state.is_final():
+        return f"its flow run is {run.state.name if run.state is not None else 'over'}"
+    if older_than is None:
+        return ""
+    since = now - older_than
+    if max([run.state.timestamp.timestamp(), *(info.began for info in boxes)]) >= since:
+        return ""
+    # What is later than now was said on a machine whose clock is ahead of this one's.
+    lately = EventOccurredFilter(since=_date(since), until=_date(now + DAY))
+    mine = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])
+    page = await client.read_events(EventFilter(any_resource=mine, occurred=lately), limit=1)
+    if page.events:
+        return ""
+    return f"its flow run is {run.state.name}, and has been silent for more than {older_than:,.0f} s"
+
+
+def _date(seconds: float) -> Any:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+# ---------------------------------------------------------------------------------------------------------------- hooks
+
+_begun: set[str] = set()
+
+
+def begun_here(run_id: str) -> None:
+    """Says that a flow run has begun in this process, whose lanes remove their own sandboxes whatever ends it."""
+    _begun.add(run_id)
+
+
+async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Removes the sandboxes of a flow run whose process has gone: a hook for when it was cancelled, or crashed.
+
+    Prefect calls it in the worker, where there is no memory of the run: the provider comes from its parameters.
+    """
+    if str(flow_run.id) in _begun:
+        return
+    log = flow_run_logger(flow_run, flow)
+    try:
+        provider = await resolve((flow_run.parameters or {}).get("provider") or "local")
+        now, found = time.time(), await provider.list_sandboxes()
+        reason = f"its flow run is {state.name}"
+        left = [
+            Left(info, reason, max(0.0, now - info.began) if info.began else 0.0)
+            for info in found
+            if info.run == str(flow_run.id) and info.labels.get("managed-by") == "rlm-batch"
+        ]
+        removal = await remove(provider, left)
+    except RlmBatchError as error:
+        log.warning("the sandboxes of this run could not be looked for, and are left to their expiry: %s", error)
+        return
+    told(log, removal, provider.provider_name)
+
+
+def told(log: logging.Logger | logging.LoggerAdapter[Any], removal: Removal, provider: str) -> None:
+    """Says in a log what was removed, and what it has cost."""
+    if removal.removed:
+        log.info("%s", described(removal.removed, provider, "removed"))
+    for sandbox, error in removal.errors.items():
+        log.warning("sandbox %s could not be removed, and is left to its expiry: %s", sandbox, error.summary)
+
+
+def described(left: list[Left], provider: str, what: str) -> str:
+    """How many sandboxes, and the sandbox seconds that they have cost, in a sentence."""
+    if not left:
+        return f"no sandbox of {provider} was left over"
+    seconds, unknown = sum(found.seconds for found in left), sum(not found.info.began for found in left)
+    rest = f" (of {unknown} it is not known)" if unknown else ""
+    count = f"{len(left)} {'sandbox' if len(left) == 1 else 'sandboxes'}"
+    return f"{count} of {provider} {what}, after {seconds:,.0f} sandbox seconds{rest}"

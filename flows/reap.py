@@ -1,0 +1,72 @@
+"""The reap flow: removes the sandboxes that are left of flow runs and hosts which are over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Annotated
+
+from prefect import get_run_logger
+from pydantic import Field
+
+from ..blocks.resolve import resolve
+from ..sandbox.errors import SandboxesLeft
+from .flow import batch_flow
+from .left import Left, described, find, remove
+from .run import Provider
+from .server_id import server_id
+
+SILENCE = 360  # seconds: twice the interval at which Prefect has a flow run say that it lives
+
+OlderThan = Annotated[
+    float | None,
+    Field(
+        ge=SILENCE,
+        description="Also take the sandboxes of a flow run that is not over, but has been silent for so many seconds",
+    ),
+]
+DryRun = Annotated[bool, Field(description="Say what would be removed, and remove nothing")]
+
+# Whoever called the flow in this process is told of each sandbox that was removed, or would be.
+listener: ContextVar[Callable[[list[Left]], None]] = ContextVar("rlm_batch_reap_listener", default=lambda _: None)
+
+
+@batch_flow("reap")
+async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_run: DryRun = False) -> list[str]:
+    """Removes the provider's sandboxes that nobody uses any more, and returns their ids.
+
+    It takes only what carries our labels (`managed-by=rlm-batch`), and of that
+    - what is past its expiry (by this machine's clock, which has to be right, as those of all hosts),
+    - where the server's label is this server's, what belongs to a flow run that has ended or was deleted,
+    - of local sandboxes of this machine and this user, what belongs to a process that has died.
+    All else stays: what is not ours, a script's or another server's until its expiry, and what is of a flow run that
+    has not ended.
+
+    A run whose process was killed may not have ended by its state, for nobody told the server. Its sandboxes stay
+    until their expiry, or until it has been silent for longer than `older_than` seconds: since its last state, the
+    beginning of its newest sandbox, and the last event that the server has of it or of its task runs. A live flow run
+    says that it lives every 180 s (PREFECT_FLOWS_HEARTBEAT_FREQUENCY): more than that, and less than 360 is refused. A
+    worker that was cut off from the server for so long is silent too.
+
+    Raises SandboxesLeft when all is done and some could not be removed.
+    """
+    log = get_run_logger()
+    block = await resolve(provider)
+    left = await find(block, await server_id(), older_than)
+    for found in left:
+        log.info("sandbox %s of run %s: %s", found.info.id, found.info.run or "(a script)", found.reason)
+    if dry_run:
+        listener.get()(left)
+        log.info("%s", described(left, block.provider_name, "would be removed"))
+        return [found.info.id for found in left]
+    removal = await remove(block, left)
+    listener.get()(removal.removed)
+    log.info("%s", described(removal.removed, block.provider_name, "removed"))
+    if removal.errors:
+        sandbox, error = next(iter(removal.errors.items()))
+        raise SandboxesLeft(
+            f"{len(removal.errors)} of {len(left)} sandboxes could not be removed, {sandbox} first: {error.summary} "
+            "-- reap again; they end with their lifetime at the latest",
+            sandboxes=list(removal.errors),
+        )
+    return [found.info.id for found in removal.removed]

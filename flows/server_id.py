@@ -1,0 +1,38 @@
+"""The id of a Prefect server: a random one, which is made the first time that somebody asks, and stays in its database.
+
+It is a Prefect Variable. Sandboxes carry it, so that whoever removes what is left of flow runs can tell a run that this
+server has forgotten from a run of another server's. A server that was made from a copy of another's database has the
+same id, and would take the other's runs for forgotten: delete the variable on one of the two.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import VariableCreate
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
+from prefect.logging import get_logger
+
+VARIABLE = "rlm_batch_server"
+
+
+async def server_id() -> str:
+    """This server's id. Empty where the server lets nobody have variables: then expiry alone decides on sandboxes."""
+    try:
+        async with get_client() as client:
+            found = await client.read_variable_by_name(VARIABLE)
+            if found is None:
+                made = VariableCreate(name=VARIABLE, value=uuid.uuid4().hex, tags=["rlm-batch"])
+                try:
+                    found = await client.create_variable(made)
+                except ObjectAlreadyExists:  # somebody else has made it meanwhile: names are unique there
+                    found = await client.read_variable_by_name(VARIABLE)
+    except PrefectHTTPStatusError as error:
+        get_logger("rlm_batch").warning(
+            "the Prefect server refused the variable %s (%s): sandboxes of this run are left to their expiry if its "
+            "process dies",
+            *(VARIABLE, str(error).partition("\n")[0]),
+        )
+        return ""
+    return found.value if found is not None and isinstance(found.value, str) else ""

@@ -1,0 +1,43 @@
+"""The tags of our task runs, by which Prefect's own tag limits can hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.context import TaskRunContext
+from prefect.exceptions import ObjectNotFound
+
+
+def tags_of(provider: str) -> set[str]:
+    """Those of an execution on the provider of that name."""
+    return {"sandbox", f"sandbox:{provider}"}
+
+
+async def limited(tags: Iterable[str]) -> bool:
+    """Whether the Prefect server has a limit on one of these tags; True where it does not say.
+
+    A task run that begins with tags asks for a slot of each, whether there is a limit or not. A server on SQLite
+    refuses that whenever it is just writing, and then no task run of this process begins for the next two seconds. So
+    where there is no limit when a flow run begins, its task runs begin without tags, and are given them by `tag`.
+    """
+    try:
+        async with get_client() as client:
+            for name in tags:
+                try:
+                    await client.read_global_concurrency_limit_by_name(f"tag:{name}")
+                except ObjectNotFound:
+                    continue
+                return True
+    except httpx.HTTPError:
+        return True
+    return False
+
+
+def tag(tags: Iterable[str]) -> None:
+    """Gives the task run that this is called in those of the tags that it does not have; its next state shows them."""
+    context = TaskRunContext.get()
+    if context is not None:
+        run = context.task_run
+        run.tags = [*run.tags, *sorted(set(tags).difference(run.tags))]

@@ -1,0 +1,28 @@
+"""What the fault suite runs on: a server, the stand-ins, and a process that starts flows."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..conftest import STANDINS
+from .faults import Daytona, Hosts, Local, Modal, Provider
+
+STANDIN_OF = {"daytona": "daytona", "modal": "modal_standin"}  # the fixtures
+
+
+@pytest.fixture(scope="session")
+def hosts(server: str) -> Iterator[Hosts]:
+    """Where flows' processes come from."""
+    with Hosts(server, Path(tempfile.mkdtemp(prefix="chaos-"))) as hosts:
+        STANDINS.add(hosts.pid)
+        yield hosts
+
+
+@pytest.fixture
+def provider(request: pytest.FixtureRequest, hosts: Hosts) -> Provider:
+    """The provider of the parametrized name, with nothing in it; what the test leaves there, or runs, fails it."""
+    standin = None if request.param == "local" else request.getfixturevalue(STANDIN_OF[request.param])
+    request.getfixturevalue("no_process_left")
+    return Local() if standin is None else Daytona(standin) if request.param == "daytona" else Modal(standin)

@@ -1,0 +1,317 @@
+"""What may befall a batch: providers whose calls fail, a server that fails, and a process that is killed; by a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
+
+from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
+from rlm_batch.blocks.local import LABELS, MAKING_SECONDS
+from rlm_batch.blocks.provider import SandboxProvider
+
+LIFETIME = 30  # seconds: long enough for an execution on a machine that is busy, and short enough to be waited for
+SLOTS = 200  # more than are held by what was killed in the last minute: nothing waits for them
+TIMEOUT = 15.0  # seconds for an execution
+
+SEED = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(1_000_000))
+
+
+def chance(*names: object) -> random.Random:
+    """The dice of one test: the same for the same seed, whatever other tests have thrown."""
+    print(f"repeat with: make chaos SEED={SEED}")  # pytest shows it with a failure
+    return random.Random(repr((SEED, *names)))
+
+
+def until(condition: Callable[[], Any], seconds: float, pause: float = 0.02) -> bool:
+    """Waits until something is so; whether it became so in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------------- providers
+
+
+class Local:
+    """This machine: nothing of a provider's can fail, and what a killed host leaves is folders."""
+
+    name = "local"
+    environment: ClassVar[dict[str, str]] = {}
+
+    def block(self) -> SandboxProvider:
+        """Its block, for sandboxes that reach the test's own server on loopback."""
+        return LocalSandbox(isolation="none", lifetime=LIFETIME, max_sandboxes=SLOTS)
+
+    def sandboxes(self) -> set[str]:
+        """The ids of those that there are."""
+        return {path.name for path in Path(tempfile.gettempdir()).glob("rlm-batch-*")}
+
+    def fail(self, share: float, seed: int) -> None:
+        """Lets that share of all calls fail from now on."""
+
+    def faults(self) -> int:
+        """How many calls have failed."""
+        return 0
+
+    def reaped_after(self) -> float:
+        """Seconds after which one reap takes all that killed processes have left."""
+        folders = [Path(tempfile.gettempdir()) / name for name in self.sandboxes()]
+        # Those of a host that has died are known at once, but for one that died while it made or removed its folder.
+        return 0.0 if all((folder / LABELS).exists() for folder in folders) else MAKING_SECONDS + 2
+
+    def take(self, sandbox: str) -> None:
+        """Ends a sandbox as its provider would: kills the process that everything in it hangs on."""
+        place = os.fsencode(Path(tempfile.gettempdir()) / sandbox / "work")
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.fsencode(os.readlink(process / "cwd")) == place:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    return
+
+
+class Daytona:
+    """The stand-in for Daytona, one of whose minutes is the lifetime."""
+
+    name = "daytona"
+
+    def __init__(self, standin: Any) -> None:
+        self._standin = standin
+        self.environment = dict(standin.environment)
+        self._settings: dict[str, Any] = {"minute": float(LIFETIME), "boot_s": 0.05}
+        standin.set(**self._settings)
+
+    def block(self) -> SandboxProvider:
+        return DaytonaSandbox(lifetime=LIFETIME, max_sandboxes=SLOTS)
+
+    def sandboxes(self) -> set[str]:
+        return {box["id"] for box in self._standin.state()["sandboxes"]}
+
+    def fail(self, share: float, seed: int) -> None:
+        more = {"fault_rate": share, "fault_delay_s": 0.5, "retry_after_s": 0.1, "seed": seed}
+        self._standin.set(**self._settings, **more)
+
+    def faults(self) -> int:
+        return sum(self._standin.state()["faults"].values())
+
+    def reaped_after(self) -> float:
+        return LIFETIME + 5
+
+    def take(self, sandbox: str) -> None:
+        import urllib.request
+
+        request = urllib.request.Request(
+            f"{self._standin.url}/sandbox/{sandbox}",
+            method="DELETE",
+            headers={"Authorization": f"Bearer {self._standin.key}"},
+        )
+        with suppress(OSError):  # the fault may be this call's, or the sandbox has gone
+            urllib.request.urlopen(request, timeout=30).close()
+
+
+class Modal:
+    """The stand-in for Modal."""
+
+    name = "modal"
+
+    def __init__(self, standin: Any) -> None:
+        self._standin = standin
+        self.environment = {"MODAL_SERVER_URL": standin.hello["url"]}
+
+    def block(self) -> SandboxProvider:
+        hello = self._standin.hello
+        return ModalSandbox(
+            token_id=hello["token_id"],
+            token_secret=hello["token_secret"],
+            lifetime=LIFETIME,
+            idle_timeout=LIFETIME,
+            max_sandboxes=SLOTS,
+            workdir="/sandbox" if hello["bubblewrap"] else tempfile.gettempdir(),
+        )
+
+    def sandboxes(self) -> set[str]:
+        return set(self._standin.ask("state")["sandboxes"])
+
+    def fail(self, share: float, seed: int) -> None:
+        kinds: list[dict[str, Any]] = [
+            {"status": "UNAVAILABLE"},
+            {"status": "UNAVAILABLE", "after": True},
+            {"status": "RESOURCE_EXHAUSTED", "retry_after": 0.2},
+            {"drop": True},
+            {"delay": 0.5},
+        ]
+        rules = [{**kind, "probability": share / len(kinds)} for kind in kinds] if share else []
+        self._standin.ask("faults", rules=rules, seed=seed)
+
+    def faults(self) -> int:
+        return sum(self._standin.ask("state")["faults"].values())
+
+    def reaped_after(self) -> float:
+        return LIFETIME + 5
+
+    def take(self, sandbox: str) -> None:
+        with suppress(RuntimeError):  # it has gone
+            self._standin.ask("end", sandbox=sandbox)
+
+
+Provider = Local | Daytona | Modal
+
+
+# ----------------------------------------------------------------------------------------------------- a flow's process
+
+
+class Host:
+    """One run of a flow, in a process that can be killed."""
+
+    def __init__(self, hosts: Hosts, pid: int, log: Path) -> None:
+        self._hosts, self.pid, self._log = hosts, pid, log
+        self._status: int | None = None
+
+    def status(self) -> int | None:
+        """Its exit status, as subprocess has it; None while it runs."""
+        if self._status is None:
+            self._status = self._hosts.ask({"op": "wait", "pid": self.pid})
+        return self._status
+
+    def kill(self, number: int) -> None:
+        """Sends it a signal, if it is still there."""
+        if self.status() is None:
+            os.kill(self.pid, number)
+
+    def ended(self, seconds: float = 120.0) -> int:
+        """Waits for its end, and returns its exit status; what takes longer fails the test and is killed."""
+        if not until(lambda: self.status() is not None, seconds):
+            os.kill(self.pid, signal.SIGKILL)
+            raise AssertionError(f"the flow's process did not end within {seconds:.0f} s:\n{self.said()}")
+        assert self._status is not None
+        return self._status
+
+    def said(self) -> str:
+        """The end of what it wrote."""
+        return self._log.read_text(errors="replace")[-4000:]
+
+
+class Hosts:
+    """Starts processes of flows, from one that has all imports done. A context manager."""
+
+    def __init__(self, server: str, folder: Path) -> None:
+        self._server, self._folder = server, folder
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("host.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """What it answers to a line."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def start(self, provider: Provider, server: str | None = None, **request: Any) -> Host:
+        """Starts a run of a flow; `server` is another than the tests' own."""
+        log = self._folder / "flow.log"
+        common = {"environment": provider.environment, "server": server or self._server, "log": str(log)}
+        return Host(self, self.ask({**common, **request}), log)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+
+# ----------------------------------------------------------------------------------------------------- Prefect's server
+
+
+class Proxy:
+    """Stands before a Prefect server, and lets a share of all connections down: by the status 503, by closing them at
+    once, or by cutting them after a while. A context manager; `url` is what clients are given."""
+
+    def __init__(self, server: str, share: float, dice: random.Random) -> None:
+        self._to = urlsplit(server)
+        self._share, self._dice = share, dice
+        self.faults: Counter[str] = Counter()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        serving = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1"), self._loop)
+        self._serving = serving.result(10)
+        self.url = f"http://127.0.0.1:{self._serving.sockets[0].getsockname()[1]}{self._to.path}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _stop(self) -> None:
+        self._serving.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kind = self._dice.choice(("503", "drop", "cut")) if self._dice.random() < self._share else ""
+        if kind:
+            self.faults[kind] += 1
+        try:
+            if kind == "503":
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n")
+                await writer.drain()
+            elif kind != "drop":
+                async with asyncio.timeout(self._dice.uniform(0.1, 3.0) if kind else None):
+                    await self._pass_on(reader, writer)
+        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            writer.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(self._to.hostname, self._to.port)
+
+        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                target.write(data)
+                await target.drain()
+
+        copies = [asyncio.ensure_future(copy(*pair)) for pair in ((reader, back), (there, writer))]
+        try:
+            await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in copies:
+                task.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
+            back.close()

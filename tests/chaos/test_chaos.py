@@ -1,0 +1,274 @@
+"""Whatever befalls a batch, its results are right, what was paid for is not done again, and nothing is left behind.
+
+`make chaos` runs all of it, within ten minutes and with a seed that it prints; `make test` a short form.
+"""
+
+import os
+import random
+import signal
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rlm_batch.sandbox.result import Result
+from rlm_batch.tasks.ledger import Ledger
+
+from ..conftest import descendants
+from ..standins.counts import BEGUN, Counts
+from .faults import TIMEOUT, Host, Hosts, Provider, Proxy, chance, until
+
+NAMES = ("local", "daytona", "modal")
+CODE = BEGUN + "import time\nbegun(f'{batch}-{x}')\ntime.sleep(seconds)\nSUBMIT(y=x * x)"
+
+
+BEGUN_AT, SECONDS = time.monotonic(), 400  # after which no other test of `make chaos` begins
+
+
+class Batch:
+    """A batch whose every execution tells that it has begun, and the ledger of its runs."""
+
+    def __init__(self, size: int, block: str, counts: Counts, folder: Path, dice: random.Random) -> None:
+        self.size = size
+        self._counts, self._dice, self._block = counts, dice, block
+        self._name = uuid.uuid4().hex[:8]
+        self._inputs = [
+            {"x": x, "batch": self._name, "address": counts.address, "seconds": round(dice.uniform(0.0, 0.2), 3)}
+            for x in range(size)
+        ]
+        self._ledger = Ledger(folder / self._name)
+        self._done: Counter[int] = Counter()  # how often those had begun that had a result when it was looked for last
+
+    def start(self, hosts: Hosts, provider: Provider, server: str | None = None, **options: Any) -> Host:
+        """Runs it, or what has no result of it yet, in ways that differ from run to run."""
+        dice = self._dice
+        shape = {
+            "max_workers": dice.choice((3, 6)),
+            "reuse_sandboxes": dice.random() < 0.5,
+            "executions_per_task": dice.choice((1, 1, 5)),
+        }
+        common = {"provider": self._block, "timeout": TIMEOUT, "results_path": str(self._ledger.path)}
+        parameters = {"code": CODE, "inputs": self._inputs, **common, **shape, **options}
+        return hosts.start(provider, server, op="batch", parameters=parameters)
+
+    def begun(self) -> Counter[int]:
+        """How often each execution has begun."""
+        names = {f"{self._name}-{x}": x for x in range(self.size)}
+        return Counter({names[name]: times for name, times in self._counts.begun.items() if name in names})
+
+    def results(self) -> dict[int, Result]:
+        """The results in its ledger, each of them right; what had one before was not begun again since."""
+        found: dict[int, Result] = {}
+        for line in self._ledger.best().values():
+            outcome = line.outcome()
+            if isinstance(outcome, Result):
+                x = outcome.meta.variables["x"]
+                assert x not in found, f"two results of {x} count"
+                assert outcome.outputs == {"y": x * x}
+                found[x] = outcome
+        begun = self.begun()
+        for x in self._done:
+            assert x in found, f"the result of {x} is lost"
+            assert begun[x] == self._done[x], f"{x} had a result and was begun again"
+        self._done = Counter({x: begun[x] for x in found})
+        return found
+
+    def complete(self) -> None:
+        """Fails unless every execution has its result."""
+        missing = set(range(self.size)) - set(self.results())
+        failed = [line.outcome() for line in self._ledger.best().values() if not line.succeeded]
+        assert not missing, f"no results of {missing}: {failed}"
+
+    def wait_for_progress(self, host: Host, dice: random.Random) -> None:
+        """Waits for a random part of what is left to do to have begun, or for a part of a second."""
+        left = self.size - len(self.results())
+        before, more = sum(self.begun().values()), dice.randint(0, max(1, left // 2))
+        until(lambda: sum(self.begun().values()) >= before + more or host.status() is not None, 60)
+        time.sleep(dice.uniform(0.0, 0.3 if more else 1.0))
+
+
+class Stage:
+    """A provider with a saved block, and what was there before anything happened on it."""
+
+    def __init__(self, provider: Provider, hosts: Hosts, server: str, counts: Counts, folder: Path) -> None:
+        self.provider, self.hosts = provider, hosts
+        self._server = server
+        self._counts, self._folder = counts, folder
+        self._processes = set(descendants())
+        name = f"chaos-{uuid.uuid4().hex[:8]}"
+        block = provider.block()
+        block.save(name)
+        self._block = f"{block.get_block_type_slug()}/{name}"
+        self._limit = f"rlm-batch.{block.get_block_type_slug()}.{name}"
+
+    def batch(self, size: int, dice: random.Random, block: str | None = None) -> Batch:
+        """A new batch, on the saved block."""
+        return Batch(size, block or self._block, self._counts, self._folder, dice)
+
+    def start(self, batch: Batch, server: str | None = None, **options: Any) -> Host:
+        """Runs a batch, or what is left of it."""
+        return batch.start(self.hosts, self.provider, server, **options)
+
+    def finish(self, batch: Batch, **options: Any) -> None:
+        """Runs what is left of a batch to its end, undisturbed."""
+        host = self.start(batch, **options)
+        assert host.ended(300) == 0, host.said()
+        batch.complete()
+
+    def no_slot_is_held(self) -> None:
+        """That of a process that was killed ends with its lease, after a minute; the server looks some time later."""
+        held = 0
+
+        def none() -> bool:
+            nonlocal held
+            answer = httpx.get(f"{self._server}/v2/concurrency_limits/{self._limit}", timeout=30)
+            held = answer.raise_for_status().json()["active_slots"]
+            return not held
+
+        assert until(none, 120, pause=0.5), f"{held} slots are held"
+
+    def nothing_is_left(self, *, after_lifetime: bool = True) -> None:
+        """No sandbox, folder or process, but for the servers': at once, or after the lifetime and one reap."""
+        seconds = self.provider.reaped_after() if after_lifetime else 15
+        gone = until(lambda: not self.provider.sandboxes(), seconds)
+        if not gone and after_lifetime:
+            reap = self.hosts.start(self.provider, op="reap", block=self._block)
+            assert reap.ended() == 0, reap.said()
+            until(lambda: not self.provider.sandboxes(), 10)
+        assert not self.provider.sandboxes()
+        left: dict[int, str] = {}
+
+        def no_process() -> bool:
+            left.clear()
+            left.update({pid: name for pid, name in descendants().items() if pid not in self._processes})
+            return not left
+
+        assert until(no_process, 15), left
+
+
+@pytest.fixture
+def stage(
+    provider: Provider, hosts: Hosts, server: str, counts: Counts, tmp_path: Path, request: pytest.FixtureRequest
+) -> Stage:
+    if request.node.get_closest_marker("chaos") and time.monotonic() > BEGUN_AT + SECONDS:
+        pytest.skip(f"the {SECONDS} s of the fault suite are over")
+    return Stage(provider, hosts, server, counts, tmp_path)
+
+
+def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool = False) -> None:
+    """Kills a batch's process again and again, and then resumes; begins no more rounds after those seconds."""
+    dice = chance("kill", stage.provider.name)
+    begun, strikes, batches = time.monotonic(), 0, [stage.batch(size, dice)]
+    while strikes < times and time.monotonic() < begun + seconds:
+        if len(batches[-1].results()) == size:
+            batches.append(stage.batch(size, dice))
+        host = stage.start(batches[-1])
+        batches[-1].wait_for_progress(host, dice)
+        strikes += host.status() is None
+        host.kill(signal.SIGKILL)
+        assert host.ended() in (0, -signal.SIGKILL), host.said()
+    stage.nothing_is_left()
+    for batch in batches:
+        stage.finish(batch)
+    stage.nothing_is_left(after_lifetime=False)
+    if slots:
+        stage.no_slot_is_held()
+    executions = sum(sum(batch.begun().values()) for batch in batches)
+    print(f"{stage.provider.name}: {strikes} kills of {len(batches)} batches of {size}, {executions} executions begun")
+    assert strikes
+
+
+@pytest.mark.parametrize("provider", ["local"], indirect=True)
+def test_a_batch_whose_process_is_killed_resumes_with_every_result_and_leaves_nothing(stage: Stage) -> None:
+    killed(stage, size=12, times=3, seconds=30)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("provider", NAMES, indirect=True)
+def test_batches_killed_at_twenty_random_moments_resume_with_every_result_and_leave_nothing(stage: Stage) -> None:
+    killed(stage, size=50, times=20, seconds=75, slots=True)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("provider", NAMES, indirect=True)
+def test_a_batch_that_is_interrupted_removes_its_sandboxes_itself_and_resumes(stage: Stage) -> None:
+    dice = chance("interrupt", stage.provider.name)
+    batch, begun, strikes = stage.batch(50, dice), time.monotonic(), 0
+    while strikes < 6 and time.monotonic() < begun + 30 and len(batch.results()) < 50:
+        host = stage.start(batch)
+        batch.wait_for_progress(host, dice)
+        strikes += host.status() is None
+        host.kill(dice.choice((signal.SIGINT, signal.SIGTERM)))
+        host.ended()
+        stage.nothing_is_left(after_lifetime=False)
+    stage.finish(batch)
+    stage.no_slot_is_held()
+    print(f"{stage.provider.name}: {strikes} interrupts, {sum(batch.begun().values())} executions begun")
+    assert strikes
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("provider", NAMES, indirect=True)
+def test_a_batch_among_failing_calls_of_its_provider_and_its_server_runs_each_execution_once(
+    stage: Stage, server: str
+) -> None:
+    dice = chance("faults", stage.provider.name)
+    batch = stage.batch(50, dice)
+    stage.provider.fail(0.2, dice.randrange(2**32))
+    with Proxy(server, 0.2, dice) as proxy:
+        host = stage.start(batch, proxy.url, retries=8)
+        assert host.ended(300) == 0, host.said()
+    failed = stage.provider.faults()
+    stage.provider.fail(0.0, 0)
+    batch.complete()
+    assert batch.begun() == dict.fromkeys(range(50), 1)
+    stage.nothing_is_left()
+    print(f"{stage.provider.name}: {failed} calls and {dict(proxy.faults)} connections failed")
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("provider", NAMES, indirect=True)
+def test_a_batch_that_may_run_twice_outlives_the_loss_of_its_sandboxes(stage: Stage) -> None:
+    dice = chance("losses", stage.provider.name)
+    batch = stage.batch(50, dice)
+    host, taken = stage.start(batch, idempotent=True, retries=30), 0
+    while host.status() is None and taken < 10:
+        alive = sorted(stage.provider.sandboxes())
+        if alive:
+            stage.provider.take(dice.choice(alive))
+            taken += 1
+        time.sleep(dice.uniform(0.0, 0.3))
+    assert host.ended(300) == 0, host.said()
+    batch.complete()
+    stage.nothing_is_left()
+    print(f"{stage.provider.name}: {taken} sandboxes taken, {sum(batch.begun().values())} executions begun")
+    assert taken
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("provider", ["local"], indirect=True)
+def test_a_batch_outlives_a_kill_of_its_server_that_is_started_again(stage: Stage, tmp_path: Path) -> None:
+    from rlm_batch.deployments.server import PrefectServer
+
+    dice = chance("server", stage.provider.name)
+    batch = stage.batch(50, dice, "local:none")  # the block is not known there
+    with PrefectServer(tmp_path / "home") as server:
+        port = int(server.url.rpartition(":")[2].partition("/")[0])
+        host = stage.start(batch, server.url)
+        batch.wait_for_progress(host, dice)
+        assert server.pid is not None
+        os.killpg(server.pid, signal.SIGKILL)  # what serves is a child of its own
+        with PrefectServer(tmp_path / "home", port):
+            assert host.ended(300) == 0, host.said()
+            batch.complete()
+            assert batch.begun() == dict.fromkeys(range(50), 1)
+            stage.nothing_is_left()

@@ -1,0 +1,326 @@
+"""What is left when something dies, or goes away: the flow's process, its worker, its server, the room on its disk."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments.runner import RunnerDeployment
+from prefect.states import Cancelling
+
+from rlm_batch import DaytonaSandbox, Failure, LocalSandbox, batch, reap
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.deployments.server import PrefectServer
+from rlm_batch.tasks.ledger import Ledger
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting a server or a worker is most of it
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
+
+
+async def becomes(true: Callable[[], Awaitable[Any]], seconds: float = 90) -> None:
+    """Waits until it is so."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if await true():
+            return
+        await asyncio.sleep(0.1)
+    raise TimeoutError
+
+
+def written(ledger: Path) -> int:
+    """The results in a ledger."""
+    return sum(part.read_bytes().count(b"\n") for part in ledger.glob("part-*"))
+
+
+# ------------------------------------------------------------------------------------------------ signals and deadlines
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_interrupted_leaves_no_sandbox_at_its_provider(
+    daytona: Any, tmp_path: Path, number: int
+) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    command = [COMMAND, "batch", "slow.py", "slow.py", "--provider", "daytona", "--timeout", "600"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 60
+        while len(daytona.state()["sandboxes"]) < 2 and time.monotonic() < end:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert daytona.state()["sandboxes"] == []
+
+
+async def test_a_deadline_leaves_no_sandbox_at_its_provider(daytona: Any) -> None:
+    code = ["import time; time.sleep(600)"] * 3
+    outcomes = await batch(code, provider="daytona", timeout=600, deadline=5, on_failure="return")
+    assert all(isinstance(outcome, Failure) for outcome in outcomes)
+    assert daytona.state()["sandboxes"] == []
+    assert daytona.state()["created"] == 3
+
+
+# ----------------------------------------------------------------------------------------------------- a process worker
+
+
+@pytest.fixture
+def worker(server: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process worker of a pool of its own."""
+    pool = f"pool-{uuid.uuid4().hex[:8]}"
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool]
+    with (tmp_path / "worker.log").open("wb") as log:
+        environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    process.pool = pool  # type: ignore[attr-defined]
+    yield process
+    process.terminate()
+    try:
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
+    """The processes of a flow run."""
+    wanted = str(run.id).encode()
+    found = [pid for pid, command in processes.items() if "prefect.engine" in command]
+    return [pid for pid in found if wanted in Path(f"/proc/{pid}/environ").read_bytes()]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_killed_or_their_worker_is(
+    worker: Any, running_daytona: Any, daytona: Any, processes: Callable[[], dict[int, str]], tmp_path: Path
+) -> None:
+    async with get_client() as client:
+        await client.create_work_pool(WorkPoolCreate(name=worker.pool, type="process"))
+        deployment = RunnerDeployment.from_entrypoint(
+            "rlm_batch.flows.batch.batch", name=worker.pool, work_pool_name=worker.pool
+        )
+        made: Any = deployment.apply()
+        id_ = await made if asyncio.iscoroutine(made) else made
+        local, remote = LocalSandbox(), DaytonaSandbox()
+
+        async def begin(provider: str, code: str) -> FlowRun:
+            parameters = {"code": [code] * 2, "provider": provider, "timeout": 300}
+            return await client.create_flow_run_from_deployment(id_, parameters=parameters)
+
+        async def ids(block: SandboxProvider, run: FlowRun) -> set[str]:
+            return {info.id for info in await block.list_sandboxes() if info.run == str(run.id)}
+
+        async def open_in(block: SandboxProvider, run: FlowRun) -> None:
+            async def both() -> bool:
+                return len(await ids(block, run)) == 2
+
+            await becomes(both, 200)
+
+        async def ended(block: SandboxProvider, run: FlowRun, state: str) -> None:
+            async def so() -> bool:
+                now = (await client.read_flow_run(run.id)).state
+                return now is not None and now.name == state and not await ids(block, run)
+
+            await becomes(so, 120)
+
+        forever = "import time; time.sleep(600)"
+        cancelled, killed = await begin("daytona", forever), await begin("daytona", forever)
+        await open_in(remote, cancelled)
+        await open_in(remote, killed)
+        # As the UI does it.
+        await client.set_flow_run_state(cancelled.id, Cancelling())
+        await ended(remote, cancelled, "Cancelled")
+        assert len(await ids(remote, killed)) == 2
+        (engine,) = engines(processes(), killed)
+        os.kill(engine, signal.SIGKILL)
+        await ended(remote, killed, "Crashed")
+
+        # What the worker had started goes on to its end.
+        go = tmp_path / "go"
+        orphan = await begin(
+            "local:none", f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.1)"
+        )
+        await open_in(local, orphan)
+        (engine,) = engines(processes(), orphan)
+        worker.kill()
+        worker.wait()
+        assert await reap("local:none") == []
+        await asyncio.sleep(2)
+        assert len(await ids(local, orphan)) == 2
+        go.touch()
+        await ended(local, orphan, "Completed")
+
+        async def gone() -> bool:
+            return engine not in processes()
+
+        await becomes(gone)
+
+
+# ------------------------------------------------------------------------------------------------------------- a server
+
+
+async def test_a_batch_goes_on_when_the_server_does_not_answer_for_some_seconds(
+    server: str, processes: Callable[[], dict[int, str]]
+) -> None:
+    port = server.split(":")[2].partition("/")[0]
+    (pid,) = [pid for pid, command in processes().items() if "server start" in command and f"--port {port}" in command]
+    code, inputs = "import time; time.sleep(0.5); SUBMIT(x=x)", [{"x": x} for x in range(24)]
+    running = asyncio.create_task(batch(code, inputs, provider="local:none", max_workers=2))
+    await asyncio.sleep(3)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(6)  # longer than Prefect remembers that the tags have no limits
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert [result.x for result in await running] == list(range(24))
+
+
+def begun(tmp_path: Path, url: str, count: int) -> subprocess.Popen[str]:
+    (tmp_path / "code.py").write_text("import time; time.sleep(1); SUBMIT(x=x)")
+    (tmp_path / "in.csv").write_text("x\n" + "\n".join(map(str, range(count))))
+    command = [COMMAND, "batch", "code.py", "--inputs", "in.csv", "--provider", "local:none", "--results-path", "here"]
+    environment = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(tmp_path / "home")}
+    return subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+async def some_written(tmp_path: Path) -> bool:
+    return written(tmp_path / "here") >= 4
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+async def test_a_batch_ends_well_although_its_server_is_killed_and_comes_back_after_twenty_seconds(
+    tmp_path: Path,
+) -> None:
+    with PrefectServer(tmp_path / "home") as first:
+        url, port = first.url, int(first.url.split(":")[2].partition("/")[0])
+        command = begun(tmp_path, url, 60)
+        try:
+            await becomes(lambda: some_written(tmp_path))
+            assert first.pid is not None
+            os.killpg(first.pid, signal.SIGKILL)
+            killed = time.monotonic()
+            await asyncio.sleep(max(0.0, 20 - (time.monotonic() - killed)))
+            with PrefectServer(tmp_path / "home", port):
+                _, errors = await asyncio.to_thread(command.communicate, timeout=200)
+                assert command.returncode == 0, errors
+                assert "60 of 60 done" in errors
+                assert "Service" not in errors
+                async with get_client() as client:
+                    client._client.base_url = f"{url}/"
+                    (run,) = await client.read_flow_runs()
+                    assert run.state_name == "Completed"
+        finally:
+            command.kill()
+            command.wait()
+    assert written(tmp_path / "here") == 60
+
+
+@pytest.mark.full
+@pytest.mark.timeout(500)
+async def test_a_server_that_stays_away_ends_the_command_with_a_sentence_and_what_was_done_is_kept(
+    tmp_path: Path,
+) -> None:
+    with PrefectServer(tmp_path / "home") as first:
+        command = begun(tmp_path, first.url, 60)
+        try:
+            await becomes(lambda: some_written(tmp_path))
+            assert first.pid is not None
+            os.killpg(first.pid, signal.SIGKILL)
+            _, errors = await asyncio.to_thread(command.communicate, timeout=400)
+        finally:
+            command.kill()
+            command.wait()
+    assert command.returncode == 2
+    assert "the Prefect server failed or went away while the flow ran" in errors
+    assert "run again with --results-path" in errors
+    assert "Traceback" not in errors
+    assert not list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))
+    assert written(tmp_path / "here") >= 4
+
+
+# --------------------------------------------------------------------------------------------------------------- a disk
+
+
+@pytest.fixture
+async def small_disk(tmp_path: Path) -> AsyncIterator[Path]:
+    """A file system with room for 256 KiB, on a machine where these tests may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = await asyncio.create_subprocess_exec(
+        *("mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)), stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await mounted.communicate()
+    if mounted.returncode:
+        pytest.skip(f"no small file system can be mounted here: {said.decode().strip()}")
+    yield place
+    await (await asyncio.create_subprocess_exec("umount", str(place))).wait()
+
+
+async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_on_when_there_is_room(
+    small_disk: Path,
+) -> None:
+    code, inputs = "SUBMIT(x=x, text='y' * 20_000)", [{"x": x} for x in range(20)]
+    ledger = small_disk / "ledger"
+
+    async def run() -> list[Any]:
+        return await batch(code, inputs, provider="local:none", max_workers=2, results_path=str(ledger))
+
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        await run()
+    assert str(caught.value).startswith(
+        f"a result could not be written to the ledger {ledger}: No space left on device."
+    )
+    kept = {
+        line.data["variables"]["x"] if "variables" in line.data else line.data["index"]
+        for line in Ledger(ledger).lines()
+    }
+    assert 8 <= len(kept) <= 12
+    whole = [line for part in ledger.glob("part-*") for line in part.read_bytes().splitlines(keepends=True)]
+    assert sum(line.endswith(b"\n") for line in whole) == len(kept)
+    with pytest.raises(OSError, match="No space left on device"):
+        await run()
+    done = await asyncio.create_subprocess_exec("mount", "-o", "remount,size=4m", str(small_disk))
+    assert await done.wait() == 0
+    results = await run()
+    assert [result.x for result in results] == list(range(20))
+    lines = list(Ledger(ledger).lines())
+    assert len(lines) == len({line.key for line in lines}) == 20  # nothing that was written was run again
+
+
+# -------------------------------------------------------------------------------------------------------- two at once
+
+
+async def test_the_second_of_two_runs_on_one_ledger_is_told(results: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = str(results / "shared")
+    first = asyncio.create_task(batch(["import time; time.sleep(4)"], provider="local:none", results_path=place))
+
+    async def under_way() -> bool:
+        return bool(list(Path(tempfile.gettempdir()).glob("rlm-batch-*")))
+
+    await becomes(under_way)
+    await batch(["SUBMIT(1)"], provider="local:none", results_path=place)
+    await first
+    told = [record.getMessage() for record in caplog.records if "another run is writing" in record.getMessage()]
+    assert len(told) == 1
+    caplog.clear()
+    await batch(["SUBMIT(2)"], provider="local:none", results_path=place)
+    assert "another run" not in caplog.text

@@ -1,0 +1,313 @@
+"""What `reap` removes, and what it leaves: on each provider, with sandboxes of every kind of owner."""
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.events import emit_event
+from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
+from prefect.exceptions import ParameterTypeError
+from prefect.states import Cancelling, Completed, Crashed, Pending, Running
+
+from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft, reap
+from rlm_batch.blocks.local import MAKING_SECONDS
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.flows import server_id as identity
+from rlm_batch.flows.left import Left, find, remove_sandboxes
+from rlm_batch.flows.reap import SILENCE, listener
+from rlm_batch.flows.server_id import server_id
+
+pytestmark = pytest.mark.anyio
+PROVIDERS = ("local", "daytona", "modal")
+
+
+@flow(name="somebody's")
+def somebodys() -> None:
+    """A flow whose runs are only told of."""
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[PrefectClient]:
+    async with get_client() as client:
+        yield client
+
+
+async def place(name: str, request: pytest.FixtureRequest) -> tuple[str, SandboxProvider]:
+    """What a flow calls the provider of that name, and the provider."""
+    if name == "local":
+        return "local:none", LocalSandbox(isolation="none")
+    if name == "daytona":
+        request.getfixturevalue("daytona")
+        return "daytona", DaytonaSandbox()
+    hello = request.getfixturevalue("modal_standin").hello
+    block = ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"])
+    await block.save("reaped", overwrite=True)  # type: ignore[misc]
+    return "modal-sandbox/reaped", block
+
+
+@pytest.fixture(params=PROVIDERS)
+async def provider(request: pytest.FixtureRequest) -> tuple[str, SandboxProvider]:
+    return await place(request.param, request)
+
+
+async def ids(provider: SandboxProvider) -> set[str]:
+    return {info.id for info in await provider.list_sandboxes()}
+
+
+def told(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
+    provider: tuple[str, SandboxProvider], client: PrefectClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, block = provider
+    server, now = await server_id(), time.time()
+    live = await client.create_flow_run(somebodys, state=Running())
+    waiting = await client.create_flow_run(somebodys, state=Pending())
+    over = await client.create_flow_run(somebodys, state=Completed())
+
+    def labels(run: object = "", server: str = "", **changed: float) -> dict[str, str]:
+        times = {f"rlm-batch-{name}": str(int(value)) for name, value in changed.items()}
+        return block.labels(str(run), server) | times
+
+    owners = {
+        "of a run that is over": labels(over.id, server, began=now - 100),
+        "of a run that was deleted": labels(uuid.uuid4(), server, began=now - 1000),
+        "a script's, past its lifetime": labels(began=now - 20, expires=now - 10),
+        "another server's, past its lifetime": labels(uuid.uuid4(), "another", began=now - 3, expires=now - 1),
+        "of a live run": labels(live.id, server, began=now - 5000),
+        "of a run that waits": labels(waiting.id, server),
+        "of another server's run": labels(uuid.uuid4(), "another", began=now - 5000),
+        "a script's": labels(began=now - 5000),
+        "one whose expiry is damaged": labels() | {"rlm-batch-expires": "x"},
+    }
+    boxes = dict(zip(owners, await asyncio.gather(*map(block.open, owners.values())), strict=True))
+    gone = {boxes[owner].id for owner in list(owners)[:4]}
+    said: list[Left] = []
+    listener.set(said.extend)
+    try:
+        with caplog.at_level(logging.INFO):
+            assert set(await reap(name, dry_run=True)) == gone
+        assert await ids(block) == {box.id for box in boxes.values()}
+        assert "4 sandboxes of" in told(caplog)
+        assert "would be removed, after 1,1" in told(caplog)
+        said.clear()
+        assert set(await reap(name)) == gone
+        assert await ids(block) == {box.id for box in boxes.values()} - gone
+        assert 1123 <= sum(left.seconds for left in said) < 1123 + 4 * 60
+        assert {left.info.id: left.reason for left in said} == {
+            boxes["of a run that is over"].id: "its flow run is Completed",
+            boxes["of a run that was deleted"].id: "its flow run was deleted",
+            boxes["a script's, past its lifetime"].id: "its lifetime is over",
+            boxes["another server's, past its lifetime"].id: "its lifetime is over",
+        }
+        assert await reap(name) == []
+        # What Prefect calls in a worker when a run's process has gone, by keyword.
+        named = live.model_copy(update={"parameters": {"provider": name}})
+        await remove_sandboxes(flow=somebodys, flow_run=named, state=Cancelling())
+        assert await ids(block) == {box.id for box in boxes.values()} - gone - {boxes["of a live run"].id}
+    finally:
+        await asyncio.gather(*(box.remove() for box in boxes.values()))
+
+
+@pytest.mark.parametrize("name", PROVIDERS[1:])
+async def test_a_strangers_sandbox_in_the_same_account_is_not_touched(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    called, block = await place(name, request)
+    theirs = {"managed-by": "them", "rlm-batch-run": str(uuid.uuid4()), "rlm-batch-server": await server_id()}
+    if isinstance(block, DaytonaSandbox):
+        from daytona import AsyncDaytona, CreateSandboxFromSnapshotParams
+
+        async with AsyncDaytona() as sdk:
+            box = await sdk.create(CreateSandboxFromSnapshotParams(name="a stranger's", labels=theirs))
+            assert await reap(called) == []
+            assert [found["name"] for found in request.getfixturevalue("daytona").state()["sandboxes"]] == [box.name]
+            await box.delete()
+    else:
+        assert isinstance(block, ModalSandbox)
+        import modal
+
+        account = await block._account()
+        box = await modal.Sandbox.create.aio(app=account.app, client=account.client, tags=theirs)
+        assert await reap(called) == []
+        assert box.object_id in request.getfixturevalue("modal_standin").ask("state")["sandboxes"]
+        await box.terminate.aio()
+        await box.detach.aio()
+
+
+async def test_a_local_folder_is_taken_only_where_its_host_is_known_to_have_died() -> None:
+    top, long_ago = Path(tempfile.gettempdir()), time.time() - MAKING_SECONDS - 10
+
+    def folder(name: str, *, old: bool) -> Path:
+        path = top / name
+        (path / "work").mkdir(parents=True)
+        (path / "work" / "file").write_text("x")
+        if old:
+            os.utime(path, (long_ago, long_ago))
+        return path
+
+    half_made = folder("rlm-batch-00000000000a", old=True)
+    being_made = folder("rlm-batch-00000000000b", old=False)
+    somebodys_own = folder("rlm-batch-results-of-mine", old=True)
+    damaged = folder("rlm-batch-00000000000c", old=True)
+    (damaged / "sandbox.json").write_text("[1, 2]")
+    file = top / "rlm-batch-00000000000d"
+    file.write_text("x")
+    block = LocalSandbox(isolation="none")
+    alive = await block.open(block.labels(""))
+    try:
+        assert await reap("local:none") == [half_made.name]
+        left = {path.name for path in top.glob("rlm-batch-*")}
+        assert left == {being_made.name, somebodys_own.name, damaged.name, file.name, alive.id}
+        assert (somebodys_own / "work" / "file").exists()
+    finally:
+        await alive.remove()
+        for path in (being_made, somebodys_own, damaged):
+            (path / "work" / "file").unlink()
+            (path / "sandbox.json").unlink(missing_ok=True)
+            (path / "work").rmdir()
+            path.rmdir()
+        file.unlink()
+
+
+HOST = """
+import asyncio, sys
+from rlm_batch import batch
+
+async def main():
+    code = ["import time; time.sleep(600)"] * 2
+    await asyncio.gather(*(batch(code, provider=name, timeout=600) for name in sys.argv[1:]))
+
+asyncio.run(main())
+"""
+
+
+def killable(*providers: str) -> subprocess.Popen[bytes]:
+    """A process with a batch on each of the providers."""
+    return subprocess.Popen([sys.executable, "-c", HOST, *providers])
+
+
+async def until(true: Callable[[], Any], seconds: float = 60) -> None:
+    """Waits until it is so."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if await true():
+            return
+        await asyncio.sleep(0.1)
+    raise TimeoutError
+
+
+async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_killed_all_of_it(
+    request: pytest.FixtureRequest, client: PrefectClient
+) -> None:
+    blocks = dict([await place(name, request) for name in PROVIDERS])
+    host = killable(*blocks)
+    try:
+
+        async def all_open() -> bool:
+            return all([len(await ids(block)) == 2 for block in blocks.values()])
+
+        await until(all_open)
+        server = await server_id()
+        runs: dict[str, str] = {}
+        for name, block in blocks.items():
+            assert await reap(name) == []
+            found = await block.list_sandboxes()
+            assert {info.server for info in found} == {server}
+            (runs[name],) = {info.run for info in found}
+            assert all(time.time() - 100 < info.began <= time.time() < info.expires for info in found)
+        assert all([len(await ids(block)) == 2 for block in blocks.values()])
+    finally:
+        host.kill()
+        host.wait()
+    # Here it is known that the process has died; elsewhere the server says that its run is still Running.
+    local = blocks.pop("local:none")
+    assert len(await reap("local:none")) == 2
+    assert not list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))
+    assert await ids(local) == set()
+    for name, block in blocks.items():
+        assert await reap(name) == []
+        assert await reap(name, older_than=SILENCE) == []
+        await client.set_flow_run_state(uuid.UUID(runs[name]), Crashed(), force=True)
+        assert len(await reap(name)) == 2
+        assert await ids(block) == set()
+
+
+async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_for(client: PrefectClient) -> None:
+    block = LocalSandbox(isolation="none")
+    server, later = await server_id(), time.time() + 3000  # when the sandboxes are looked at
+    silent, speaking, busy = [await client.create_flow_run(somebodys, state=Running()) for _ in range(3)]
+    emit_event(
+        "prefect.flow-run.heartbeat",
+        resource={"prefect.resource.id": f"prefect.flow-run.{speaking.id}"},
+        occurred=datetime.fromtimestamp(later - 900, UTC),  # type: ignore[arg-type]
+    )
+
+    async def known() -> bool:
+        span = EventOccurredFilter(since=datetime.now(UTC), until=datetime.fromtimestamp(later, UTC))  # type: ignore[arg-type]
+        mine = EventAnyResourceFilter(id=[f"prefect.flow-run.{speaking.id}"])
+        return bool((await client.read_events(EventFilter(any_resource=mine, occurred=span), limit=1)).events)
+
+    await until(known)
+    boxes = [await block.open(block.labels(str(run.id), server)) for run in (silent, speaking, busy)]
+    new = {"rlm-batch-began": str(int(later - 900))}
+    boxes.append(await block.open(block.labels(str(busy.id), server) | new))
+    try:
+        assert await reap("local:none", older_than=SILENCE) == []
+        assert await find(block, server, None, later) == []
+        assert await find(block, "another", 1000, later) == []
+        (left,) = await find(block, server, 1000, later)
+        assert left.info.id == boxes[0].id
+        assert left.reason == "its flow run is Running, and has been silent for more than 1,000 s"
+        assert len(await find(block, server, 800, later)) == 4
+    finally:
+        for box in boxes:
+            await box.remove()
+
+
+async def test_a_silence_that_a_live_run_may_keep_is_refused() -> None:
+    with pytest.raises(ParameterTypeError, match="greater than or equal to 360"):
+        await reap("local", older_than=60)
+
+
+async def test_whoever_asks_first_makes_the_servers_id_and_all_have_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "VARIABLE", f"test_{uuid.uuid4().hex[:12]}")
+    found = await asyncio.gather(*(server_id() for _ in range(12)))
+    assert len(set(found)) == 1
+    assert found[0]
+    assert await server_id() == found[0]
+
+
+async def test_one_that_cannot_be_removed_keeps_no_other_and_is_told_at_the_end(
+    running_daytona: object, daytona: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlm_batch.blocks import daytona as module
+
+    monkeypatch.setattr(module, "TRIES", 2)
+    block = DaytonaSandbox()
+    past = {"rlm-batch-expires": str(int(time.time()) - 5)}
+    boxes = [await block.open(block.labels("") | past) for _ in range(3)]
+    daytona.set(fault_rate=1.0, faults=["503"], fault_where="^DELETE .*")
+    with pytest.raises(SandboxesLeft, match="3 of 3 sandboxes could not be removed") as caught:
+        await reap("daytona")
+    assert set(caught.value.sandboxes) == {box.id for box in boxes}
+    daytona.set(fault_rate=0.0)
+    assert set(await reap("daytona")) == {box.id for box in boxes}
+    for box in boxes:
+        with suppress(Exception):
+            await box.remove()

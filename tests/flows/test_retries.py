@@ -1,0 +1,266 @@
+"""What is tried again, how often, and what a person reads of it: each row of the README's table of errors."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import (
+    CodeError,
+    ConfigurationError,
+    DaytonaSandbox,
+    DeadlineExceeded,
+    Failure,
+    OutcomeUnknown,
+    QuotaExceeded,
+    Result,
+    SandboxLost,
+    SandboxStartError,
+    batch,
+    chunks,
+)
+
+from rlm_batch.tasks.execute import RetryPolicy, with_policy
+
+from ..standins.counts import BEGUN, Counts
+
+pytestmark = pytest.mark.anyio
+
+CREATE = r"^POST /api/sandbox$"
+SQUARE = BEGUN + "begun(x)\nSUBMIT(y=x * x)"
+# What code may do, and whether `retry_code_errors` repeats it.
+CODE = {
+    "raises": ("raise ValueError('no such thing')", True),
+    "is-no-python": ("x = (", True),
+    "crashes": ("import os; os._exit(3)", True),
+    "outlives-its-time": ("import time; time.sleep(60)", True),
+    "submits-nan": ("SUBMIT(x=float('nan'))", False),
+    "has-no-volume": ("load_from_volume('file')", False),
+}
+
+
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delays are tested in one place; elsewhere they would only be waited for."""
+    monkeypatch.setattr("rlm_batch.tasks.execute.BACKOFF", (0.05,))
+
+
+def inputs(counts: Counts, size: int = 1) -> list[dict[str, Any]]:
+    return [{"x": x, "address": counts.address} for x in range(size)]
+
+
+async def state_of_last_task() -> str:
+    """The name of the final state of the task run that began last, once the server has recorded it."""
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.sorting import FlowRunSort, TaskRunSort
+
+    name = ""
+    async with get_client() as client:
+        (run,) = await client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
+        for _ in range(100):
+            mine = {"any_": [run.id]}
+            tasks = await client.read_task_runs(
+                flow_run_filter=FlowRunFilter(id=mine),  # type: ignore[arg-type]
+                sort=TaskRunSort.END_TIME_DESC,
+            )
+            name = tasks[0].state_name or "" if tasks else ""
+            if name in ("Completed", "Failed"):
+                break
+            await asyncio.sleep(0.1)
+    return name
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_wrongly_never(
+    counts: Counts, asked: bool
+) -> None:
+    code = [f"address = {counts.address!r}{BEGUN}begun({name!r})\n{text}" for name, (text, _) in CODE.items()]
+    code[1] = "x = ("  # none of it runs
+    outcomes = await batch(
+        code, provider="local:none", timeout=3, retries=1, retry_code_errors=asked, idempotent=True,
+        reuse_sandboxes=True, on_failure="return", max_workers=6,
+    )  # fmt: skip
+    expected = {name: 2 if asked and again else 1 for name, (_, again) in CODE.items()}
+    assert {name: outcome.meta.attempt for name, outcome in zip(CODE, outcomes, strict=True)} == expected
+    assert counts.begun == {name: times for name, times in expected.items() if name != "is-no-python"}
+    for outcome in outcomes:
+        assert isinstance(outcome, Failure)
+        assert len(outcome.meta.earlier_errors) == outcome.meta.attempt - 1
+        assert all(text.startswith(type(outcome.error).__name__) for text in outcome.meta.earlier_errors)
+
+
+async def test_a_sandbox_that_does_not_open_is_tried_again_and_the_result_and_the_ledger_say_how_it_went(
+    daytona: Any, counts: Counts, tmp_path: Path
+) -> None:
+    daytona.set(fault_rate=1.0, faults=["500"], fault_times=2, fault_where=CREATE)
+    (result,) = await batch(SQUARE, inputs(counts), provider="daytona", results_path=str(tmp_path))
+    assert (result.y, result.meta.attempt) == (0, 3)
+    assert [text.partition(":")[0] for text in result.meta.earlier_errors] == ["SandboxStartError"] * 2
+    (line,) = [json.loads(line) for part in tmp_path.glob("part-*") for line in part.read_text().splitlines()]
+    assert (line["attempt"], tuple(line["meta"]["earlier_errors"])) == (3, result.meta.earlier_errors)
+    assert counts.begun == {"0": 1}
+
+
+async def test_a_sandbox_that_never_opens_fails_for_good_after_its_retries(daytona: Any, counts: Counts) -> None:
+    daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
+    (failure,) = await batch(SQUARE, inputs(counts), provider="daytona", retries=1, on_failure="return")
+    assert isinstance(failure.error, SandboxStartError)
+    assert (failure.meta.attempt, len(failure.meta.earlier_errors)) == (2, 1)
+    assert daytona.state()["counts"]["POST /api/sandbox"] == 2
+    assert counts.begun == {}
+
+
+async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(daytona: Any, counts: Counts) -> None:
+    daytona.set(fault_rate=1.0, faults=["404"], fault_times=1, fault_where=r"/input$")
+    (result,) = await batch(SQUARE, inputs(counts), provider="daytona")
+    assert (result.y, result.meta.attempt) == (0, 2)
+    assert result.meta.earlier_errors[0].startswith(SandboxLost.__name__)
+    assert counts.begun == {"0": 1}
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_code_that_may_have_run_is_repeated_only_if_it_may_run_twice(
+    daytona: Any, counts: Counts, idempotent: bool
+) -> None:
+    """The code ends its sandbox's driver, the first time that it runs."""
+    code = BEGUN + "import os, time\nif begun(x) == 1:\n    os.kill(os.getppid(), 9); time.sleep(60)\nSUBMIT(y=x)"
+    (outcome,) = await batch(code, inputs(counts), provider="daytona", idempotent=idempotent, on_failure="return")
+    if idempotent:
+        assert isinstance(outcome, Result)
+        assert (outcome.y, outcome.meta.attempt) == (0, 2)
+        assert outcome.meta.earlier_errors[0].startswith(OutcomeUnknown.__name__)
+    else:
+        assert isinstance(outcome.error, OutcomeUnknown)
+        assert "idempotent=True" in str(outcome.error)
+    assert counts.begun == {"0": 2 if idempotent else 1}
+
+
+async def test_wrong_settings_end_the_flow_at_once(daytona: Any, counts: Counts) -> None:
+    await DaytonaSandbox(snapshot="none-of-that-name").save("wrong", overwrite=True)  # type: ignore[misc]
+    with pytest.raises(ConfigurationError, match="none-of-that-name"):
+        await batch(SQUARE, inputs(counts, 6), provider="daytona-sandbox/wrong", max_workers=2)
+    assert daytona.state()["counts"]["POST /api/sandbox"] <= 2
+    assert counts.begun == {}
+
+
+async def test_the_time_that_a_provider_asks_for_is_waited_out_also_by_executions_that_share_a_task_run(
+    daytona: Any, counts: Counts
+) -> None:
+    """Who asks sooner is refused again, and is counted; and of those that wait for one refusal only one has had it."""
+    daytona.set(minute=4.0, creates_per_minute=2)
+    results = await batch(
+        SQUARE, inputs(counts, 6), provider="daytona", max_workers=1, executions_per_task=6, retries=1
+    )
+    assert [result.y for result in results] == [x * x for x in range(6)]
+    assert [result.meta.attempt for result in results] == [1, 1, 2, 1, 2, 1]
+    assert results[2].meta.earlier_errors[0].startswith(QuotaExceeded.__name__)
+    assert daytona.state()["counts"]["POST /api/sandbox"] == 8
+    assert counts.begun == {str(x): 1 for x in range(6)}
+
+
+async def test_a_workspace_that_is_full_is_tried_again(daytona: Any, counts: Counts) -> None:
+    daytona.set(max_sandboxes=1)
+    results = await batch(SQUARE, inputs(counts, 4), provider="daytona", max_workers=2, retries=60)
+    assert [result.y for result in results] == [0, 1, 4, 9]
+    assert daytona.state()["peak"] == 1
+    errors = [text for result in results for text in result.meta.earlier_errors]
+    assert errors
+    assert all(text.startswith(QuotaExceeded.__name__) for text in errors)
+
+
+async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_now_and_what_runs_is_kept(
+    daytona: Any, counts: Counts
+) -> None:
+    daytona.set(minute=3600.0, creates_per_minute=1)
+    async with asyncio.timeout(60):
+        done, *late = await batch(
+            SQUARE, inputs(counts, 5), provider="daytona", max_workers=1, deadline=600, on_failure="return"
+        )
+    assert done.y == 0
+    for failure in late:
+        assert isinstance(failure.error, DeadlineExceeded)
+        assert "deadline of 600 s is over before" in str(failure.error)
+    assert late[0].meta.earlier_errors[0].startswith(QuotaExceeded.__name__)
+    assert "Too Many Requests" in str(late[0].error)
+    assert daytona.state()["counts"]["POST /api/sandbox"] == 2  # it was not asked once more
+
+
+async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for(
+    daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlm_batch.tasks.execute.BACKOFF", (60.0,))
+    daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
+    async with asyncio.timeout(60):
+        (failure,) = await batch(SQUARE, inputs(counts), provider="daytona", deadline=6, on_failure="return")
+    assert isinstance(failure.error, DeadlineExceeded)
+    assert failure.meta.attempt == 2
+    assert failure.meta.earlier_errors[0].startswith(SandboxStartError.__name__)
+    assert failure.meta.earlier_errors[0] in str(failure.error)
+
+
+async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanwhile(
+    daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second execution waits for the first one's retry: the sandbox that is kept for both would idle through it."""
+    monkeypatch.setattr("rlm_batch.tasks.execute.BACKOFF", (60.0,))
+    code = BEGUN + "begun(x)\nassert x\nSUBMIT(y=x)"
+    flow = asyncio.create_task(
+        batch(
+            code, inputs(counts, 2), provider="daytona", max_workers=1, executions_per_task=2, reuse_sandboxes=True,
+            retry_code_errors=True,
+        )
+    )  # fmt: skip
+    for _ in range(600):
+        if daytona.state()["destroyed"]:
+            break
+        await asyncio.sleep(0.1)
+    assert daytona.state()["destroyed"] == 1
+    assert counts.begun == {"0": 1, "1": 1}
+    assert not flow.done()
+    flow.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await flow
+
+
+async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_a_failure_shows_in_its_state(
+    counts: Counts, server: str
+) -> None:
+    """The first fails for good at once, the second after its retries, the third ends well at its second attempt."""
+    code = BEGUN + (
+        "times = begun(x)\n"
+        "if x == 0: SUBMIT(y=float('nan'))\n"
+        "assert x == 3 or x == 2 and times == 2, f'time {times}'\n"
+        "SUBMIT(y=x)"
+    )
+    first, second, third, fourth = await batch(
+        code, inputs(counts, 4), provider="local:none", executions_per_task=4, retry_code_errors=True, retries=2,
+        on_failure="return",
+    )  # fmt: skip
+    assert [outcome.meta.attempt for outcome in (first, second, third, fourth)] == [1, 3, 2, 1]
+    assert [isinstance(outcome.error, CodeError) for outcome in (second,)] == [True]
+    assert ["time 1" in text or "time 2" in text for text in second.meta.earlier_errors] == [True, True]
+    assert (third.y, fourth.y) == (2, 3)
+    assert counts.begun == {"0": 1, "1": 3, "2": 2, "3": 1}
+    assert await state_of_last_task() == "Failed"
+
+
+def test_the_delay_doubles_up_to_a_minute_and_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    task = with_policy(RetryPolicy(retries=9), "local", 1)
+    assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect goes on with the last
+    assert task.retry_jitter_factor == 0.5
+
+
+async def test_more_retries_than_prefect_has_delays_for_are_no_error() -> None:
+    (result,) = await batch(["SUBMIT(x=1)"], provider="local:none", retries=100)
+    assert result.x == 1
+
+
+async def test_a_look_at_a_volumes_markers_waits_as_long_as_the_provider_asks(daytona: Any) -> None:
+    daytona.set(minute=4.0, creates_per_minute=1)
+    report = await chunks("SUBMIT(n=len(data))", data=[1, 2], chunk_size=2, provider="daytona", volume_name="waits")
+    assert report["0"].n == 2
+    assert daytona.state()["counts"]["POST /api/sandbox"] <= 3
