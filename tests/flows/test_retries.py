@@ -21,7 +21,6 @@ from rlm_batch import (
     batch,
     chunks,
 )
-
 from rlm_batch.tasks.execute import RetryPolicy, with_policy
 
 from ..standins.counts import BEGUN, Counts
