@@ -418,6 +418,40 @@ def reap(
 
 
 @app.command
+def up(*, port: int | None = None, database: str | None = None) -> int:
+    """Start a Prefect server with our deployments and a worker that runs them, until Ctrl-C.
+
+    Parameters
+    ----------
+    port
+        Where the server and its UI listen, on this machine only; by default 4200.
+    database
+        A Postgres database instead of SQLite's, as postgresql://USER:PASSWORD@HOST/NAME, where several people or
+        machines share it.
+    """
+    from ..deployments.up import up
+
+    up(port, database)
+    return 0
+
+
+@app.command
+def deploy(*, work_pool: str = "rlm-batch", reset: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """Make the block types, the work pool, the limits and the deployments on the server in PREFECT_API_URL.
+
+    Parameters
+    ----------
+    work_pool
+        The pool that the deployments' runs go to, made as one of processes where there is none of that name.
+    reset
+        Put deployments that are there back to their first parameters, schedules and limits, which are kept otherwise.
+    """
+    from .deploy import run_deploy
+
+    return run_deploy(work_pool, reset)
+
+
+@app.command
 def doctor() -> int:
     """Say which providers and which isolation this machine can use, and what to do about the rest."""
     from .doctor import examine

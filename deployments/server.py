@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,10 +19,13 @@ import httpx
 from ..flows.server import server_environment
 from ..sandbox.errors import ConfigurationError
 
+WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
 START_TIMEOUT = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
-# Runs a module as `python -m` does, in a process that is told to end when its parent does, were it by SIGKILL.
+# Runs a module as `python -m` does, in a process that is told to end when its parent does, were it by SIGKILL. A shell
+# starts what is in its background with SIGINT ignored, and a Prefect worker that inherits that never ends.
 WITH_PARENT = (
-    "import ctypes, os, runpy, sys; parent = os.getppid(); "
+    "import ctypes, os, runpy, signal, sys; parent = os.getppid(); "
+    "signal.signal(signal.SIGINT, signal.default_int_handler); "
     "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); os.getppid() == parent or sys.exit(); "
     "del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
@@ -31,14 +35,17 @@ END_GRACE = 10.0  # seconds for the server to write what it has taken in
 class PrefectServer:
     """A context manager: the server runs within it, and `url` is what `PREFECT_API_URL` is set to.
 
-    `home` is where its database lives (PREFECT_HOME); `port` is a free one by default. Its log goes to `server.log` in
-    the home. Raises ConfigurationError where the port is taken or the server does not start.
+    `home` is where its database lives (PREFECT_HOME), unless `database` is the URL of another one; `port` is a free one
+    by default. Its log goes to `server.log` in the home. Raises ConfigurationError where the port is taken, or the
+    server does not start.
     """
 
-    def __init__(self, home: Path, port: int | None = None) -> None:
+    def __init__(self, home: Path, port: int | None = None, database: str | None = None) -> None:
         self._home = home
         self._port = _free_port() if port is None else port
+        self._database = database
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0  # of this start's part of the log
 
     @property
     def url(self) -> str:
@@ -50,17 +57,31 @@ class PrefectServer:
         """The id of its process, while it runs."""
         return None if self._process is None else self._process.pid
 
-    def __enter__(self) -> Self:
+    @property
+    def log(self) -> Path:
+        """Where it writes its log."""
+        return self._home / "server.log"
+
+    def died(self) -> int | None:
+        """Its exit status if it has ended by itself, negative for a signal; None while it runs and after `end`."""
+        return None if self._process is None else self._process.poll()
+
+    def launch(self) -> None:
+        """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""
         if _taken(self._port):
-            raise ConfigurationError(f"port {self._port} is taken: end what listens there, or name another port")
+            raise ConfigurationError(f"port {self._port} is taken{_by_whom(self._port)}")
         self._home.mkdir(parents=True, exist_ok=True)
-        log = self._home / "server.log"
         environment = server_environment()
         environment.pop("PREFECT_API_URL", None)
+        # The command line sets it for itself, and what goes wrong here has to be in the log.
+        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
         environment["PREFECT_HOME"] = str(self._home)
         environment["PREFECT_SERVER_UI_API_URL"] = self.url  # or the UI asks port 4200
+        if self._database is not None:
+            environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self._database
         where = ("--host", "127.0.0.1", "--port", str(self._port))
-        with log.open("ab") as output:
+        with self.log.open("ab") as output:
+            self._log_begin = output.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-c", WITH_PARENT, "prefect", "server", "start", *where],
                 env=environment,
@@ -69,30 +90,43 @@ class PrefectServer:
                 stderr=output,
                 start_new_session=True,  # Ctrl-C ends the flow run first, which the server has to be told of
             )
+
+    def __enter__(self) -> Self:
+        self.launch()
         try:
-            self._wait(log)
+            self.wait()
         except BaseException:
-            self._end()
+            self.end()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self.end()
 
-    def _wait(self, log: Path) -> None:
-        assert self._process is not None
+    def wait(self) -> None:
+        """Returns when it answers. Raises ConfigurationError where it ends instead, or takes too long."""
+        process = self._process
+        assert process is not None
         until = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < until and self._process.poll() is None:
+        while time.monotonic() < until and process.poll() is None:
             with suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health", timeout=2.0).status_code == 200:
                     return
             time.sleep(0.1)
-        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise ConfigurationError(f"the Prefect server did not start: {last[0]} (its log is {log})")
+        raise ConfigurationError(f"the Prefect server did not start: {self._reason()} (its log is {self.log})")
 
-    def _end(self) -> None:
+    def _reason(self) -> str:
+        """What the log has of it since this start: the last error, or else the last line."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_begin)
+            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b", line)]
+        return (errors or lines or ["it said nothing"])[-1]
+
+    def end(self) -> None:
+        """Ends it, whatever it is doing; one that has ended is no error."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -114,3 +148,18 @@ def _free_port() -> int:
 def _taken(port: int) -> bool:
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _by_whom(port: int) -> str:
+    """Who has the port, as far as it can be told, and what to do."""
+    url = f"http://127.0.0.1:{port}"
+    with suppress(httpx.HTTPError):
+        if httpx.get(f"{url}/api/health", timeout=5.0).status_code == 200:
+            ours = httpx.get(f"{url}/api/work_pools/{WORK_POOL}", timeout=5.0).status_code == 200
+            what = "that rlm-batch has set up already" if ours else "that rlm-batch has not set up"
+            remedy = "" if ours else " and run rlm-batch deploy"
+            return (
+                f" by a Prefect server {what}: use it with PREFECT_API_URL={url}/api{remedy}, or end it, or name "
+                "another port"
+            )
+    return ": end what listens there, or name another port"

@@ -15,6 +15,7 @@ from ..tasks.ledger import results_root
 from .inputs import spilled, spilled_text
 from .left import remove_sandboxes
 from .parts import with_text_ids
+from .sentences import in_sentences
 from .server import embedded_server
 
 P = ParamSpec("P")
@@ -93,6 +94,7 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
         function.__doc__ = _with_parameters(function)
+        in_sentences()
         # For a process that died: otherwise its lanes have removed what they had open.
         hooks: list[Any] = [remove_sandboxes]
         return BatchFlow(function, name=name, persist_result=False, on_cancellation=hooks, on_crashed=hooks)

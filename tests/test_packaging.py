@@ -83,7 +83,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_carries_the_driver_and_the_data(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    data = {f"rlm_batch/{p.relative_to(ROOT)}" for p in (ROOT / "deployments").glob("*.yaml")}
+    data = {f"rlm_batch/{p.relative_to(ROOT)}" for p in (ROOT / "deployments").iterdir() if p.suffix in ("", ".yaml")}
+    data = {name for name in data if not name.endswith("__pycache__")}
+    assert {f"rlm_batch/deployments/{name}" for name in ("prefect.yaml", "compose.yaml", "Dockerfile")} <= data
     assert {"rlm_batch/py.typed", "rlm_batch/sandbox/driver.py"} | data <= names
     assert not [n for n in names if not n.startswith(("rlm_batch/", "rlm_batch-"))]
 

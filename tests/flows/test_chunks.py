@@ -29,6 +29,7 @@ from rlm_batch import (
     Volume,
     VolumeError,
     chunks,
+    reap,
 )
 from rlm_batch.blocks.resolve import resolve
 
@@ -422,9 +423,7 @@ print(report.reduction.words, report.reduction.rows, len(report.results), execut
     host.communicate()
     complete = markers()
     assert complete == 12
-    from .test_batch import _remove_folders_of_the_dead
-
-    _remove_folders_of_the_dead()
+    asyncio.run(reap())
     Volume("killed").put("go", "")
     again = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ}, stdout=subprocess.PIPE, text=True, check=True, timeout=100

@@ -246,9 +246,9 @@ async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_
     assert await state_of_last_task() == "Failed"
 
 
-def test_the_delay_doubles_up_to_a_minute_and_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_delay_doubles_up_to_a_minute_and_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    task = with_policy(RetryPolicy(retries=9), "local", 1)
+    task = await with_policy(RetryPolicy(retries=9), "local", 1)
     assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect goes on with the last
     assert task.retry_jitter_factor == 0.5
 

@@ -1,0 +1,28 @@
+"""Making the deployments on a Prefect server that is there, and saying what was made."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+
+from ..deployments.deploy import deploy
+from .arguments import wrong
+from .shown import shown
+
+
+def run_deploy(work_pool: str, reset: bool) -> int:
+    """Makes them, and prints their names and the next command to type."""
+    if not work_pool.strip():
+        wrong("--work-pool is empty: name the pool, or leave it out for rlm-batch")
+    done = asyncio.run(deploy(work_pool=work_pool, reset=reset))
+    for name in done.made:
+        print(f"{name} made")
+    for name in done.updated:
+        print(f"{name} {'put back' if reset else 'brought up to date'}")
+    for name in done.limited:
+        print(f"the limits of {shown(name)} are on the server")
+    for name, reason in done.unreadable.items():
+        print(f"rlm-batch: the block {shown(name)} cannot be read: {shown(reason)}. Save it again", file=sys.stderr)
+    print(f"\nA worker runs them, with this package installed: prefect worker start --pool {shlex.quote(work_pool)}")
+    return 0

@@ -1,0 +1,216 @@
+"""What a Prefect server needs before it can run our flows: block types, a work pool, limits and deployments."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ..sandbox.errors import ConfigurationError
+from .server import WORK_POOL
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What was made: the names of new deployments and of those that were there, as `flow/name`.
+
+    `limited` are the saved blocks whose limits the server has now, as `slug/name`; `unreadable` those that this version
+    cannot read, with the reason.
+    """
+
+    work_pool: str
+    made: list[str]
+    updated: list[str]
+    limited: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> Deployed:
+    """Makes on the configured Prefect server whatever is missing there of block types, pool, limits and deployments.
+
+    `work_pool` is where the deployments' runs go; it is made as a pool of processes where there is none of that name. A
+    deployment that is there already keeps what a person may have changed: parameters, schedules, limit, tags and work
+    pool. Its entrypoint, description and parameter schema come from this version of the package. `reset` puts
+    everything back to what prefect.yaml says. Raises ConfigurationError where no server is configured or none answers.
+    """
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.settings import PREFECT_API_URL
+
+    url = PREFECT_API_URL.value()
+    if not url:
+        raise ConfigurationError(
+            "no Prefect server is configured: name one in PREFECT_API_URL, or start one with rlm-batch up"
+        )
+    try:
+        async with get_client() as client:
+            error = await client.api_healthcheck()
+            if error is not None:
+                raise ConfigurationError(
+                    f"the Prefect server at {url} does not answer ({error}): start it, or name another in "
+                    "PREFECT_API_URL"
+                )
+            await _register_blocks(client)
+            await _make_pool(client, work_pool)
+            done = await _make_deployments(client, work_pool, reset)
+            await _make_limits(client, done)
+            return done
+    except PrefectHTTPStatusError as error:
+        raise ConfigurationError(f"the Prefect server at {url} refused what was asked of it: {_said(error)}") from error
+    except httpx.HTTPError as error:
+        raise ConfigurationError(
+            f"the Prefect server at {url} went away meanwhile ({type(error).__name__}): look at it, and try again"
+        ) from error
+
+
+def entries() -> list[dict[str, Any]]:
+    """The deployments of prefect.yaml, as they stand there."""
+    return yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))["deployments"]
+
+
+async def _register_blocks(client: PrefectClient) -> None:
+    from .. import blocks
+
+    for name in blocks.__all__:
+        await getattr(blocks, name).aregister_type_and_schema(client=client)
+
+
+async def _make_pool(client: PrefectClient, name: str) -> None:
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+    from prefect.workers.process import ProcessWorker
+
+    try:
+        await client.read_work_pool(name)
+    except ObjectNotFound:
+        pool = WorkPoolCreate(
+            name=name,
+            type=ProcessWorker.type,
+            description="Runs of rlm-batch, each in a process of its own beside the worker.",
+            base_job_template=ProcessWorker.get_default_base_job_template(),
+        )
+        with suppress(ObjectAlreadyExists):  # somebody else was as quick
+            await client.create_work_pool(pool)
+
+
+async def _make_limits(client: PrefectClient, done: Deployed) -> None:
+    """The limits of every saved provider: `max_sandboxes` and `creations_per_second`."""
+    from .. import blocks
+    from ..blocks.limits import keep_in_step, wanted
+    from ..blocks.provider import SandboxProvider
+
+    for name in blocks.__all__:
+        kind = getattr(blocks, name)
+        if not issubclass(kind, SandboxProvider):
+            continue
+        slug = kind.get_block_type_slug()
+        for document in await client.read_block_documents_by_type(slug):
+            if document.name is None:
+                continue  # an anonymous one, which nobody can name
+            try:
+                block = await kind.aload(document.name)
+            except (ValueError, RuntimeError) as error:
+                done.unreadable[f"{slug}/{document.name}"] = " ".join(str(error).split())
+                continue
+            await keep_in_step(block)
+            if wanted(block):
+                done.limited.append(f"{slug}/{document.name}")
+
+
+async def _make_deployments(client: PrefectClient, work_pool: str, reset: bool) -> Deployed:
+    from prefect.exceptions import ObjectNotFound
+
+    done = Deployed(work_pool, [], [])
+    for entry in entries():
+        flow = _flow(entry["entrypoint"])
+        name = f"{flow.name}/{entry['name']}"
+        try:
+            found = await client.read_deployment_by_name(name)
+        except ObjectNotFound:
+            found = None
+        if found is None or reset:
+            await _create(client, entry, flow, work_pool)
+        else:
+            await _update(client, entry, flow, found)
+        (done.made if found is None else done.updated).append(name)
+    return done
+
+
+def _flow(entrypoint: str) -> Any:
+    from prefect.flows import load_flow_from_entrypoint
+
+    return load_flow_from_entrypoint(entrypoint)
+
+
+def _of_the_package(entry: dict[str, Any], flow: Any) -> dict[str, Any]:
+    """What a deployment has from this version of the package, whatever a person has changed of it."""
+    from prefect.utilities.callables import parameter_schema
+
+    return {
+        "version": version("rlm-batch"),
+        "description": entry["description"],
+        "entrypoint": entry["entrypoint"],
+        "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
+        "enforce_parameter_schema": True,
+        "pull_steps": [],
+    }
+
+
+async def _create(client: PrefectClient, entry: dict[str, Any], flow: Any, work_pool: str) -> None:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.objects import ConcurrencyOptions
+    from prefect.client.schemas.schedules import CronSchedule
+
+    limit = entry.get("concurrency_limit")
+    await client.create_deployment(
+        flow_id=await client.create_flow_from_name(flow.name),
+        name=entry["name"],
+        tags=entry["tags"],
+        parameters=entry["parameters"],
+        schedules=[
+            DeploymentScheduleCreate(
+                schedule=CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]),
+                active=schedule["active"],
+                slug=schedule["slug"],
+            )
+            for schedule in entry.get("schedules", [])
+        ],
+        concurrency_limit=None if limit is None else limit["limit"],
+        concurrency_options=None
+        if limit is None
+        else ConcurrencyOptions(collision_strategy=limit["collision_strategy"]),
+        work_pool_name=work_pool,
+        **_of_the_package(entry, flow),
+    )
+
+
+async def _update(client: PrefectClient, entry: dict[str, Any], flow: Any, found: Any) -> None:
+    from prefect.client.schemas.actions import DeploymentUpdate
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    try:
+        await client.update_deployment(found.id, DeploymentUpdate(**_of_the_package(entry, flow)))
+    except PrefectHTTPStatusError as error:
+        raise ConfigurationError(
+            f"the deployment {flow.name}/{entry['name']} has parameters that this version of rlm-batch does not take "
+            f"({_said(error)}): mend them in the UI, or put the deployments back with rlm-batch deploy --reset"
+        ) from error
+
+
+def _said(error: Any) -> str:
+    """What the server's answer says is wrong, in a line."""
+    try:
+        detail = error.response.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        detail = error.response.reason_phrase
+    return " ".join(str(detail).split())

@@ -1,0 +1,236 @@
+"""Everything that runs of deployments need, in one command: a Prefect server, the deployments and a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from ..sandbox.errors import ConfigurationError
+from .deploy import deploy
+from .server import WORK_POOL, PrefectServer
+from .worker import PrefectWorker
+
+PORT = 4200  # Prefect's own
+LOOK_SECONDS = 0.5  # between two looks at the children
+SETTLE_SECONDS = 10.0  # for the server to take in how flow runs ended
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class _Ended(Exception):
+    """A person has asked for the end."""
+
+
+def up(port: int | None = None, database: str | None = None) -> None:
+    """Runs a server and a worker until SIGINT, SIGTERM or SIGHUP, and then ends both, the flow runs first.
+
+    `port` is Prefect's own by default, 4200. The database is SQLite's `prefect.db` in PREFECT_HOME (`~/.prefect` by
+    default), or the one at the URL `database`, with all that was done before. Raises ConfigurationError where it is up
+    already, where the port is taken, and where the server or the worker does not start or ends by itself.
+    """
+    from prefect.settings import PREFECT_HOME, PREFECT_SERVER_API_PORT
+
+    home = PREFECT_HOME.value()
+    port = int(PREFECT_SERVER_API_PORT.value() or PORT) if port is None else port
+    if not 0 < port < 65536:
+        raise ConfigurationError(f"there is no port {port}: it is a number from 1 to 65535")
+    url = None if database is None else _asynchronous(database)
+    server = PrefectServer(home, port, url)
+    with _alone(home, server.url):
+        asyncio.run(_run(server, home, _shown(url, home)))
+
+
+async def _run(server: PrefectServer, home: Path, database: str) -> None:
+    ending = asyncio.Event()
+    _on_signals(asyncio.get_running_loop(), ending)
+    if sys.platform == "linux":
+        # The flow runs of a worker that was killed become our children, whom we can end.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    worker = PrefectWorker(home, server.url, WORK_POOL)
+    server.launch()
+    try:
+        print(f"Starting a Prefect server (half a minute the first time); its log is {server.log}", flush=True)
+        await _unless(ending, asyncio.to_thread(server.wait))
+        with _settings(server.url):
+            deployed = await _unless(ending, deploy())
+            since = await _unless(ending, _last_heard(worker.name))
+            worker.launch()
+            await _unless(ending, _has_started(worker, since))
+        count = len(deployed.made) + len(deployed.updated)
+        _tell(server.url, home, database, f"{count} deployments in the work pool {WORK_POOL}")
+        await _watch(ending, server, worker)
+    except _Ended:
+        pass
+    finally:
+        begun = worker.pid is not None
+        if begun:
+            print("Ending the flow runs, the worker and the server.", flush=True)
+        await worker.end(but=(server.pid,))
+        if worker.flow_runs and server.died() is None:
+            with _settings(server.url):
+                await _settle(worker.flow_runs)
+        server.end()
+        if begun or ending.is_set():
+            print("Ended. What was done is there again next time.", flush=True)
+
+
+def _on_signals(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -> None:
+    """Sets `ending` at the first of them. It stays so to the end of the process: one more must not end it half-way."""
+
+    def asked(*_: object) -> None:
+        with suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(ending.set)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, asked)
+
+
+async def _unless(ending: asyncio.Event, work: Any) -> Any:
+    """What the work returns. Raises _Ended, and leaves it, if the end is asked for meanwhile."""
+    working, asked = asyncio.ensure_future(work), asyncio.ensure_future(ending.wait())
+    await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not working.done():
+        working.cancel()
+        raise _Ended
+    return working.result()
+
+
+async def _watch(ending: asyncio.Event, server: PrefectServer, worker: PrefectWorker) -> None:
+    """Until the end is asked for. Raises ConfigurationError if one of the two ends by itself."""
+    while not ending.is_set():
+        for what, status, log in (("server", server.died(), server.log), ("worker", worker.died(), worker.log)):
+            if status is not None:
+                raise ConfigurationError(f"the Prefect {what} has ended by itself, with {_status(status)}: see {log}")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ending.wait(), LOOK_SECONDS)
+
+
+def _status(status: int) -> str:
+    return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+
+
+async def _last_heard(name: str) -> Any:
+    """When the server last heard of a worker of that name, None if never."""
+    from prefect.client.orchestration import get_client
+
+    async with get_client() as client:
+        workers = await client.read_workers_for_work_pool(WORK_POOL)
+    return next((worker.last_heartbeat_time for worker in workers if worker.name == name), None)
+
+
+async def _has_started(worker: PrefectWorker, since: Any) -> None:
+    """Returns when the server has heard of the worker. Raises ConfigurationError if it ends instead."""
+    while await _last_heard(worker.name) == since:
+        status = worker.died()
+        if status is not None:
+            raise ConfigurationError(
+                f"the Prefect worker did not start, but ended with {_status(status)}: see {worker.log}"
+            )
+        await asyncio.sleep(0.2)
+
+
+async def _settle(flow_runs: set[str]) -> None:
+    """Says of those that were ended what became of them."""
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+    from prefect.states import Crashed
+
+    message = "rlm-batch up was ended while this ran: retry the flow run to run only what has no result yet"
+    with suppress(httpx.HTTPError, ObjectNotFound, TimeoutError):
+        async with asyncio.timeout(SETTLE_SECONDS), get_client() as client:
+            for flow_run in map(UUID, flow_runs):
+                state = (await client.read_flow_run(flow_run)).state
+                if state is None or state.is_crashed() or not state.is_final():
+                    await client.set_flow_run_state(flow_run, Crashed(message=message), force=True)
+
+
+@contextmanager
+def _settings(url: str) -> Iterator[None]:
+    """This process's own Prefect, with that server."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: url}):
+        yield
+
+
+@contextmanager
+def _alone(home: Path, url: str) -> Iterator[None]:
+    """Holds this home's lock. Raises ConfigurationError where another `up`, on the same database, has it."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "rlm-batch-up.json").open("a+") as lock:
+        lock.seek(0)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            there = {"pid": "?", "url": "another port"}
+            with suppress(ValueError):  # it is being written
+                there = json.load(lock)
+            raise ConfigurationError(
+                f"rlm-batch is up already, as process {there['pid']}: use it with PREFECT_API_URL={there['url']}, or "
+                f"end it with Ctrl-C where it runs (its home is {home}; another PREFECT_HOME has a server of its own)"
+            ) from None
+        lock.truncate(0)
+        json.dump({"pid": os.getpid(), "url": url}, lock)
+        lock.flush()
+        try:
+            yield
+        finally:
+            lock.truncate(0)
+
+
+def _asynchronous(database: str) -> str:
+    """The URL with the driver that Prefect's server wants. Raises ConfigurationError for one that it cannot use."""
+    scheme, colon, rest = database.partition("://")
+    drivers = {"postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
+    scheme = drivers.get(scheme, scheme)
+    if not colon or scheme not in drivers.values():
+        raise ConfigurationError(
+            "the database's URL is not one that a Prefect server can use: it is postgresql://USER:PASSWORD@HOST/NAME, "
+            "or sqlite:////PATH"
+        )
+    return f"{scheme}://{rest}"
+
+
+def _shown(database: str | None, home: Path) -> str:
+    """The database that the server uses, without its password."""
+    from prefect.settings import get_current_settings
+    from sqlalchemy.engine import make_url
+
+    setting = get_current_settings().server.database.connection_url
+    url = database or (None if setting is None else setting.get_secret_value())
+    if url is None:
+        return str(home / "prefect.db")
+    parts = make_url(url)
+    return str(parts.database) if parts.drivername.startswith("sqlite") else parts.render_as_string(hide_password=True)
+
+
+def _tell(url: str, home: Path, database: str, deployments: str) -> None:
+    prefect = Path(sys.executable).with_name("prefect")
+    command = "prefect" if shutil.which("prefect") == str(prefect) else str(prefect)
+    print(
+        f"""
+Up, with {deployments}. Ctrl-C ends it.
+
+  UI        {url.removesuffix("/api")}
+  database  {database}
+  logs      {home}/server.log, {home}/worker.log
+
+In another terminal:
+
+  export PREFECT_API_URL={url}
+  {command} deployment run sweep/local --watch
+""",
+        flush=True,
+    )

@@ -1,0 +1,147 @@
+"""A Prefect worker as a process of ours, and the flow runs that it has started, which end before it does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ..flows.server import server_environment
+from .server import WITH_PARENT
+
+QUERY_SECONDS = "2"  # between two looks for runs that are due; Prefect's own 10 s suit a server that many workers ask
+RUN_GRACE = 30.0  # seconds for a flow run to remove its sandboxes and to say how it ended
+KILL_GRACE = 5.0  # seconds for the kernel to end what was killed
+END_GRACE = 10.0  # seconds for a worker without flow runs to end
+
+
+class PrefectWorker:
+    """The worker of a pool, until `end`. Its log, with that of its flow runs, goes to `worker.log` in the home."""
+
+    def __init__(self, home: Path, api_url: str, work_pool: str) -> None:
+        self.log = home / "worker.log"
+        self.name = f"rlm-batch@{platform.node()}"
+        self.flow_runs: set[str] = set()  # the ids of those that were ended with it
+        self._home = home
+        self._api_url = api_url
+        self._pool = work_pool
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process, while it runs."""
+        return None if self._process is None else self._process.pid
+
+    def launch(self) -> None:
+        """Starts its process, which ends with the thread that calls this."""
+        environment = server_environment()
+        # The command line sets it for itself, and the log is where a person looks for what a run has said.
+        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
+        environment.setdefault("PREFECT_WORKER_QUERY_SECONDS", QUERY_SECONDS)
+        environment.update(PREFECT_API_URL=self._api_url, PREFECT_HOME=str(self._home))
+        which = ("--pool", self._pool, "--type", "process", "--name", self.name, "--install-policy", "never")
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", WITH_PARENT, "prefect", "worker", "start", *which],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C ends the flow runs first
+            )
+
+    def died(self) -> int | None:
+        """Its exit status if it has ended by itself, negative for a signal; None while it runs and after `end`."""
+        return None if self._process is None else self._process.poll()
+
+    async def end(self, but: tuple[int | None, ...] = ()) -> None:
+        """Ends the flow runs, which remove their sandboxes, and then the worker.
+
+        A worker that is told to end kills its flow runs within a second and leaves their states as they are; so they
+        are told first. What a worker that died has left is a child of this process where it is a subreaper: all of its
+        children are such, apart from those with the ids `but`.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        await self._end_runs(process.pid, but)
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, END_GRACE)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        await self._end_runs(None, but)  # of a run that it began meanwhile
+
+    async def _end_runs(self, worker: int | None, but: tuple[int | None, ...]) -> None:
+        told: set[int] = set()
+        clock = asyncio.get_running_loop().time
+        until = clock() + RUN_GRACE
+        while clock() < until + KILL_GRACE:
+            below = [] if worker is None else children(worker)
+            left = [pid for pid in children(os.getpid()) if pid not in (worker, *but) and not _reaped(pid)]
+            if not below and not left:
+                return
+            late = clock() > until
+            for pid in (*below, *left):
+                if late or (pid not in told and not _is_hook(pid)):
+                    self._note(pid)
+                    told.add(pid)
+                    _tell(pid, signal.SIGKILL if late else signal.SIGTERM)
+            await asyncio.sleep(0.1)
+
+    def _note(self, pid: int) -> None:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                name, _, value = line.partition(b"=")
+                if name == b"PREFECT__FLOW_RUN_ID":
+                    self.flow_runs.add(value.decode())
+
+
+def children(pid: int) -> list[int]:
+    """The ids of the processes that this one has started and that have not ended."""
+    if os.path.exists("/proc/self/task"):
+        found: list[int] = []
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, path.read_text().split())
+        return found
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], check=True, capture_output=True, text=True).stdout
+    rows = (line.split() for line in listing.splitlines())
+    # ps itself has ended by now.
+    return [int(child) for child, parent in rows if int(parent) == pid and _alive(int(child))]
+
+
+def _tell(pid: int, number: int) -> None:
+    """Sends the signal to the process, and to its group where it has one of its own, as flow runs have."""
+    with suppress(ProcessLookupError, PermissionError):
+        (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, number)
+
+
+def _alive(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def _reaped(pid: int) -> bool:
+    """Whether a child of ours has ended, and is no more now."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def _is_hook(pid: int) -> bool:
+    """Whether it runs a flow's hooks, after the flow run has ended: they clean up as well, and end by themselves."""
+    try:
+        return b"hook" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False

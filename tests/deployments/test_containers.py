@@ -1,0 +1,165 @@
+"""The container files name what there is: of the package, of Prefect and of each other. No engine is asked."""
+
+import importlib
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+
+from rlm_batch.flows.server import SERVER_SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+DOCKERFILE = re.sub(r"\\\n", " ", (ROOT / "deployments" / "Dockerfile").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deployments" / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"] == COMPOSE["x-image"]["image"]}
+
+
+def instructions(name: str) -> list[list[str]]:
+    return [line.split()[1:] for line in DOCKERFILE.splitlines() if line.startswith(f"{name} ")]
+
+
+def in_image() -> dict[str, str]:
+    return dict(word.split("=", 1) for words in instructions("ENV") for word in words)
+
+
+def environments() -> Iterator[tuple[str, dict[str, str | None]]]:
+    yield "Dockerfile", in_image()  # type: ignore[misc]
+    for name, service in OURS.items():
+        yield name, service.get("environment", {})
+
+
+@pytest.fixture(scope="module")
+def settings() -> set[str]:
+    """The names of all settings of Prefect and of its Redis integration, as environment variables."""
+    from prefect.settings import Settings
+    from prefect.settings.legacy import _get_valid_setting_names
+    from prefect_redis.client import RedisMessagingSettings
+
+    prefix = RedisMessagingSettings.model_config.get("env_prefix", "")
+    redis = {f"{prefix}{name}".upper() for name in RedisMessagingSettings.model_fields}
+    return set(_get_valid_setting_names(Settings)) | redis
+
+
+def test_the_base_image_is_a_minor_version_that_the_package_supports() -> None:
+    ((base,),) = instructions("FROM")
+    found = re.fullmatch(r"python:(3\.\d+)-slim", base)
+    assert found
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{found[1]}.0")
+
+
+def test_other_images_are_of_a_version_too() -> None:
+    images = [service["image"] for service in SERVICES.values() if service not in OURS.values()]
+    assert images
+    assert [image for image in images if not re.fullmatch(r"[a-z]+:\d+(\.\d+)?", image)] == []
+
+
+def test_the_image_has_every_room_and_what_it_is_built_with() -> None:
+    *files, _ = instructions("COPY")[0]
+    rooms = {source for source, target in instructions("COPY")[1:] if source == target}
+    assert rooms == {name.partition(".")[2] for name in PYPROJECT["tool"]["setuptools"]["packages"]} - {""}
+    assert {"pyproject.toml", "constraints.txt", "__init__.py", PROJECT["readme"], *PROJECT["license-files"]} <= {
+        *files
+    }
+    assert {"py.typed"} == set(PYPROJECT["tool"]["setuptools"]["package-data"]["rlm_batch"]) <= {*files}
+    assert [name for name in (*files, *rooms) if not (ROOT / name).exists()] == []
+
+
+def test_the_extras_that_it_installs_are_extras() -> None:
+    (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", DOCKERFILE)
+    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+def test_the_image_is_built_from_the_root_with_this_file() -> None:
+    build = COMPOSE["x-image"]["build"]
+    assert (ROOT / "deployments" / build["context"]).resolve() == ROOT
+    assert (ROOT / build["dockerfile"]).is_file()
+    assert {str(service["build"]) for service in OURS.values()} == {str(build)}
+
+
+def test_every_command_is_one_that_there_is() -> None:
+    from prefect.cli._app import _app as prefect
+
+    from rlm_batch.cli.app import app
+
+    ((*words,),) = instructions("CMD")
+    commands = [[word.strip('[],"') for word in words], *(service["command"] for service in OURS.values())]
+    apps = {"prefect": prefect, "rlm-batch": app}
+    assert set(apps) - {"prefect"} <= set(PROJECT["scripts"])
+    for name, *arguments in commands:
+        apps[name].parse_args(arguments, exit_on_error=False, print_error=False)
+
+
+def test_every_setting_is_one_that_there_is(settings: set[str]) -> None:
+    source = "".join(path.read_text() for room in ("blocks", "tasks") for path in (ROOT / room).glob("*.py"))
+    unknown = [
+        f"{where}: {name}"
+        for where, environment in environments()
+        for name in environment
+        if name not in settings
+        and not (name.startswith("RLM_BATCH_") and f'"{name}"' in source)
+        and name not in ("DO_NOT_TRACK", "PYTHONUNBUFFERED", "OPENAI_API_KEY")
+        and name not in {"DAYTONA_API_KEY", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"}
+    ]
+    assert unknown == []
+    assert "PREFECT_NO_SUCH_SETTING" not in settings
+
+
+def test_what_redis_is_for_is_where_the_settings_say() -> None:
+    modules = {value for value in COMPOSE["x-server"].values() if value.startswith("prefect_redis.")}
+    assert len(modules) == 4
+    messaging = importlib.import_module("prefect_redis.messaging")
+    assert {"Publisher", "Consumer", "Cache"} <= set(dir(messaging))
+    for name in modules:
+        importlib.import_module(name)
+
+
+def test_the_server_has_our_settings() -> None:
+    ours = {name: value for name, value in SERVER_SETTINGS.items() if name.startswith("PREFECT_SERVER_")}
+    elsewhere = {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"}
+    for name in ("server", "services", "migrate"):
+        environment = SERVICES[name]["environment"]
+        assert {name: environment.get(name) for name in ours if name not in elsewhere} == {
+            name: value for name, value in ours.items() if name not in elsewhere
+        }
+
+
+def test_ports_names_and_volumes_agree() -> None:
+    command = SERVICES["server"]["command"]
+    port = command[command.index("--port") + 1]
+    assert SERVICES["server"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert SERVICES["server"]["environment"]["PREFECT_SERVER_UI_API_URL"] == f"http://127.0.0.1:{port}/api"
+    assert f"http://127.0.0.1:{port}/api/health" in SERVICES["server"]["healthcheck"]["test"][-1]
+    for name in ("deploy", "worker"):
+        assert SERVICES[name]["environment"]["PREFECT_API_URL"] == f"http://server:{port}/api"
+    url = COMPOSE["x-server"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+    found = re.fullmatch(r"postgresql\+asyncpg://(\w+):(\$\{[^}]+\})@(\w+):5432/(\w+)", url)
+    assert found
+    user, password, host, database = found.groups()
+    postgres = SERVICES[host]["environment"]
+    assert (user, password, database) == tuple(postgres[f"POSTGRES_{part}"] for part in ("USER", "PASSWORD", "DB"))
+    assert COMPOSE["x-server"]["PREFECT_REDIS_MESSAGING_HOST"] in SERVICES
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", {})) <= set(SERVICES)
+        for other, condition in service.get("depends_on", {}).items():
+            if condition["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[other]
+        assert {volume.partition(":")[0] for volume in service.get("volumes", [])} <= set(COMPOSE["volumes"])
+    (mounted,) = [volume.partition(":")[2] for volume in SERVICES["worker"]["volumes"]]
+    assert {Path(in_image()[name]).parent for name in ("RLM_BATCH_RESULTS", "RLM_BATCH_VOLUMES")} == {Path(mounted)}
+
+
+def test_the_pool_of_the_workers_is_that_of_the_deployments() -> None:
+    from rlm_batch.deployments.deploy import entries
+    from rlm_batch.deployments.server import WORK_POOL
+
+    command = SERVICES["worker"]["command"]
+    pools = {entry["work_pool"]["name"] for entry in entries()}
+    assert pools == {WORK_POOL} == {command[command.index("--pool") + 1]}

@@ -1,0 +1,243 @@
+"""The deployments of prefect.yaml: on the server as they stand there, changed by nobody but a person, and runnable."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from rlm_batch import ConfigurationError, LocalSandbox
+from rlm_batch.deployments.deploy import Deployed, deploy, entries
+from rlm_batch.deployments.server import WORK_POOL
+
+from ..standins.openai_chat import ChatServer
+from ..standins.turns import plays
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFECT = str(Path(sys.executable).with_name("prefect"))
+FLOWS = ("batch", "sweep", "chunks", "sequence", "rlm")
+NAMES = [f"{entry['entrypoint'].rpartition('.')[2]}/{entry['name']}" for entry in entries()]
+SHORT = ("batch/local", "sweep/local", "chunks/local", "sequence/local")
+T = TypeVar("T")
+
+
+def ask(question: Callable[[PrefectClient], Awaitable[T]]) -> T:
+    """What a server answers."""
+
+    async def call() -> T:
+        async with get_client() as client:
+            return await question(client)
+
+    return asyncio.run(call())
+
+
+@pytest.fixture(scope="module")
+def deployed(server: str) -> Deployed:
+    return asyncio.run(deploy(reset=True))
+
+
+def on_server() -> dict[str, dict[str, Any]]:
+    """Each deployment, without what differs from one time of making it to the next."""
+
+    async def read(client: PrefectClient) -> dict[str, dict[str, Any]]:
+        found = {name: (await client.read_deployment_by_name(name)).model_dump(mode="json") for name in NAMES}
+        for deployment in found.values():
+            for name in ("updated", "version", "version_id", "version_info", "last_polled", "status"):
+                deployment.pop(name, None)
+            deployment["global_concurrency_limit"] = (deployment["global_concurrency_limit"] or {}).get("limit")
+            for schedule in deployment["schedules"]:
+                for name in ("id", "created", "updated"):
+                    del schedule[name]
+        return found
+
+    return ask(read)
+
+
+def different(found: dict[str, dict[str, Any]], expected: dict[str, dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """The fields that are not the same, with both values."""
+    return {
+        f"{name}: {field}": (value, expected[name][field])
+        for name, deployment in found.items()
+        for field, value in deployment.items()
+        if value != expected[name][field]
+    }
+
+
+def test_every_flow_has_a_deployment_for_this_machine(deployed: Deployed) -> None:
+    assert {*deployed.made, *deployed.updated} == set(NAMES)
+    assert len(set(NAMES)) == len(NAMES)
+    assert {f"{flow}/local" for flow in FLOWS} <= set(NAMES)
+    found = on_server()
+    for name, deployment in found.items():
+        assert deployment["description"], name
+        assert "rlm-batch" in deployment["tags"], name
+        assert deployment["enforce_parameter_schema"], name
+        assert deployment["work_pool_name"] == WORK_POOL
+    nightly = found["sweep/nightly"]["schedules"]
+    assert [(schedule["active"], schedule["schedule"]["timezone"]) for schedule in nightly] == [(False, "Etc/UTC")]
+    assert found["sweep/nightly"]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+
+
+def test_prefects_own_command_in_a_clone_makes_the_same(deployed: Deployed) -> None:
+    ours = on_server()
+    command = [PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("successfully created") == len(NAMES)
+    theirs = on_server()
+    assert different(theirs, ours) == {}
+
+
+def test_what_a_person_has_changed_is_kept_until_it_is_put_back(deployed: Deployed) -> None:
+    async def change(client: PrefectClient) -> None:
+        found = await client.read_deployment_by_name("sweep/nightly")
+        await client.update_deployment(
+            found.id,
+            DeploymentUpdate(
+                parameters={**found.parameters, "max_workers": 7},
+                tags=["mine"],
+                concurrency_limit=3,
+                entrypoint="rlm_batch.flows.of_an_old_version",
+                schedules=[DeploymentScheduleUpdate(slug="nightly", active=True)],
+            ),
+        )
+
+    before = on_server()
+    ask(change)
+    done = asyncio.run(deploy())
+    assert done.made == []
+    kept = on_server()["sweep/nightly"]
+    assert kept["parameters"]["max_workers"] == 7
+    assert kept["tags"] == ["mine"]
+    assert kept["global_concurrency_limit"] == 3
+    assert kept["schedules"][0]["active"] is True
+    assert kept["schedules"][0]["schedule"]["cron"] == "0 2 * * *"
+    assert kept["entrypoint"] == "rlm_batch.flows.sweep.sweep"
+    asyncio.run(deploy(reset=True))
+    assert different(on_server(), before) == {}
+
+
+def test_parameters_that_this_version_does_not_take_are_one_sentence(deployed: Deployed) -> None:
+    async def change(client: PrefectClient) -> None:
+        found = await client.read_deployment_by_name("batch/local")
+        old = {"type": "object", "properties": {"max_workers": {"type": "string"}}}
+        await client.update_deployment(
+            found.id, DeploymentUpdate(parameters={"max_workers": "all"}, parameter_openapi_schema=old)
+        )
+
+    ask(change)
+    with pytest.raises(ConfigurationError, match=r"batch/local has parameters that .* --reset") as refused:
+        asyncio.run(deploy())
+    assert "\n" not in str(refused.value)
+    asyncio.run(deploy(reset=True))
+
+
+def test_the_limits_of_saved_blocks_are_on_the_server(deployed: Deployed) -> None:
+    LocalSandbox(max_sandboxes=3, creations_per_second=0.5).save("limited-by-deploy", overwrite=True)
+
+    async def forget(client: PrefectClient) -> None:
+        await client.delete_global_concurrency_limit_by_name(name)
+
+    async def read(client: PrefectClient) -> tuple[int, float]:
+        sandboxes = await client.read_global_concurrency_limit_by_name(name)
+        creations = await client.read_global_concurrency_limit_by_name(f"{name}.creations")
+        return sandboxes.limit, creations.slot_decay_per_second
+
+    name = "rlm-batch.local-sandbox.limited-by-deploy"
+    try:
+        with suppress(ObjectNotFound):
+            ask(forget)
+        assert "local-sandbox/limited-by-deploy" in asyncio.run(deploy()).limited
+        assert ask(read) == (3, 0.5)
+    finally:
+        LocalSandbox.delete("limited-by-deploy")
+
+
+def test_another_work_pool_is_made_when_it_is_named(deployed: Deployed) -> None:
+    asyncio.run(deploy(work_pool="elsewhere", reset=True))
+    assert {deployment["work_pool_name"] for deployment in on_server().values()} == {"elsewhere"}
+    asyncio.run(deploy(reset=True))
+
+
+def test_without_a_server_the_sentence_says_what_to_do(server: str) -> None:
+    with temporary_settings(restore_defaults={PREFECT_API_URL}), pytest.raises(ConfigurationError) as refused:
+        asyncio.run(deploy())
+    assert "no Prefect server is configured" in str(refused.value)
+    assert "rlm-batch up" in str(refused.value)
+    url = "http://127.0.0.1:9/api"  # where nobody listens
+    with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError) as refused:
+        asyncio.run(deploy())
+    assert f"the Prefect server at {url} does not answer" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "said"), [("max_workers=0", "minimum of 1"), ("direction=upwards", "['minimize', 'maximize']")]
+)
+def test_a_value_that_the_schema_refuses_makes_no_run(deployed: Deployed, parameter: str, said: str) -> None:
+    command = [PREFECT, "deployment", "run", "sweep/local", "-p", parameter]
+    environment = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert said in done.stdout + done.stderr
+    assert parameter.partition("=")[0] in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flow", "parameters"),
+    [
+        ("batch", {"timeout": 0}),
+        ("chunks", {"on_failure": "ignore"}),
+        ("sequence", {"retries": -1}),
+        ("rlm", {"query": ""}),
+    ],
+)
+def test_so_it_is_in_every_flow(deployed: Deployed, flow: str, parameters: dict[str, Any]) -> None:
+    async def create(client: PrefectClient) -> None:
+        found = await client.read_deployment_by_name(f"{flow}/local")
+        await client.create_flow_run_from_deployment(found.id, parameters=parameters)
+
+    with pytest.raises(PrefectHTTPStatusError, match=next(iter(parameters))):
+        ask(create)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        # The others start a stand-in or import what a model needs: a quarter of a minute of CPU together.
+        pytest.param(entry, id=name, marks=[] if name in SHORT else pytest.mark.full)
+        for name, entry in zip(NAMES, entries(), strict=True)
+    ],
+)
+def test_the_parameters_that_a_deployment_has_make_a_run_that_works(
+    entry: dict[str, Any],
+    server: str,
+    chat: ChatServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Where they want an account or a model, a server here answers in its place."""
+    if entry["parameters"]["provider"] == "daytona":
+        request.getfixturevalue("daytona")
+    if entry["parameters"]["provider"] == "modal":
+        hello = request.getfixturevalue("modal_standin").hello
+        monkeypatch.setenv("MODAL_TOKEN_ID", hello["token_id"])
+        monkeypatch.setenv("MODAL_TOKEN_SECRET", hello["token_secret"])
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
+    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    chat.script = plays(("", "SUBMIT(answer='the spider')"))
+    flow = load_flow_from_entrypoint(entry["entrypoint"])
+    state = asyncio.run(flow(**entry["parameters"], return_state=True))
+    assert state.is_completed(), state.message

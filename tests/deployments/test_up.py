@@ -1,0 +1,211 @@
+"""`rlm-batch up`, as a person has it: one command in one terminal, and Prefect's own commands in another."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
+START = 240  # seconds; a first start migrates a database, beside everything else that is tested
+SLOW = 'code="import time; time.sleep(t); SUBMIT(loss=t)"'
+
+
+class Up:
+    """The command in a process of its own, with an empty home; `said` is what it has printed so far."""
+
+    def __init__(self, home: Path, *options: str, **settings: str) -> None:
+        self.home = home
+        self.port = free_port()
+        self.said = ""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        environment |= {"HOME": str(home), "RLM_BATCH_RESULTS": str(home / "results"), "COLUMNS": "200", **settings}
+        self.environment = environment
+        self.process = subprocess.Popen(
+            [COMMAND, "up", "--port", str(self.port), *options],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+
+    def wait_for(self, text: str, seconds: float = START) -> None:
+        until = time.monotonic() + seconds
+        while text not in self.said and self.process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        assert text in self.said, self.said
+
+    def there(self) -> "Up":
+        """Once it says that it is up; what it says to type is in `next`, and its environment has the server."""
+        self.wait_for("deployment run sweep/local --watch\n")
+        exported, self.next = [line.strip() for line in self.said.strip().splitlines()[-3:] if line.strip()]
+        name, _, url = exported.removeprefix("export ").partition("=")
+        self.environment[name] = self.url = url
+        return self
+
+    def type(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """What a person types in another terminal."""
+        return subprocess.run(
+            words, env=self.environment, cwd=self.home, capture_output=True, text=True, timeout=START, check=False
+        )
+
+    def api(self, path: str, **body: Any) -> Any:
+        answer = httpx.post(f"{self.url}/{path}", json=body, timeout=60).raise_for_status()
+        return answer.json()
+
+    def run_of(self, *words: str) -> str:
+        """The id of a new run of sweep/local."""
+        done = self.type(*shlex.split(self.next.removesuffix(" --watch")), *words)
+        (found,) = re.findall(r"UUID: (\S+)", done.stdout)
+        return found
+
+    def log_of(self, flow_run: str) -> str:
+        found = self.api("logs/filter", logs={"flow_run_id": {"any_": [flow_run]}}, sort="TIMESTAMP_ASC")
+        return "\n".join(line["message"] for line in found)
+
+    def has_started(self, flow_run: str) -> None:
+        """Once its executions are under way."""
+        until = time.monotonic() + START
+        while "executions on local" not in self.log_of(flow_run):
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        while not list((self.home / "results" / flow_run).glob("part-*")):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+    def ends(self, *numbers: int) -> int:
+        """Its exit status after these signals."""
+        for number in numbers:
+            self.process.send_signal(number)
+            time.sleep(0.2)
+        self.process.wait(90)
+        self._reader.join(10)
+        return self.process.returncode
+
+    def __enter__(self) -> "Up":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(90)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                raise
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def empty(tmp_path: Path, no_process_left: None) -> Path:
+    """A home that nothing has been put into."""
+    return tmp_path
+
+
+@pytest.mark.timeout(600)
+def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
+    with Up(empty) as up:
+        up.there()
+        assert str(empty / ".prefect" / "prefect.db") in up.said
+        code = 'code="SUBMIT(loss=abs(x - 3))"'
+        done = up.type(*shlex.split(up.next), "-p", code, "-p", 'grid={"x": [1, 2, 3]}')
+        assert done.returncode == 0, done.stdout + done.stderr
+        (flow_run,) = re.findall(r"UUID: (\S+)", done.stdout)
+        assert up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})[0]["state_type"] == "COMPLETED"
+        (place,) = set(re.findall(r"results in (\S+)", up.log_of(flow_run)))
+        lines = [json.loads(line) for part in Path(place).glob("part-*") for line in part.read_text().splitlines()]
+        assert sorted(line["outputs"]["loss"] for line in lines) == [0, 1, 2]
+        assert up.ends(signal.SIGINT, signal.SIGINT) == 0  # the second one is harmless
+        assert up.said.rstrip().endswith("there again next time.")
+        assert "Traceback" not in up.said
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(up.url)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_end_takes_the_flow_runs_and_their_sandboxes_and_keeps_what_was_done(empty: Path, number: int) -> None:
+    with Up(empty) as up:
+        flow_run = up.there().run_of("-p", SLOW, "-p", 'grid={"t": [0.1, 300, 300]}')
+        up.has_started(flow_run)
+        assert up.ends(number, number) == 0
+    assert not list(Path(os.environ["TMPDIR"]).glob("rlm-batch-*"))
+    with Up(empty) as up:
+        up.there()
+        (found,) = up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
+        assert found["state_type"] == "CRASHED"
+        assert "rlm-batch up was ended" in found["state"]["message"]
+        assert up.ends(number) == 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_schedule_a_minute_ahead_runs_by_itself(empty: Path) -> None:
+    with Up(empty) as up:
+        up.there()
+        prefect = str(Path(sys.executable).with_name("prefect"))
+        when = datetime.now(UTC) + timedelta(minutes=2)
+        cron = f"{when.minute} {when.hour} * * *"
+        made = up.type(
+            prefect, "deployment", "schedule", "create", "sweep/nightly", "--cron", cron, "--timezone", "UTC"
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+        until, found = time.monotonic() + START, []
+        while not found and time.monotonic() < until:
+            time.sleep(1)
+            found = up.api("flow_runs/filter", flow_runs={"state": {"type": {"any_": ["COMPLETED", "FAILED"]}}})
+        assert [(run["state_type"], run["auto_scheduled"]) for run in found] == [("COMPLETED", True)]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("which", ["server", "worker"])
+def test_a_child_that_dies_ends_it_with_an_error_and_no_sandbox_is_left(
+    empty: Path, which: str, processes: Callable[[], dict[int, str]]
+) -> None:
+    with Up(empty) as up:
+        flow_run = up.there().run_of("-p", SLOW, "-p", 'grid={"t": [0.1, 300]}')
+        up.has_started(flow_run)
+        (pid,) = [
+            pid for pid, line in processes().items() if f"prefect {which} start" in line and str(pid) in below(up)
+        ]
+        os.kill(pid, signal.SIGKILL)
+        up.process.wait(90)
+        up.ends()
+        assert up.process.returncode == 2
+        assert f"rlm-batch: the Prefect {which} has ended by itself, with signal SIGKILL" in up.said
+        assert "Traceback" not in up.said
+    assert not list(Path(os.environ["TMPDIR"]).glob("rlm-batch-*"))
+
+
+def below(up: Up) -> str:
+    return Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split().__repr__()

@@ -1,0 +1,57 @@
+"""What a maintainer finds: every way of checking the project runs the same, and the files say what there is."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERDICT = re.findall(r"^make --no-print-directory (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_hooks_run_what_the_verdict_runs_and_fetch_nothing() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert VERDICT
+    assert [repo["repo"] for repo in config["repos"]] == ["local"]
+    hooks = config["repos"][0]["hooks"]
+    assert [hook["entry"].removeprefix("make --no-print-directory ") for hook in hooks] == VERDICT
+    assert {hook["language"] for hook in hooks} == {"system"}
+    assert {stage for hook in hooks for stage in hook["stages"]} == set(config["default_install_hook_types"])
+
+
+def test_the_workflow_runs_the_verdict_on_every_python() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    supported = SpecifierSet(PROJECT["requires-python"])
+    assert job["strategy"]["matrix"]["python"] == [f"3.{n}" for n in range(30) if supported.contains(f"3.{n}.0")]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_licence_is_the_one_that_is_named() -> None:
+    assert PROJECT["license"] == "Apache-2.0"
+    assert PROJECT["license-files"] == ["LICENSE"]
+    text = (ROOT / "LICENSE").read_text()
+    assert re.search(r"Apache License\s+Version 2\.0, January 2004", text)
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_contributing_names_every_room_and_files_that_there_are() -> None:
+    packages: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    rooms = {name.partition(".")[2] for name in packages["packages"]} - {""}
+    assert [room for room in rooms if f"| `{room}/` |" not in CONTRIBUTING] == []
+    named = re.findall(r"`([\w./-]+/[\w.-]*|[\w-]+\.(?:md|toml|txt))`", CONTRIBUTING)
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name.replace("NAME.py", "__init__.py")).exists()] == []
+
+
+def test_the_targets_that_contributing_names_are_in_the_makefile() -> None:
+    targets = re.findall(r"^make ([a-z-]+)", CONTRIBUTING, re.MULTILINE)
+    assert {"check", "test"} <= {*targets}
+    makefile = (ROOT / "Makefile").read_text()
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
