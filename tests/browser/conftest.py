@@ -1,4 +1,4 @@
-"""A Chromium at a Prefect server that has a work pool, a worker and a deployment."""
+"""A Chromium at a Prefect server that has our deployments and a worker."""
 
 import os
 import subprocess
@@ -11,7 +11,6 @@ import pytest
 
 from .chromium import Chromium, installed
 
-HERE = Path(__file__).parent
 POOL = "rlm-batch"
 
 
@@ -40,19 +39,12 @@ def served(ui: str, server: str, tmp_path_factory: pytest.TempPathFactory) -> It
         "PREFECT_WORKER_QUERY_SECONDS": "1",
         "RLM_BATCH_RESULTS": str(folder / "results"),
     }
-    prefect = [sys.executable, "-m", "prefect"]
-    for words in (
-        ("work-pool", "create", POOL, "--type", "process"),
-        ("--no-prompt", "deploy", "--all", "--prefect-file", str(HERE / "prefect.yaml")),
-        ("block", "register", "--module", "rlm_batch.blocks"),
-    ):
-        done = subprocess.run(
-            [*prefect, *words], env=environment, cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    command = str(Path(sys.executable).with_name("rlm-batch"))
+    done = subprocess.run([command, "deploy"], env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     log = (folder / "worker.log").open("w")
     worker = subprocess.Popen(
-        [*prefect, "worker", "start", "--pool", POOL, "--type", "process"],
+        [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
         env=environment,
         cwd=folder,
         stdout=log,

@@ -119,7 +119,7 @@ class TestAgainstAWorker:
         assert run["parameters"]["max_workers"] == 2
         until(lambda: runs(ui)[0]["state_type"] == "COMPLETED")
         page.goto(f"{ui}/runs/flow-run/{run['id']}?tab=Task+Runs")
-        page.see("trial 0: x=0", "trial 1: x=1", "trial 2: x=2")
+        page.see("trial 0: lr=0.001, batch_size=32", "trial 3: lr=0.01, batch_size=64")
         assert (served / run["id"]).is_dir()
 
     def test_a_run_that_is_cancelled_in_the_ui_leaves_no_sandbox(self, ui: str, served: Path, page: Chromium) -> None:
@@ -129,7 +129,7 @@ class TestAgainstAWorker:
             parameters={"code": "import time\nprint('asleep', flush=True)\ntime.sleep(300)", "timeout": 400},
             state={"type": "SCHEDULED"},
         )
-        until(lambda: len(sandboxes()) == 3)
+        until(lambda: len(sandboxes()) == 4)
         page.goto(f"{ui}/runs/flow-run/{created['id']}")
         page.see("asleep")  # what the code writes is in the run's log while it runs
         page.click("Cancel", "button")
