@@ -7,12 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from prefect.events.schemas.automations import AutomationCore
 from prefect.events.worker import EventsWorker
 
 from rlm_batch import ExecutionsFailed, sweep
@@ -51,6 +54,14 @@ def waited(posted: list[Any], word: str) -> Any:
     raise AssertionError(f"no message with {word!r}: {posted}")
 
 
+def test_the_automations_of_the_example_are_ones_that_prefect_takes() -> None:
+    text = (EXAMPLES / "automations.yaml").read_text().replace("WEBHOOK_BLOCK_ID", str(uuid.uuid4()))
+    made = [AutomationCore.model_validate(automation) for automation in yaml.safe_load(text)["automations"]]
+    assert [automation.name for automation in made] == ["a sweep failed", "a sweep found a better trial"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
 def test_the_messages_of_the_example_arrive(
     server: str, webhook: tuple[str, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

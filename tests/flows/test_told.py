@@ -54,7 +54,7 @@ async def test_a_sweep_ends_with_a_report_the_best_first_with_charts_and_failure
     found = await artifacts(run_id)
     text = found["markdown"].data
     rows = re.findall(r"^\| (\d+) \| (\d) \| ([\d.]+) \| ([\d.]*) \|", text, re.MULTILINE)
-    assert [row[0] for row in rows] == ["2", "0", "4", "3", "1", "5", "6", "7"]
+    assert [row[0] for row in rows] == ["2", "3", "0", "4", "1", "5", "6", "7"]
     assert rows[0][3] == "0.5"
     assert "6 of 8 trials succeeded, 2 failed" in text
     assert "<b>" not in text
