@@ -843,6 +843,10 @@ class DaytonaChannel:
         if not self._tasks:
             self._command = await self._box.launch(*_cut(data))
             self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
+            for task in self._tasks:
+                # One may be cancelled by somebody else: a loop that ends cancels all that there is, and who waits here
+                # for a send would wait for ever.
+                task.add_done_callback(lambda _: self._end("what carries its frames has been cancelled"))
             return
         done = asyncio.get_running_loop().create_future()
         self._queue.append((data, done))

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +17,7 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
+from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import flow_run_logger
 
 from ..blocks.provider import SandboxInfo, SandboxProvider
@@ -114,6 +116,9 @@ async def _over(
         return "its flow run was deleted"
     if run.state is None or run.state.is_final():
         return f"its flow run is {run.state.name if run.state is not None else 'over'}"
+    above = await _caller(client, run)
+    if above is not None and above.state is not None and above.state.is_final():
+        return f"the flow run that called its own is {above.state.name}"
     if older_than is None:
         return ""
     since = now - older_than
@@ -126,6 +131,19 @@ async def _over(
     if page.events:
         return ""
     return f"its flow run is {run.state.name}, and has been silent for more than {older_than:,.0f} s"
+
+
+async def _caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
+    """The outermost of the flow runs whose process a flow run is in, None where it is in one of its own."""
+    found: FlowRun | None = None
+    with suppress(ObjectNotFound):
+        # A run of a deployment has a process of its own, whoever called it.
+        while run.parent_task_run_id is not None and run.deployment_id is None:
+            above = (await client.read_task_run(run.parent_task_run_id)).flow_run_id
+            if above is None:
+                break
+            run = found = await client.read_flow_run(above)
+    return found
 
 
 def _date(seconds: float) -> Any:

@@ -37,7 +37,8 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
 
     It takes only what carries our labels (`managed-by=rlm-batch`), and of that
     - what is past its expiry (by this machine's clock, which has to be right, as those of all hosts),
-    - where the server's label is this server's, what belongs to a flow run that has ended or was deleted,
+    - where the server's label is this server's, what belongs to a flow run that has ended or was deleted, or whose
+      caller in the same process has ended,
     - of local sandboxes of this machine and this user, what belongs to a process that has died.
     All else stays: what is not ours, a script's or another server's until its expiry, and what is of a flow run that
     has not ended.

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -25,9 +27,9 @@ from ..standins.turns import plays
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = str(Path(sys.executable).with_name("prefect"))
-FLOWS = ("batch", "sweep", "chunks", "sequence", "rlm")
+FLOWS = ("batch", "sweep", "chunks", "sequence", "rlm", "reap")
 NAMES = [f"{entry['entrypoint'].rpartition('.')[2]}/{entry['name']}" for entry in entries()]
-SHORT = ("batch/local", "sweep/local", "chunks/local", "sequence/local")
+SHORT = ("batch/local", "sweep/local", "chunks/local", "sequence/local", "reap/local")
 T = TypeVar("T")
 
 
@@ -85,7 +87,22 @@ def test_every_flow_has_a_deployment_for_this_machine(deployed: Deployed) -> Non
         assert deployment["work_pool_name"] == WORK_POOL
     nightly = found["sweep/nightly"]["schedules"]
     assert [(schedule["active"], schedule["schedule"]["timezone"]) for schedule in nightly] == [(False, "Etc/UTC")]
+    reaping = {name: found[name]["schedules"][0] for name in ("reap/local", "reap/daytona", "reap/modal")}
+    assert [schedule["active"] for schedule in reaping.values()] == [True, False, False]
+    assert {schedule["schedule"]["cron"] for schedule in reaping.values()} == {"*/15 * * * *"}
     assert found["sweep/nightly"]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+
+
+def test_a_schedule_that_is_on_has_runs_that_are_due(deployed: Deployed) -> None:
+    async def due(client: PrefectClient) -> set[bool]:
+        found = await client.read_deployment_by_name("reap/local")
+        deployment = DeploymentFilter(id=DeploymentFilterId(any_=[found.id]))
+        return {run.auto_scheduled for run in await client.read_flow_runs(deployment_filter=deployment)}
+
+    until = time.monotonic() + 100
+    while not ask(due) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert ask(due) == {True}
 
 
 def test_prefects_own_command_in_a_clone_makes_the_same(deployed: Deployed) -> None:

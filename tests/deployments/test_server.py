@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,8 +17,16 @@ from rlm_batch.deployments.server import PrefectServer
 
 def test_a_port_that_is_taken_is_one_sentence(server: str, tmp_path: Path) -> None:
     port = int(server.split(":")[2].partition("/")[0])
-    with pytest.raises(ConfigurationError, match=f"port {port} is taken"), PrefectServer(tmp_path, port):
+    with pytest.raises(ConfigurationError) as refused, PrefectServer(tmp_path, port):
         pass
+    assert f"port {port} is taken by a Prefect server that rlm-batch" in str(refused.value)
+    assert f"PREFECT_API_URL={server}" in str(refused.value)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"port {port} is taken: end what"), PrefectServer(tmp_path, port):
+            pass
 
 
 def test_the_server_ends_with_a_process_that_is_killed(no_process_left: None, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ..postgres import Postgres
+
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 START = 240  # seconds; a first start migrates a database, beside everything else that is tested
 SLOW = 'code="import time; time.sleep(t); SUBMIT(loss=t)"'
@@ -143,6 +145,10 @@ def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
         (place,) = set(re.findall(r"results in (\S+)", up.log_of(flow_run)))
         lines = [json.loads(line) for part in Path(place).glob("part-*") for line in part.read_text().splitlines()]
         assert sorted(line["outputs"]["loss"] for line in lines) == [0, 1, 2]
+        again = up.type(COMMAND, "up")
+        assert again.returncode == 2
+        assert f"rlm-batch: rlm-batch is up already, as process {up.process.pid}: use it with" in again.stderr
+        assert up.url in again.stderr
         assert up.ends(signal.SIGINT, signal.SIGINT) == 0  # the second one is harmless
         assert up.said.rstrip().endswith("there again next time.")
         assert "Traceback" not in up.said
@@ -184,6 +190,35 @@ def test_a_schedule_a_minute_ahead_runs_by_itself(empty: Path) -> None:
             time.sleep(1)
             found = up.api("flow_runs/filter", flow_runs={"state": {"type": {"any_": ["COMPLETED", "FAILED"]}}})
         assert [(run["state_type"], run["auto_scheduled"]) for run in found] == [("COMPLETED", True)]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_postgres_is_as_good_a_database_and_keeps_what_was_done(empty: Path) -> None:
+    with Postgres() as postgres:
+        url = postgres.url.replace("postgresql+asyncpg://tests@", "postgresql://tests:not-told@")
+        with Up(empty, "--database", url) as up:
+            done = up.there().type(*shlex.split(up.next))
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert up.ends(signal.SIGINT) == 0
+            assert "not-told" not in up.said
+        with Up(empty, "--database", url) as up:
+            up.there()
+            assert [run["state_type"] for run in up.api("flow_runs/filter")] == ["COMPLETED"]
+            assert up.ends(signal.SIGTERM) == 0
+    assert not (empty / ".prefect" / "prefect.db").exists()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_database_that_is_not_there_is_one_sentence_without_its_password(empty: Path) -> None:
+    with Up(empty, "--database", "postgresql://me:not-told@127.0.0.1:9/prefect") as up:
+        assert up.process.wait(START) == 2
+        up.ends()
+        said = up.said.splitlines()[-1]
+        assert said.startswith("rlm-batch: the Prefect server did not start: ConnectionRefusedError")
+        assert "Traceback" not in up.said
+        assert "not-told" not in up.said + (empty / ".prefect" / "server.log").read_text()
 
 
 @pytest.mark.full

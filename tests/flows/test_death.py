@@ -81,7 +81,7 @@ async def test_a_deadline_leaves_no_sandbox_at_its_provider(daytona: Any) -> Non
 
 
 @pytest.fixture
-def worker(server: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process worker of a pool of its own."""
     pool = f"pool-{uuid.uuid4().hex[:8]}"
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool]
@@ -89,13 +89,16 @@ def worker(server: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     process.pool = pool  # type: ignore[attr-defined]
-    yield process
-    process.terminate()
     try:
-        process.wait(30)
+        yield process
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+            print((tmp_path / "worker.log").read_text()[-5000:])  # shown where the test fails
 
 
 def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
@@ -106,12 +109,18 @@ def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_killed_or_their_worker_is(
-    worker: Any, running_daytona: Any, daytona: Any, processes: Callable[[], dict[int, str]], tmp_path: Path
+    worker: Any,
+    daytona: Any,
+    processes: Callable[[], dict[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with get_client() as client:
         await client.create_work_pool(WorkPoolCreate(name=worker.pool, type="process"))
+        (tmp_path / "code").mkdir()
+        monkeypatch.chdir(tmp_path / "code")  # each flow run has a copy of the directory that it was deployed from
         deployment = RunnerDeployment.from_entrypoint(
             "rlm_batch.flows.batch.batch", name=worker.pool, work_pool_name=worker.pool
         )
@@ -135,9 +144,14 @@ async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_kil
         async def ended(block: SandboxProvider, run: FlowRun, state: str) -> None:
             async def so() -> bool:
                 now = (await client.read_flow_run(run.id)).state
-                return now is not None and now.name == state and not await ids(block, run)
+                seen[:] = [now.name if now is not None else "", len(await ids(block, run))]
+                return seen == [state, 0]
 
-            await becomes(so, 120)
+            seen: list[object] = []
+            try:
+                await becomes(so, 300)
+            except TimeoutError:
+                raise AssertionError(f"state and sandboxes: {seen}, and not {state} and none") from None
 
         forever = "import time; time.sleep(600)"
         cancelled, killed = await begin("daytona", forever), await begin("daytona", forever)
@@ -151,25 +165,23 @@ async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_kil
         os.kill(engine, signal.SIGKILL)
         await ended(remote, killed, "Crashed")
 
-        # What the worker had started goes on to its end.
-        go = tmp_path / "go"
-        orphan = await begin(
-            "local:none", f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.1)"
-        )
+        # What the worker had started goes on without it, and what is alive is not reaped.
+        orphan = await begin("local:none", forever)
         await open_in(local, orphan)
         (engine,) = engines(processes(), orphan)
         worker.kill()
         worker.wait()
-        assert await reap("local:none") == []
         await asyncio.sleep(2)
+        assert await reap("local:none") == []
         assert len(await ids(local, orphan)) == 2
-        go.touch()
-        await ended(local, orphan, "Completed")
+        os.kill(engine, signal.SIGKILL)
 
         async def gone() -> bool:
             return engine not in processes()
 
         await becomes(gone)
+        assert len(await reap("local:none")) == 2
+        assert await ids(local, orphan) == set()
 
 
 # ------------------------------------------------------------------------------------------------------------- a server

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect import flow
+from prefect import flow, task
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
 from prefect.exceptions import ParameterTypeError
@@ -30,13 +31,18 @@ from rlm_batch.flows.left import Left, find, remove_sandboxes
 from rlm_batch.flows.reap import SILENCE, listener
 from rlm_batch.flows.server_id import server_id
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting the servers is most of it
 PROVIDERS = ("local", "daytona", "modal")
 
 
 @flow(name="somebody's")
 def somebodys() -> None:
     """A flow whose runs are only told of."""
+
+
+@task
+def nothing() -> None:
+    """A task whose runs are only told of."""
 
 
 @pytest.fixture
@@ -63,6 +69,11 @@ async def provider(request: pytest.FixtureRequest) -> tuple[str, SandboxProvider
     return await place(request.param, request)
 
 
+async def called_by(client: PrefectClient, run: FlowRun) -> uuid.UUID:
+    """The task run by which a flow run has called another in its process."""
+    return (await client.create_task_run(nothing, run.id, uuid.uuid4().hex)).id
+
+
 async def ids(provider: SandboxProvider) -> set[str]:
     return {info.id for info in await provider.list_sandboxes()}
 
@@ -79,6 +90,8 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     live = await client.create_flow_run(somebodys, state=Running())
     waiting = await client.create_flow_run(somebodys, state=Pending())
     over = await client.create_flow_run(somebodys, state=Completed())
+    called = await client.create_flow_run(somebodys, state=Running(), parent_task_run_id=await called_by(client, over))
+    busy = await client.create_flow_run(somebodys, state=Running(), parent_task_run_id=await called_by(client, live))
 
     def labels(run: object = "", server: str = "", **changed: float) -> dict[str, str]:
         times = {f"rlm-batch-{name}": str(int(value)) for name, value in changed.items()}
@@ -87,31 +100,34 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     owners = {
         "of a run that is over": labels(over.id, server, began=now - 100),
         "of a run that was deleted": labels(uuid.uuid4(), server, began=now - 1000),
+        "of a run in the process of one that is over": labels(called.id, server, began=now - 10),
         "a script's, past its lifetime": labels(began=now - 20, expires=now - 10),
         "another server's, past its lifetime": labels(uuid.uuid4(), "another", began=now - 3, expires=now - 1),
         "of a live run": labels(live.id, server, began=now - 5000),
+        "of a run in the process of a live one": labels(busy.id, server),
         "of a run that waits": labels(waiting.id, server),
         "of another server's run": labels(uuid.uuid4(), "another", began=now - 5000),
         "a script's": labels(began=now - 5000),
         "one whose expiry is damaged": labels() | {"rlm-batch-expires": "x"},
     }
     boxes = dict(zip(owners, await asyncio.gather(*map(block.open, owners.values())), strict=True))
-    gone = {boxes[owner].id for owner in list(owners)[:4]}
+    gone = {boxes[owner].id for owner in list(owners)[:5]}
     said: list[Left] = []
     listener.set(said.extend)
     try:
         with caplog.at_level(logging.INFO):
             assert set(await reap(name, dry_run=True)) == gone
         assert await ids(block) == {box.id for box in boxes.values()}
-        assert "4 sandboxes of" in told(caplog)
-        assert "would be removed, after 1,1" in told(caplog)
+        assert "5 sandboxes of" in told(caplog)
+        assert "would be removed, after 1," in told(caplog)
         said.clear()
         assert set(await reap(name)) == gone
         assert await ids(block) == {box.id for box in boxes.values()} - gone
-        assert 1123 <= sum(left.seconds for left in said) < 1123 + 4 * 60
+        assert 1133 <= sum(left.seconds for left in said) < 1133 + 5 * 600
         assert {left.info.id: left.reason for left in said} == {
             boxes["of a run that is over"].id: "its flow run is Completed",
             boxes["of a run that was deleted"].id: "its flow run was deleted",
+            boxes["of a run in the process of one that is over"].id: "the flow run that called its own is Completed",
             boxes["a script's, past its lifetime"].id: "its lifetime is over",
             boxes["another server's, past its lifetime"].id: "its lifetime is over",
         }
@@ -246,6 +262,25 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
         await client.set_flow_run_state(uuid.UUID(runs[name]), Crashed(), force=True)
         assert len(await reap(name)) == 2
         assert await ids(block) == set()
+
+
+async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
+    """Prefect raises out of the event loop then, which cancels every task that there is, and not only the flow's."""
+    blocks = dict([await place(name, request) for name in PROVIDERS])
+    for name in blocks:
+        host = killable(name)
+        try:
+
+            async def both_open(block: SandboxProvider = blocks[name]) -> bool:
+                return len(await ids(block)) == 2
+
+            await until(both_open)
+            host.terminate()
+            assert await asyncio.to_thread(host.wait, 60) != 0
+        finally:
+            host.kill()
+            host.wait()
+        assert await ids(blocks[name]) == set()
 
 
 async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_for(client: PrefectClient) -> None:
