@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from pydantic import Field, PrivateAttr, SecretStr, model_validator
+from pydantic import Field, HttpUrl, PrivateAttr, SecretStr, model_validator
 
 from ..sandbox import driver
 from ..sandbox.contract import DriverSettings, Sandbox
@@ -97,6 +97,7 @@ class DaytonaSandbox(SandboxProvider):
     _block_type_name: ClassVar[str] = "Daytona Sandbox"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "daytona-sandbox"  # type: ignore[misc]
     _description: ClassVar[str] = "Runs code in Daytona's sandboxes."  # type: ignore[misc]
+    _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://www.daytona.io/docs/")  # type: ignore[misc]
     _known: bool = PrivateAttr(default=False)  # whether the account has been asked once
     provider_name: ClassVar[str] = "daytona"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from prefect.blocks.core import Block
 from prefect.context import FlowRunContext
-from pydantic import ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import ConfigDict, Field, HttpUrl, SecretStr, ValidationError, field_validator
 
 from ..sandbox.errors import ConfigurationError
 from .served_model import ServedModel, installed
@@ -36,6 +36,7 @@ class LanguageModel(Block):
     _block_type_name: ClassVar[str] = "Language Model"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = SLUG  # type: ignore[misc]
     _description: ClassVar[str] = "Answers the queries of sandboxed code, through LiteLLM."  # type: ignore[misc]
+    _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.litellm.ai/docs/providers")  # type: ignore[misc]
 
     model: str = Field(
         title="Model",

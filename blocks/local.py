@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, HttpUrl
 
 from ..sandbox import confinement, driver
 from ..sandbox.contract import DriverSettings, Sandbox
@@ -74,6 +74,7 @@ class LocalSandbox(SandboxProvider):
     _block_type_name: ClassVar[str] = "Local Sandbox"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "local-sandbox"  # type: ignore[misc]
     _description: ClassVar[str] = "Runs code in isolated processes on this machine, with no account."  # type: ignore[misc]
+    _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://github.com/containers/bubblewrap")  # type: ignore[misc]
     provider_name: ClassVar[str] = "local"
 
     isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(

@@ -24,7 +24,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pydantic import Field, SecretStr
+from pydantic import Field, HttpUrl, SecretStr
 
 from ..sandbox import driver
 from ..sandbox.contract import DriverSettings, Sandbox
@@ -117,6 +117,7 @@ class ModalSandbox(SandboxProvider):
     _block_type_name: ClassVar[str] = "Modal Sandbox"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "modal-sandbox"  # type: ignore[misc]
     _description: ClassVar[str] = "Runs code in sandboxes of Modal."  # type: ignore[misc]
+    _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://modal.com/docs/guide/sandbox")  # type: ignore[misc]
     provider_name: ClassVar[str] = "modal"
 
     token_id: SecretStr | None = Field(

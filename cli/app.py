@@ -59,6 +59,8 @@ class Basics(Limits):
     "Seconds for the whole run."
     results_path: str | None = None
     "The ledger's directory; by default one below the results root."
+    log_output: bool = True
+    "What the code writes is in its task run's log as it comes, 200 lines of each execution."
     language_model: str | None = None
     "What the code may ask: a model in LiteLLM's naming, or a saved block such as language-model/NAME."
 
@@ -73,6 +75,7 @@ class Basics(Limits):
             "idempotent": self.idempotent,
             "deadline": self.deadline,
             "results_path": arguments.absolute(self.results_path),
+            "log_output": self.log_output,
             "language_model": self.language_model,
         }
 
@@ -369,6 +372,26 @@ def put(name: str, source: str, path: str | None = None, /, *, where: Where | No
     from .volume import send
 
     return send((where or Where()).provider, name, source, path)
+
+
+@app.command
+def report(run: str, /, *, html: str | None = None, csv: str | None = None, parquet: str | None = None) -> int:
+    """Print the table of a run, and write it with its charts and failures to one HTML file that needs no network.
+
+    Parameters
+    ----------
+    run
+        A flow run's id or name, or the path of its results; a run that is under way is told as far as it is.
+    html
+        The HTML file; by default report.html beside the results.
+    csv
+        A file of CSV with a row for each execution.
+    parquet
+        The same as Parquet, which needs pyarrow.
+    """
+    from .report import show_report
+
+    return show_report(run, html, csv, parquet)
 
 
 @app.command

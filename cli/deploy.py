@@ -7,8 +7,8 @@ import shlex
 import sys
 
 from ..deployments.deploy import deploy
+from ..sandbox.shown import shown
 from .arguments import wrong
-from .shown import shown
 
 
 def run_deploy(work_pool: str, reset: bool) -> int:

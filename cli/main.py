@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _say(text: str) -> None:
-    from .shown import shown
+    from ..sandbox.shown import shown
 
     print(f"rlm-batch: {shown(text, keep=chr(10))}", file=sys.stderr)
 

@@ -13,8 +13,8 @@ from ..blocks.resolve import unsaved
 from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
+from ..sandbox.shown import shown
 from .display import Display, show_table
-from .shown import shown
 
 if TYPE_CHECKING:
     from ..flows.sweep import SweepReport
@@ -61,8 +61,8 @@ def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
 
 def run_rlm(parameters: dict[str, Any]) -> int:
     """Runs the rlm flow, prints the answer, and returns the exit status."""
+    from ..flows.report import described
     from ..flows.rlm import RlmAnswer, question, rlm
-    from ..flows.run import described
     from ..sandbox.budget import Usage
 
     _check(rlm, parameters)

@@ -29,6 +29,7 @@ from .run import (
     Deadline,
     ExecutionsPerTask,
     Idempotent,
+    LogOutput,
     MaxCost,
     MaxDepth,
     MaxLlmCalls,
@@ -49,6 +50,7 @@ from .run import (
     raise_failures,
 )
 from .table import table
+from .tally import About
 
 REDUCTION = "reduction.json"  # the name of its marker; those of chunks are hexadecimal
 
@@ -110,6 +112,7 @@ async def chunks(
     executions_per_task: ExecutionsPerTask = None,
     cache_results: CacheResults = False,
     results_path: ResultsPath = None,
+    log_output: LogOutput = True,
     language_model: Model = None,
     batch_concurrency: BatchConcurrency = 4,
     max_depth: MaxDepth = 2,
@@ -144,6 +147,7 @@ async def chunks(
         executions_per_task=executions_per_task,
         cache_results=cache_results,
         results_path=results_path,
+        log_output=log_output,
         language_model=language_model,
         batch_concurrency=batch_concurrency,
         max_depth=max_depth,
@@ -155,7 +159,8 @@ async def chunks(
     if volume_name is not None:
         block = with_volume(block, volume_name)
     total = len(parts) + (reduce is not None)
-    async with _Chunks.begun(block, total, options, _label) as run:
+    about = About("chunk" if reduce is None else "execution")
+    async with _Chunks.begun(block, total, options, _label, about) as run:
         run.folder = None if block.volume_name is None else folder_of(code)
         fingerprint = await run.fingerprint()
         if run.folder is not None:
@@ -261,7 +266,7 @@ class _Chunks(Run):
                     raise
                 wait = asked_wait(error) + backoff(attempt)
             finally:
-                await lane.leave()
+                await self.close(lane)
             await asyncio.sleep(wait)
 
     def mark(self, name: str) -> Mark | None:

@@ -16,6 +16,7 @@ from .run import (
     BatchConcurrency,
     CacheResults,
     Deadline,
+    LogOutput,
     MaxCost,
     MaxDepth,
     MaxLlmCalls,
@@ -28,6 +29,7 @@ from .run import (
     raise_failures,
     run_all,
 )
+from .tally import About
 
 # Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.
 ASK = "SUBMIT(answer=rlm_query(query, context=context))"
@@ -74,6 +76,7 @@ async def rlm(
     deadline: Deadline = None,
     cache_results: CacheResults = False,
     results_path: ResultsPath = None,
+    log_output: LogOutput = True,
     batch_concurrency: BatchConcurrency = 4,
     max_depth: MaxDepth = 2,
     max_llm_calls: MaxLlmCalls = 50,
@@ -101,6 +104,7 @@ async def rlm(
         executions_per_task=None,
         cache_results=cache_results,
         results_path=results_path,
+        log_output=log_output,
         language_model=language_model,
         batch_concurrency=batch_concurrency,
         max_depth=max_depth,
@@ -109,7 +113,7 @@ async def rlm(
         max_cost=max_cost,
     )
     shown = query if len(query) <= 100 else query[:97] + "..."
-    outcomes = await run_all([(code, variables)], 1, options, lambda _: f"rlm: {shown}", uploads)
+    outcomes = await run_all([(code, variables)], 1, options, lambda _: f"rlm: {shown}", uploads, About("question"))
     raise_failures(outcomes, "questions")
     (result,) = outcomes.results
     assert isinstance(result, Result)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -20,7 +21,6 @@ from pydantic import Field
 from ..blocks.asking import Asking, asking
 from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
-from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ..sandbox.queries import Track
 from ..sandbox.result import Failure, Meta, Result
@@ -29,10 +29,15 @@ from ..tasks.execution import Execution, identified
 from ..tasks.index import ResultIndex
 from ..tasks.lane import Lane, ProviderUnusable
 from ..tasks.ledger import Ledger, Line, results_root
+from ..tasks.output import RunLines
 from ..tasks.query import Tracker
 from ..tasks.slots import Slots, slots_of
 from .left import begun_here
+from .record import Record
+from .report import described
 from .server_id import server_id
+from .tally import About
+from .told import Told
 
 Outcome = Result | Failure
 
@@ -40,7 +45,11 @@ TASK_RUNS = 1000  # of one flow run, at most: a server records some fifty a seco
 
 # The parameters that every flow over many executions has, with their bounds for the schema that the UI shows.
 Provider = Annotated[
-    str, Field(description="local, daytona, local:none, or a saved block such as daytona-sandbox/NAME")
+    str,
+    Field(
+        min_length=1,
+        description="local, daytona, modal, local:none (no isolation), or a saved block such as daytona-sandbox/NAME",
+    ),
 ]
 MaxWorkers = Annotated[int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")]
 Timeout = Annotated[float, Field(gt=0, description="Seconds for each execution")]
@@ -57,7 +66,9 @@ ExecutionsPerTask = Annotated[
 ]
 CacheResults = Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")]
 ResultsPath = Annotated[str | None, Field(description="The ledger's directory; by default one below the results root")]
-
+LogOutput = Annotated[
+    bool, Field(description="What the code writes is in its task run's log as it comes, 200 lines of each execution")
+]
 
 Model = Annotated[
     str | None,
@@ -88,6 +99,7 @@ class Options:
     executions_per_task: int | None
     cache_results: bool
     results_path: str | None
+    log_output: bool
     language_model: str | None
     batch_concurrency: int
     max_depth: int
@@ -148,13 +160,15 @@ async def run_all(
     options: Options,
     label: Callable[[Execution], str],
     uploads: dict[str, Path] | None = None,
+    about: About | None = None,
 ) -> Outcomes:
     """Runs every pair of code and variables, `max_workers` at a time, and returns when all have an outcome.
 
-    `label` names an execution's task run; `uploads` are files that each execution finds, by their paths there. Raises
-    ConfigurationError before anything runs, and OSError where the ledger cannot be written.
+    `label` names an execution's task run; `uploads` are files that each execution finds, by their paths there; `about`
+    says what the report calls them. Raises ConfigurationError before anything runs, and OSError where the ledger cannot
+    be written.
     """
-    async with Run.begun(await resolve(options.provider), total, options, label) as run:
+    async with Run.begun(await resolve(options.provider), total, options, label, about) as run:
         run.uploads = uploads or {}
         await run.drive(identified(items, await run.fingerprint()))
         return run.outcomes()
@@ -186,12 +200,6 @@ def _again() -> str:
     return "retry the flow run" if deployed else "run it again with the same results_path"
 
 
-def described(used: Usage) -> str:
-    """What calls of a model took, for a person."""
-    price = "at a cost that is not known" if used.cost is None else f"for ${used.cost:.6f}"
-    return f"{used.calls} times: {used.prompt_tokens:,} + {used.completion_tokens:,} tokens, {price}"
-
-
 def _flow_run_id() -> str:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
@@ -199,8 +207,29 @@ def _flow_run_id() -> str:
     return str(context.flow_run.id)
 
 
+def _record(about: About, results_path: str, provider: str, total: int) -> Record:
+    context = FlowRunContext.get()
+    assert context is not None
+    assert context.flow_run is not None
+    return Record(
+        flow=context.flow_run.name if context.flow is None else context.flow.name,
+        results_path=results_path,
+        flow_run_id=str(context.flow_run.id),
+        name=context.flow_run.name,
+        what=about.what,
+        objective=about.objective,
+        direction=about.direction,
+        provider=provider,
+        total=total,
+        began=time.time(),
+    )
+
+
 class Run:
     """One flow run's lanes, and the outcomes as they come. A flow with a way of its own overrides what differs."""
+
+    record: Record  # of this run, in the ledger
+    told: Told  # what of it is in the UI
 
     def __init__(
         self,
@@ -225,6 +254,7 @@ class Run:
         self._outcomes: list[Outcome | None] = [None] * total
         self._under_way: dict[int, Execution] = {}
         self._per_task = options.executions_per_task or max(1, math.ceil(total / TASK_RUNS))
+        self._lines = RunLines() if options.log_output else None
         self._total = total
         self._known: dict[str, Line] = {}
         self._index: ResultIndex | None = None
@@ -239,7 +269,12 @@ class Run:
     @classmethod
     @asynccontextmanager
     async def begun(
-        cls, provider: SandboxProvider, total: int, options: Options, label: Callable[[Execution], str]
+        cls,
+        provider: SandboxProvider,
+        total: int,
+        options: Options,
+        label: Callable[[Execution], str],
+        about: About | None = None,
     ) -> AsyncIterator[Self]:
         """A run with its ledger open, which is told to whoever watches. Raises ConfigurationError."""
         isolation = await provider.check()
@@ -252,6 +287,8 @@ class Run:
         log.info("%d executions on %s: %s; results in %s", total, provider.provider_name, isolation, ledger.path)
         observer.get().begun(total, isolation, str(ledger.path))
         run = cls(provider, run_id, ledger, options, total, label, log)
+        record = run.record = _record(about or About(), str(ledger.path), provider.provider_name, total)
+        record.write()
         run.asking = asking
         run.server = await server_id()
         begun_here(run_id)
@@ -264,11 +301,14 @@ class Run:
                 text = f"another run is writing to {ledger.path} at this moment: what both have to do is done twice"
                 log.warning("%s", text)
                 run._observer.warned(text)
-            async with tracker, slots_of(provider, run_id, log) as run.slots:
+            telling = Told(record, lambda: run.done, log)
+            async with telling as run.told, tracker, slots_of(provider, run_id, log) as run.slots:
                 yield run
+                record.ended = time.time()
         finally:
             ledger.close()
             ledger.release()
+            record.end()
             if asking is not None:
                 log.info("the model was called %s", described(asking.spent.used))
         log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
@@ -351,7 +391,13 @@ class Run:
                 await lane.hand_over()
             self.slots.enough()
         finally:
-            await lane.leave()
+            await self.close(lane)
+
+    async def close(self, lane: Lane) -> None:
+        """Removes the lane's sandbox, gives its slot back, and counts what it had open."""
+        await lane.leave()
+        self.record.sandboxes += lane.opened
+        self.record.sandbox_seconds += lane.seconds
 
     async def _task_run(self, task: Any, lane: Lane, work: Work) -> Any:
         """The final state of a task run. Until it has begun its work, no other of this run's is made.
@@ -388,6 +434,7 @@ class Run:
                 yield execution
             else:
                 outcome = self._outcomes[execution.index] = _placed(cached, execution)
+                self.told.ended(outcome)
                 self._observer.ended(outcome, cached=True)
 
     def _works(self, executions: Iterator[Execution]) -> Iterator[Work]:
@@ -395,7 +442,7 @@ class Run:
             label = self._label(group[0])
             if len(group) > 1:
                 label = f"{label} and {len(group) - 1} more"
-            yield Work(label, group, self.policy, self._ledger, self._settled)
+            yield Work(label, group, self.policy, self._ledger, self._settled, self._lines)
 
     def _settled(self, execution: Execution, outcome: Outcome) -> None:
         self._outcomes[execution.index] = outcome
@@ -404,6 +451,7 @@ class Run:
             self.log.warning(
                 "%s failed: %s: %s", self._label(execution), type(outcome.error).__name__, outcome.error.summary
             )
+        self.told.ended(outcome)
         self._observer.ended(outcome, cached=False)
 
     def _out_of_time(self, works: _Ahead, how: str) -> None:

@@ -17,6 +17,7 @@ from .run import (
     BatchConcurrency,
     Deadline,
     Idempotent,
+    LogOutput,
     MaxCost,
     MaxDepth,
     MaxLlmCalls,
@@ -33,6 +34,7 @@ from .run import (
     Timeout,
     raise_failures,
 )
+from .tally import About
 
 CONTEXT = "main"
 
@@ -49,6 +51,7 @@ async def sequence(
     on_failure: OnFailure = "raise",
     deadline: Deadline = None,
     results_path: ResultsPath = None,
+    log_output: LogOutput = True,
     language_model: Model = None,
     batch_concurrency: BatchConcurrency = 4,
     max_depth: MaxDepth = 2,
@@ -80,6 +83,7 @@ async def sequence(
         executions_per_task=1,
         cache_results=False,
         results_path=results_path,
+        log_output=log_output,
         language_model=language_model,
         batch_concurrency=batch_concurrency,
         max_depth=max_depth,
@@ -88,7 +92,7 @@ async def sequence(
         max_cost=max_cost,
     )
     async with _Sequence.begun(
-        await resolve(provider), len(codes), options, lambda execution: f"step {execution.index}"
+        await resolve(provider), len(codes), options, lambda execution: f"step {execution.index}", About("step")
     ) as run:
         executions = _chained(codes, await run.fingerprint())
         run.stop_on_error = stop_on_error

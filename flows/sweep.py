@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from .run import (
     Deadline,
     ExecutionsPerTask,
     Idempotent,
+    LogOutput,
     MaxCost,
     MaxDepth,
     MaxLlmCalls,
@@ -37,8 +38,7 @@ from .run import (
     run_all,
 )
 from .table import cell_text, table
-
-Direction = Literal["minimize", "maximize"]
+from .tally import About, Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ async def sweep(
     executions_per_task: ExecutionsPerTask = None,
     cache_results: CacheResults = False,
     results_path: ResultsPath = None,
+    log_output: LogOutput = True,
     language_model: Model = None,
     batch_concurrency: BatchConcurrency = 4,
     max_depth: MaxDepth = 2,
@@ -120,6 +121,7 @@ async def sweep(
         executions_per_task=executions_per_task,
         cache_results=cache_results,
         results_path=results_path,
+        log_output=log_output,
         language_model=language_model,
         batch_concurrency=batch_concurrency,
         max_depth=max_depth,
@@ -128,7 +130,10 @@ async def sweep(
         max_cost=max_cost,
     )
     items = ((code, point) for point in points_of_space)
-    outcomes = await run_all(items, len(points_of_space), options, lambda trial: _label(trial.index, trial.variables))
+    about = About("trial", objective, direction)
+    outcomes = await run_all(
+        items, len(points_of_space), options, lambda trial: _label(trial.index, trial.variables), about=about
+    )
     if on_failure == "raise":
         raise_failures(outcomes, "trials")
     return report(outcomes.results, objective, direction, outcomes.results_path)

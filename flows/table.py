@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
-from ..sandbox.result import Result
-from .run import Outcome
+from ..sandbox.result import Failure, Result
 
+Outcome = Result | Failure
 CELL = 40  # characters of a value that are shown
+
+# What a cell has no room for is not written out first: a field may be a list of a million numbers.
+_brief = reprlib.Repr()
+_brief.maxlist = _brief.maxdict = CELL // 3 + 1
+_brief.maxlevel = 4
+_brief.maxstring = _brief.maxlong = _brief.maxother = CELL
 
 
 def table(outcomes: list[Outcome], best: Result | None = None) -> list[list[str]]:
@@ -30,5 +37,8 @@ def table(outcomes: list[Outcome], best: Result | None = None) -> list[list[str]
 
 def cell_text(value: Any) -> str:
     """A value as a cell shows it: numbers to six figures, and no more than `CELL` characters."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        text = f"{value:.6g}"
+    else:
+        text = value[: CELL + 1] if isinstance(value, str) else _brief.repr(value)
     return text if len(text) <= CELL else text[: CELL - 3] + "..."

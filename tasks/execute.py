@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from prefect.cache_policies import NO_CACHE
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
+from .output import OutputLog, RunLines
 from .tags import limited, tag, tags_of
 
 if TYPE_CHECKING:
@@ -79,12 +81,14 @@ class Work:
         policy: RetryPolicy,
         ledger: Ledger,
         report: Callable[[Execution, Result | Failure], None],
+        lines: RunLines | None = None,
     ) -> None:
         self._label = label
         self._executions = executions
         self.policy = policy
         self.ledger = ledger
         self._report = report
+        self._lines = lines
         self.tries = 0
         self.failed: RlmBatchError | None = None  # the error of the last execution that failed for good
         self.begun: Callable[[], None] = lambda: None  # called when its task run has begun to do it
@@ -96,6 +100,18 @@ class Work:
     def remaining(self) -> Iterable[Execution]:
         """The executions that have no outcome yet."""
         return [execution for execution in self._executions if not execution.done]
+
+    @contextmanager
+    def logged(self, execution: Execution) -> Iterator[Callable[[str, str], None] | None]:
+        """What takes the output of an attempt at an execution to the task run's log, None where it is not wanted."""
+        if self._lines is None:
+            yield None
+            return
+        output = OutputLog(self._lines, "" if len(self._executions) == 1 else f"{execution.index}: ")
+        try:
+            yield output.write
+        finally:
+            output.close()
 
     def settle(self, execution: Execution, outcome: Result | Failure) -> None:
         """Writes an outcome to the ledger, and then reports it."""
@@ -127,7 +143,9 @@ async def execute(lane: Lane, work: Work) -> None:
             await lane.hand_over()
         await lane.stay()
         try:
-            work.settle(execution, await lane.execute(execution))
+            with work.logged(execution) as on_output:
+                result = await lane.execute(execution, on_output)
+            work.settle(execution, result)
         except RlmBatchError as error:
             execution.errors.append(error)
             if not work.policy.again(error, len(execution.errors)):

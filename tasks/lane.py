@@ -63,6 +63,9 @@ class Lane:
         self._has_state = False
         self._interpreter: Interpreter | None = None
         self._expires = 0.0
+        self._since: float | None = None  # when the sandbox that is open was asked for, by the loop's clock
+        self.opened = 0  # sandboxes, and
+        self.seconds = 0.0  # how long those that are closed were open, together
 
     async def enter(self) -> bool:
         """Waits for a slot, unless it has one; False where there is no more work to have one for."""
@@ -146,6 +149,9 @@ class Lane:
             self._expires = now + max(self.provider.lifetime, 2 * self._timeout)
             self._interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
         await self._interpreter.start()
+        if self._since is None:
+            self._since = now
+            self.opened += 1
         return self._interpreter
 
     async def rest(self) -> None:
@@ -158,3 +164,6 @@ class Lane:
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
             await interpreter.shutdown()
+        if self._since is not None:
+            self.seconds += asyncio.get_running_loop().time() - self._since
+            self._since = None

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, LocalSandbox, batch, rlm
 
@@ -56,6 +57,17 @@ async def test_a_question_over_a_text_is_answered_with_its_trajectory_and_its_qu
         chat.stats.prompt_tokens, chat.stats.completion_tokens
     )  # fmt: skip
     assert summed["cost"] == pytest.approx(chat.stats.prompt_tokens * 1.5e-7 + chat.stats.completion_tokens * 6e-7)
+
+
+async def test_its_report_has_the_whole_answer_and_what_the_model_took(chat):
+    chat.script = plays(("", "SUBMIT(answer='forty-two')"))
+    found = await rlm("What is it?", NAME)
+    async with get_client() as client:
+        (artifact,) = [a for a in await client.read_artifacts() if str(a.flow_run_id) in found.results_path]
+    assert artifact.key == "rlm-report"
+    said = str(artifact.data)
+    assert "```text\nforty-two\n```" in said
+    assert f"{chat.stats.prompt_tokens:,} + {chat.stats.completion_tokens:,} tokens" in said.replace("\\", "")
 
 
 async def test_a_question_without_a_context_and_one_over_a_file(chat, tmp_path):

@@ -1,4 +1,4 @@
-"""Text that code or a model chose, on a person's terminal."""
+"""Text that code or a model chose, on a person's terminal, in a log or on a page."""
 
 from __future__ import annotations
 

@@ -1,0 +1,175 @@
+"""A run's outcomes as a table for other programs: CSV, and Parquet where pyarrow is installed.
+
+A row is an execution, in their order; a column is a variable, a field that code submitted, or what is known of the
+execution. Only a row (for Parquet, some thousands) is in memory at a time: the ledger is read once for the columns and
+once for the rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..sandbox.errors import ConfigurationError
+from ..sandbox.result import Failure, Result
+from .past import Past
+
+COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
+BATCH = 5000  # rows that Parquet takes at once
+
+Outcome = Result | Failure
+# What is known of every execution, beside its variables and fields.
+KNOWN: dict[str, tuple[str, Callable[[Outcome], Any]]] = {
+    "index": ("int", lambda outcome: outcome.meta.index),
+    "status": ("text", lambda outcome: "succeeded" if isinstance(outcome, Result) else "failed"),
+    "error": ("text", lambda outcome: type(outcome.error).__name__ if isinstance(outcome, Failure) else None),
+    "message": ("text", lambda outcome: str(outcome.error) if isinstance(outcome, Failure) else None),
+    "seconds": ("float", lambda outcome: float(outcome.meta.seconds)),
+    "attempt": ("int", lambda outcome: outcome.meta.attempt),
+    "provider": ("text", lambda outcome: outcome.meta.provider),
+    "sandbox_id": ("text", lambda outcome: outcome.meta.sandbox_id),
+    "model_calls": ("int", lambda outcome: outcome.meta.queries.calls),
+    "model_tokens": ("int", lambda o: o.meta.queries.prompt_tokens + o.meta.queries.completion_tokens),
+    "model_cost": ("float", lambda outcome: outcome.meta.queries.cost),
+}
+
+
+@dataclass(slots=True)
+class Column:
+    """A variable or a field, under the name that its column has, and the types of JSON that were found in it."""
+
+    source: str  # variables or outputs
+    name: str
+    types: set[str] = field(default_factory=set[str])
+
+    def value(self, outcome: Outcome) -> Any:
+        """What the outcome has there; None where it has nothing."""
+        if self.source == "variables":
+            return outcome.meta.variables.get(self.name)
+        return outcome.outputs.get(self.name) if isinstance(outcome, Result) else None
+
+    @property
+    def type(self) -> str:
+        """One type for all of the column: what is neither number nor text nor truth is JSON, as text."""
+        if self.types <= {"int", "float"}:
+            return "int" if self.types == {"int"} else "float"
+        return next(iter(self.types)) if len(self.types) == 1 else "json"
+
+
+def write_csv(found: Past, path: Path) -> None:
+    """Writes every outcome as CSV with a header: text as it is, all else as JSON. Raises OSError."""
+    columns = columns_of(found.outcomes())
+    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["index", *columns, *list(KNOWN)[1:]])
+        for outcome in found.outcomes():
+            known = [_cell(get(outcome)) for _, get in KNOWN.values()]
+            writer.writerow([known[0], *(_cell(column.value(outcome)) for column in columns.values()), *known[1:]])
+
+
+def write_parquet(found: Past, path: Path) -> None:
+    """Writes every outcome as Parquet. Raises OSError, and ConfigurationError where pyarrow is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigurationError(
+            "Parquet is written by pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or use --csv"
+        ) from None
+    columns = columns_of(found.outcomes())
+    kinds = {
+        "int": pyarrow.int64(),
+        "float": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+        "text": pyarrow.string(),
+        "json": pyarrow.string(),
+    }
+    types = {"index": "int"} | {name: column.type for name, column in columns.items()}
+    types |= {name: kind for name, (kind, _) in KNOWN.items()}
+    getters: dict[str, Callable[[Outcome], Any]] = {name: column.value for name, column in columns.items()}
+    getters |= {name: get for name, (_, get) in KNOWN.items()}
+    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in types.items()])
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for rows in _batches(found.outcomes()):
+            arrays = [
+                pyarrow.array([_typed(getters[name](row), kind) for row in rows], kinds[kind])
+                for name, kind in types.items()
+            ]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+
+
+def columns_of(outcomes: Iterator[Outcome]) -> dict[str, Column]:
+    """The columns by name, variables first. A name that is taken has where it comes from before it.
+
+    Raises ConfigurationError where there are more than `COLUMNS`.
+    """
+    found: dict[tuple[str, str], Column] = {}
+    for outcome in outcomes:
+        fields = outcome.outputs if isinstance(outcome, Result) else {}
+        for source, values in (("variables", outcome.meta.variables), ("outputs", fields)):
+            for name, value in values.items():
+                column = found.get((source, name))
+                if column is None:
+                    column = found[source, name] = Column(source, name)
+                    if len(found) > COLUMNS:
+                        raise ConfigurationError(
+                            f"the executions have more than {COLUMNS} variables and fields, which is no table: read "
+                            "the ledger's lines of JSON"
+                        )
+                if value is not None:
+                    column.types.add(_type(value))
+    columns: dict[str, Column] = {}
+    for column in sorted(found.values(), key=lambda column: column.source != "variables"):
+        name = column.name
+        while name in KNOWN or name in columns:
+            name = f"{column.source}.{name}"
+        columns[name] = column
+    return columns
+
+
+def _batches(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
+    rows: list[Outcome] = []
+    for outcome in outcomes:
+        rows.append(outcome)
+        if len(rows) == BATCH:
+            yield rows
+            rows = []
+    yield rows
+
+
+def _type(value: Any) -> str:
+    match value:
+        case bool():
+            return "bool"
+        case int():
+            return "int" if -(2**63) <= value < 2**63 else "json"
+        case float():
+            return "float"
+        case str():
+            return "text"
+        case _:
+            return "json"
+
+
+def _typed(value: Any, kind: str) -> Any:
+    if value is None:
+        return None
+    match kind:
+        case "json":
+            return json.dumps(value, ensure_ascii=True)
+        case "text":
+            return value.encode("utf-8", "replace").decode("utf-8")
+        case "float":
+            return float(value)
+        case _:
+            return value
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,85 @@
+"""What a ledger keeps of each flow run that wrote to it, beside the results: `run-<id>.json`, one for each start.
+
+It is what `rlm-batch report` finds a run by, and knows its objective from, where no server is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from .tally import About, Direction
+
+VERSION = 1
+
+
+@dataclass(slots=True)
+class Record:
+    """One start of a flow run. Times are in epoch seconds; `ended` is None while it runs, and where it was killed.
+
+    `sandboxes` were opened by it, and were open for `sandbox_seconds` together.
+    """
+
+    flow: str
+    results_path: str
+    flow_run_id: str = ""
+    name: str = ""
+    what: str = "execution"
+    objective: str | None = None
+    direction: Direction = "minimize"
+    provider: str = ""
+    total: int = 0
+    began: float = 0.0
+    ended: float | None = None
+    sandboxes: int = 0
+    sandbox_seconds: float = 0.0
+    version: int = VERSION
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    @property
+    def about(self) -> About:
+        """What its flow says of its executions."""
+        return About(self.what, self.objective, self.direction)
+
+    def write(self) -> None:
+        """Writes it to the ledger, in one piece. Where that cannot be done, nor can results, and those will tell."""
+        path = Path(self.results_path) / f"run-{self.id}.json"
+        partial = path.with_suffix(".partial")
+        with suppress(OSError):
+            try:
+                partial.write_text(json.dumps(asdict(self), ensure_ascii=True), encoding="ascii")
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """Writes it once more, with its end."""
+        self.ended = time.time()
+        self.write()
+
+
+def records_of(ledger: Path) -> list[Record]:
+    """The starts of flow runs that wrote to this ledger, the latest last. What is damaged or foreign is passed over."""
+    return sorted(_read(ledger.glob("run-*.json")), key=lambda record: record.began)
+
+
+def find_record(root: Path, wanted: str) -> Record | None:
+    """The latest start of the flow run with that id or name, among the ledgers below the root."""
+    found = [record for record in _read(root.glob("*/run-*.json")) if wanted in (record.flow_run_id, record.name)]
+    return max(found, key=lambda record: record.began, default=None)
+
+
+def _read(paths: Iterator[Path]) -> Iterator[Record]:
+    known = {item.name for item in fields(Record)}
+    for path in paths:
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            data = json.loads(path.read_text(encoding="utf-8"))
+            record = Record(**{name: value for name, value in data.items() if name in known})
+            record.results_path = str(path.parent.absolute())  # a ledger may have been moved
+            record.began, record.total = float(record.began), int(record.total)
+            yield record

@@ -1,0 +1,117 @@
+"""What a flow run shows in Prefect's UI beside its task runs: a progress artifact, and a report at its end.
+
+An artifact costs some 10 to 25 ms, so there are two for a flow run and none for an execution; the progress is written
+once a second at most, and not at all in a run that is shorter. No run fails for want of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, aupdate_progress_artifact
+
+from ..sandbox.result import Failure, Result
+from .page import as_markdown
+from .record import Record
+from .report import report
+from .tally import Tally, number
+
+INTERVAL = 1.0  # seconds between two looks at the progress
+PATIENCE = 20.0  # seconds for the server to take an artifact
+
+
+class Told:
+    """The artifacts of one flow run, an async context manager; `outcomes` gives all that there are at its end."""
+
+    def __init__(
+        self,
+        record: Record,
+        outcomes: Callable[[], Iterable[Result | Failure]],
+        log: logging.Logger | logging.LoggerAdapter[Any],
+    ) -> None:
+        self._record = record
+        self._outcomes = outcomes
+        self._log = log
+        self._key = re.sub("[^a-z0-9-]+", "-", record.flow.lower()).strip("-") or "run"
+        self._done = self._failed = self._told = 0
+        self._best: float | None = None
+        self._progress: UUID | None = None
+        self._telling: asyncio.Task[None] | None = None
+        self._away = False
+
+    def ended(self, outcome: Result | Failure) -> None:
+        """An execution has its outcome."""
+        about = self._record.about
+        self._done += 1
+        if isinstance(outcome, Failure):
+            self._failed += 1
+        elif about.objective is not None:
+            score = number(outcome.outputs.get(about.objective))
+            if score is not None:
+                pick = min if about.direction == "minimize" else max
+                self._best = score if self._best is None else pick(self._best, score)
+
+    async def __aenter__(self) -> Told:
+        self._telling = asyncio.create_task(self._tell())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._telling is not None
+        self._telling.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._telling
+        if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
+            return  # whoever ended the run does not wait for a page on it; `rlm-batch report` makes one
+        if self._progress is not None:
+            await self._written(self._show())
+        await self._written(self._report())
+
+    async def _tell(self) -> None:
+        while not self._away:
+            await asyncio.sleep(INTERVAL)
+            if self._done != self._told or self._progress is None:
+                await self._written(self._show())
+
+    async def _show(self) -> None:
+        self._told = self._done
+        share = 100.0 * self._done / max(1, self._record.total)
+        if self._progress is None:
+            self._progress = await acreate_progress_artifact(share, f"{self._key}-progress", self._said())
+        else:
+            await aupdate_progress_artifact(self._progress, share, self._said())
+
+    def _said(self) -> str:
+        text = f"{self._done:,} of {self._record.total:,} {self._record.what}s done, {self._failed:,} failed"
+        return text if self._best is None else f"{text}, the best so far {self._best:.6g}"
+
+    async def _report(self) -> None:
+        tally = Tally(self._record.about)
+        for outcome in self._outcomes():
+            tally.add(outcome)
+        if tally.done:
+            text = as_markdown(report(tally, [self._record]))
+            about = f"{tally.succeeded:,} of {self._record.total:,} {tally.about.what}s succeeded"
+            await acreate_markdown_artifact(text, f"{self._key}-report", about)
+
+    async def _written(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does that, if the server takes artifacts; the first that it did not take is the last."""
+        if self._away:
+            work.close()
+            return
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await work
+        except Exception as error:  # noqa: BLE001 - a page about the results is not worth the results
+            self._away = True
+            said = str(error) or type(error).__name__
+            self._log.warning(
+                "the run's report could not be written to the Prefect server (%s); `rlm-batch report %s` makes one",
+                said.splitlines()[0],
+                self._record.results_path,
+            )

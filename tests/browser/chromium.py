@@ -1,0 +1,213 @@
+"""A real Chromium without a screen, driven over its own protocol (CDP).
+
+Debian's chromium and the `websockets` that the tests have anyway are all it takes: selenium would bring a driver, a
+downloader of drivers and fifteen packages more, playwright a Node runtime of 120 MB, and neither does more for us.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",  # what it shows is our own; its sandbox does not start for root
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    # Nothing is looked up or fetched but from this machine.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--remote-debugging-port=0",
+)
+PATIENCE = 90.0  # seconds for a page to show what is waited for, on a machine that is busy
+
+# Elements by their visible text, the smallest that has it; those in a dialog before the page behind it.
+FIND = """
+((selector, text) => {
+  const seen = e => e.getClientRects().length > 0;
+  const said = e => (e.innerText || e.value || e.getAttribute('aria-label') || '').trim();
+  const all = [...document.querySelectorAll(selector)].filter(seen);
+  const exact = all.filter(e => said(e) === text);
+  const found = exact.length ? exact : all.filter(e => said(e).includes(text));
+  return found.sort((a, b) => said(a).length - said(b).length)[0];
+})
+"""
+# A framework that watches a field sees only what its own setter and an event tell.
+FILL = """
+((e, value) => {
+  const kind = e.tagName === 'TEXTAREA' ? HTMLTextAreaElement : HTMLInputElement;
+  Object.getOwnPropertyDescriptor(kind.prototype, 'value').set.call(e, value);
+  e.dispatchEvent(new Event('input', {bubbles: true}));
+  e.dispatchEvent(new Event('change', {bubbles: true}));
+})
+"""
+
+
+def installed() -> str | None:
+    """The path of a Chromium, if this machine has one."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Chromium:
+    """A browser with one page, a context manager. `asked` are the addresses that it was led to fetch from."""
+
+    def __init__(self, width: int = 1280, height: int = 900) -> None:
+        self._size = width, height
+        self._folder = tempfile.mkdtemp(prefix="browser-of-rlm-batch-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: ClientConnection | None = None
+        self._numbers = itertools.count(1)
+        self.asked: list[str] = []
+        self.errors: list[str] = []
+
+    def __enter__(self) -> Self:
+        program = installed()
+        assert program is not None, "there is no chromium"
+        size = f"--window-size={self._size[0]},{self._size[1]}"
+        self._process = subprocess.Popen(
+            [program, *FLAGS, size, f"--user-data-dir={self._folder}", "about:blank"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            port = self._port()
+            page = next(p for p in httpx.get(f"http://127.0.0.1:{port}/json/list").json() if p["type"] == "page")
+            self._socket = connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None, ping_interval=None)
+            for domain in ("Page", "Network", "Runtime"):
+                self.command(f"{domain}.enable")
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _port(self) -> int:
+        file = Path(self._folder) / "DevToolsActivePort"
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            with suppress(OSError, ValueError, IndexError):
+                return int(file.read_text().splitlines()[0])
+            time.sleep(0.05)
+        raise AssertionError("chromium did not start")
+
+    def _end(self) -> None:
+        if self._socket is not None:
+            with suppress(Exception):
+                self.command("Browser.close")
+            self._socket.close()
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for _ in range(20):  # its children may be writing there yet
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if not os.path.exists(self._folder):
+                break
+            time.sleep(0.1)
+
+    def command(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The answer to a command of the protocol. Raises AssertionError where the browser refuses it."""
+        assert self._socket is not None
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while True:
+            heard = json.loads(self._socket.recv(timeout=PATIENCE))
+            if heard.get("id") == number:
+                assert "error" not in heard, f"{method}: {heard['error']}"
+                return heard["result"]
+            if heard.get("method") == "Network.requestWillBeSent":
+                self.asked.append(heard["params"]["request"]["url"])
+            elif heard.get("method") == "Runtime.exceptionThrown":
+                self.errors.append(json.dumps(heard["params"])[:500])
+
+    def goto(self, url: str) -> None:
+        """Opens an address."""
+        self.command("Page.navigate", url=url)
+
+    def js(self, expression: str) -> Any:
+        """The value of an expression on the page."""
+        found = self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, f"{expression}: {found['exceptionDetails']}"
+        return found["result"].get("value")
+
+    def until(self, what: Callable[[], Any], said: str) -> Any:
+        """Waits until that is true, and returns it. Raises AssertionError with what the page shows instead."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            found = what()
+            if found:
+                return found
+            if time.monotonic() > end:
+                raise AssertionError(f"{said}: not on the page, which shows:\n{self.text()[:3000]}")
+            time.sleep(0.2)
+
+    def text(self) -> str:
+        """What a person reads on the page."""
+        return self.js("document.body ? document.body.innerText : ''") or ""
+
+    def see(self, *texts: str) -> None:
+        """Waits until the page shows all of these."""
+        for text in texts:
+            self.until(lambda text=text: text in self.text(), repr(text))
+
+    def click(self, text: str, selector: str = "button, a, label, [role=button], [role=menuitem], [role=tab]") -> None:
+        """Clicks on the element with that text, with the mouse, where it is in sight."""
+        where = json.dumps(selector), json.dumps(text)
+        spot = self.until(
+            lambda: self.js(
+                f"(() => {{ const e = {FIND}({where[0]}, {where[1]}); if (!e || e.disabled) return null;"
+                "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+                "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+            ),
+            f"something to click on that says {text!r}",
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.command("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
+
+    def fill(self, label: str, value: str) -> None:
+        """Puts a text into the field below that label, in the place of what is there."""
+        self.until(
+            lambda: self.js(
+                f"(() => {{ const l = {FIND}('label, h3', {json.dumps(label)}); if (!l) return false;"
+                "const around = l.tagName === 'H3' ? l.parentElement : l.closest('.p-label') || l;"
+                "const e = around.querySelector('input, textarea'); if (!e) return false;"
+                f"{FILL}(e, {json.dumps(value)}); return true; }})()"
+            ),
+            f"a field with the label {label!r}",
+        )
+
+    def screenshot(self, path: Path, *, height: int | None = None) -> Path:
+        """Writes what the page shows as PNG."""
+        width = self._size[0]
+        tall = height or self._size[1]
+        self.command("Emulation.setDeviceMetricsOverride", width=width, height=tall, deviceScaleFactor=1, mobile=False)
+        time.sleep(0.5)  # it is drawn anew
+        data = self.command("Page.captureScreenshot", format="png")["data"]
+        path.write_bytes(base64.b64decode(data))
+        return path

@@ -1,0 +1,67 @@
+"""A Chromium at a Prefect server that has our deployments and a worker."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .chromium import Chromium, installed
+
+POOL = "rlm-batch"
+
+
+@pytest.fixture(scope="session")
+def ui(server: str) -> str:
+    """The address of the UI. Skips where there is no browser."""
+    if installed() is None:
+        pytest.skip("there is no chromium on this machine (apt-get install chromium)")
+    return server.removesuffix("/api")
+
+
+@pytest.fixture
+def page(ui: str) -> Iterator[Chromium]:
+    """A browser of the test's own. Whatever a page wanted, nothing was asked of another machine but Prefect's logos."""
+    with Chromium(1280, 900) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def served(ui: str, server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The results root of a worker that serves the deployment sweep/local."""
+    folder = tmp_path_factory.mktemp("served")
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": server,
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "RLM_BATCH_RESULTS": str(folder / "results"),
+    }
+    command = str(Path(sys.executable).with_name("rlm-batch"))
+    done = subprocess.run([command, "deploy"], env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (folder / "worker.log").open("w")
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
+        env=environment,
+        cwd=folder,
+        stdout=log,
+        stderr=log,
+    )
+    try:
+        yield folder / "results"
+    finally:
+        worker.terminate()
+        try:
+            worker.wait(30)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+        log.close()
+
+
+def sandboxes() -> list[str]:
+    """The local sandboxes of these tests that are open."""
+    return [path.name for path in Path(tempfile.gettempdir()).glob("rlm-batch-*")]

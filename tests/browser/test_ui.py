@@ -1,0 +1,139 @@
+"""What a person sees in Prefect's UI, in a real browser."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rlm_batch import LanguageModel, LocalSandbox, sweep
+
+from .chromium import Chromium
+from .conftest import sandboxes
+
+FULL = [pytest.mark.full, pytest.mark.timeout(600)]
+
+
+def ask(ui: str, path: str, **body: Any) -> Any:
+    """What the server answers."""
+    end = time.monotonic() + 60
+    while True:
+        answer = httpx.request("POST" if body else "GET", f"{ui}/api/{path}", json=body or None, timeout=60)
+        if answer.status_code != 503 or time.monotonic() > end:  # a server on SQLite says so when it is busy
+            break
+        time.sleep(0.2)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def deployment(ui: str) -> str:
+    """The id of sweep/local."""
+    return ask(ui, "deployments/name/sweep/local")["id"]
+
+
+def runs(ui: str) -> list[dict[str, Any]]:
+    """The deployment's flow runs, the latest first."""
+    return ask(
+        ui,
+        "flow_runs/filter",
+        flow_runs={"deployment_id": {"any_": [deployment(ui)]}},
+        sort="START_TIME_DESC",
+    )
+
+
+def until(what: Any, seconds: float = 120.0) -> Any:
+    """Waits for that to be true, and returns it."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.25)
+    return found
+
+
+def test_a_runs_report_is_in_the_ui_with_its_chart_and_nothing_of_it_is_run_or_fetched(
+    ui: str, page: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
+    code = "if x == 2: raise ValueError('<img src=http://127.0.0.1:9/x onerror=\"document.title=1\"> | **b**')\n"
+    code += "SUBMIT(loss=(x - 1) ** 2 + y)"
+    report = asyncio.run(sweep(code, {"x": [0, 1, 2], "y": [1, 2]}, objective="loss", on_failure="return"))
+    (artifact,) = [
+        found
+        for found in ask(ui, "artifacts/filter", sort="CREATED_DESC")
+        if found["flow_run_id"] in report.results_path and found["type"] == "markdown"
+    ]
+    page.goto(f"{ui}/artifacts/artifact/{artifact['id']}")
+    page.see("4 of 6 trials succeeded", "Trials, the best first")
+    said = '<img src=http://127.0.0.1:9/x onerror="document.title=1"> | **b**'
+    note = f"CodeError: the code raised ValueError (line 1): {said}"
+    pictures = "[...document.images].filter(i => i.src.startsWith('data:image/svg') && i.naturalWidth > 300).length"
+    page.until(lambda: page.js(pictures) == 2, "the two charts")
+    cells = page.js("[...document.querySelectorAll('td')].map(e => e.innerText.trim())")
+    assert {"best", note} <= set(cells)
+    assert page.js("[...document.images].every(i => !i.src.includes(':9/'))")
+    assert not [url for url in page.asked if url.startswith("http") and not url.startswith(ui)]
+    assert page.errors == []
+
+
+class TestAgainstAWorker:
+    pytestmark = FULL
+
+    def test_the_deployments_and_the_forms_of_the_blocks_are_there(self, ui: str, served: Path, page: Chromium) -> None:
+        page.goto(f"{ui}/deployments")
+        page.see("local", "sweep")
+        page.goto(f"{ui}/blocks/catalog/language-model/create")
+        page.see("Sub-model", "US dollars for a token of a prompt", "It stays on the host.")
+        page.fill("Block Name", "from-the-form")
+        page.fill("Model", "openai/gpt-4o-mini")
+        page.fill("API key", "sk-that-nobody-sees")
+        page.click("Create", "button")
+        page.see('LanguageModel.load("from-the-form")')
+        assert "sk-that" not in page.text()
+        page.goto(f"{ui}/blocks/catalog/local-sandbox/create")
+        page.see("Isolation", "MiB of address space for each process of the code")
+        page.fill("Block Name", "from-the-form")
+        page.click("Create", "button")
+        page.see('LocalSandbox.load("from-the-form")')
+        model: Any = LanguageModel.load("from-the-form")
+        assert model.api_key.get_secret_value() == "sk-that-nobody-sees"
+        saved: Any = LocalSandbox.load("from-the-form")
+        assert asyncio.run(saved.fingerprint()) == asyncio.run(LocalSandbox().fingerprint())
+
+    def test_a_run_is_started_from_the_form_and_a_wrong_value_is_refused_there(
+        self, ui: str, served: Path, page: Chromium
+    ) -> None:
+        page.goto(f"{ui}/deployments/deployment/{deployment(ui)}/run")
+        page.see("max_workers", "Executions at one time, each in a sandbox of its own")
+        before = len(runs(ui))
+        page.fill("max_workers", "0")
+        page.click("Submit", "button")
+        page.see("0 is less than the minimum of 1")
+        assert len(runs(ui)) == before
+        page.goto(f"{ui}/deployments/deployment/{deployment(ui)}/run")  # without the message, which covers the button
+        page.see("max_workers")
+        page.fill("max_workers", "2")
+        page.click("Submit", "button")
+        (run, *_) = until(lambda: len(runs(ui)) > before and runs(ui))
+        assert run["parameters"]["max_workers"] == 2
+        until(lambda: runs(ui)[0]["state_type"] == "COMPLETED")
+        page.goto(f"{ui}/runs/flow-run/{run['id']}")
+        page.click("Task Runs", "[role=tab], button, a, li, span")
+        page.see("trial 0: lr=0.001, batch_size=32", "trial 3: lr=0.01, batch_size=64")
+        assert (served / run["id"]).is_dir()
+
+    def test_a_run_that_is_cancelled_in_the_ui_leaves_no_sandbox(self, ui: str, served: Path, page: Chromium) -> None:
+        created = ask(
+            ui,
+            f"deployments/{deployment(ui)}/create_flow_run",
+            parameters={"code": "import time\nprint('asleep', flush=True)\ntime.sleep(300)", "timeout": 400},
+            state={"type": "SCHEDULED"},
+        )
+        until(lambda: len(sandboxes()) == 4)
+        page.goto(f"{ui}/runs/flow-run/{created['id']}")
+        page.see("asleep")  # what the code writes is in the run's log while it runs
+        page.click("Cancel", "button")
+        page.click("Confirm", ".p-modal__footer button")
+        until(lambda: not sandboxes(), 30)
+        page.see("Cancelled")

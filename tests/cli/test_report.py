@@ -1,0 +1,153 @@
+"""What `rlm-batch report` makes of a run, from its ledger alone."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import CodeError, ConfigurationError, Failure, Result
+from rlm_batch.cli.main import main
+from rlm_batch.flows.past import past
+from rlm_batch.flows.record import Record
+from rlm_batch.sandbox.result import Meta, QuerySummary
+from rlm_batch.tasks.ledger import Ledger
+
+from .conftest import Run
+
+
+def written(path: Path, name: str, outcomes: list[Result | Failure], **record: Any) -> Record:
+    """A ledger with those outcomes, as a flow run leaves it."""
+    ledger = Ledger(path)
+    ledger.create()
+    for outcome in outcomes:
+        ledger.write(f"{outcome.meta.index:064x}", outcome)
+    ledger.close()
+    found = Record("sweep", str(path), f"id-of-{name}", name, total=len(outcomes), began=1.7e9, **record)
+    found.end()
+    return found
+
+
+def trials(count: int) -> list[Result | Failure]:
+    """Trials whose losses fall, and a failure."""
+    queries = QuerySummary(asked=1, calls=2, prompt_tokens=30, completion_tokens=4, cost=0.25)
+    made: list[Result | Failure] = [
+        Result(
+            {"loss": float(count - index), "parts": [index], "text": "ä"},
+            Meta(index=index, variables={"lr": index / 10, "loss": "given"}, seconds=1.5, queries=queries),
+        )
+        for index in range(count)
+    ]
+    failed = Failure(CodeError("it <b>failed</b>\nTraceback: line 3"), Meta(index=count, variables={"lr": 9.9}))
+    return [*made, failed]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A results root of the test's own, with no server to be asked."""
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    return tmp_path
+
+
+def call(*words: object) -> int:
+    """The exit status of `rlm-batch` with these words."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return int(ended.value.code or 0)
+
+
+def test_a_run_is_found_by_id_name_and_path_and_no_server_is_asked(root: Path, capsys: pytest.CaptureFixture[str]):
+    written(root / "first", "quick-fox", trials(3), what="trial", objective="loss")
+    for run in ("id-of-quick-fox", "quick-fox", root / "first"):
+        assert call("report", run) == 0
+        said = capsys.readouterr()
+        first, second = said.out.splitlines()[1:3]
+        assert first.split()[:2] == ["2", "0.2"]
+        assert first.split()[-1] == "best"
+        assert second.startswith("1 ")
+        assert f"Report: {root}/first/report.html" in said.out
+        assert "3 of 4 trials succeeded, 1 failed" in said.err
+        assert "the model was called 6 times: 90 + 12 tokens, for $0.750000" in said.err
+
+
+def test_the_page_has_the_chart_the_failures_and_nothing_to_fetch(root: Path):
+    written(root / "first", "quick-fox", trials(5), what="trial", objective="loss")
+    assert call("report", "quick-fox", "--html", root / "page.html") == 0
+    page = (root / "page.html").read_text()
+    assert page.count("<img ") == 1
+    assert not re.search(r"(?:src|href)=[\"']?(?!data:)\w+:", page)
+    assert "it &lt;b&gt;failed&lt;/b&gt;" in page
+    assert "<b>" not in page
+
+
+def test_csv_and_parquet_have_a_row_for_each_execution_in_order(root: Path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    written(root / "first", "quick-fox", trials(3), what="trial", objective="loss")
+    assert call("report", "quick-fox", "--csv", root / "t.csv", "--parquet", root / "t.parquet") == 0
+    with (root / "t.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    read = parquet.read_table(root / "t.parquet").to_pylist()
+    assert [int(row["index"]) for row in rows] == [row["index"] for row in read] == [0, 1, 2, 3]
+    # A field with a variable's name stands beside it.
+    assert [row["outputs.loss"] for row in read] == [3.0, 2.0, 1.0, None]
+    assert [row["loss"] for row in read] == ["given", "given", "given", None]
+    assert [float(row["lr"]) for row in rows] == [row["lr"] for row in read] == [0.0, 0.1, 0.2, 9.9]
+    assert [json.loads(row["parts"]) for row in read[:3]] == [[0], [1], [2]]
+    assert rows[0]["text"] == read[0]["text"] == "ä"
+    assert [row["status"] for row in rows] == ["succeeded"] * 3 + ["failed"]
+    assert read[3]["message"].startswith("it <b>failed</b>\n")
+    assert not list(root.glob("*.partial"))
+
+
+def test_a_result_that_came_later_stands_in_place_of_the_failure(root: Path, capsys: pytest.CaptureFixture[str]):
+    written(root / "first", "one", [Failure(CodeError("no"), Meta(index=0)), Result({"a": 1}, Meta(index=1))])
+    written(root / "first", "two", [Result({"a": 2}, Meta(index=0))])
+    assert [outcome.a for outcome in past("two").outcomes()] == [2, 1]
+
+
+def test_code_that_was_changed_and_run_on_the_same_ledger_tells_its_latest_results(root: Path):
+    ledger = Ledger(root / "first")
+    ledger.create()
+    ledger.write("a" * 64, Result({"a": "old"}, Meta(index=0)))
+    ledger.write("b" * 64, Result({"a": "new"}, Meta(index=0)))
+    assert [outcome.a for outcome in past(str(root / "first")).outcomes()] == ["new"]
+
+
+def test_what_is_no_run_is_one_sentence(root: Path, capsys: pytest.CaptureFixture[str]):
+    (root / "empty").mkdir()
+    for words, said in (
+        (["nosuch"], "there is no run 'nosuch'"),
+        ([""], "there is no run ''"),
+        ([root / "empty"], "has no results"),
+    ):
+        assert call("report", *words) == 2
+        found = capsys.readouterr().err
+        assert said in found
+        assert len(found.splitlines()) == 1
+    written(root / "first", "quick-fox", trials(1))
+    assert call("report", "quick-fox", "--html", root / "nosuch" / "page.html") == 2
+    assert "No such file or directory; name another file" in capsys.readouterr().err
+
+
+def test_parquet_without_pyarrow_says_what_to_install(root: Path, monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    from rlm_batch.flows.export import write_parquet
+
+    written(root / "first", "quick-fox", trials(1))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
+    with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[parquet\]'"):
+        write_parquet(past("quick-fox"), root / "t.parquet")
+
+
+def test_a_sweep_from_the_terminal_can_be_reported_afterwards(run: Run, tmp_path: Path):
+    (tmp_path / "code.py").write_text("SUBMIT(loss=(x - 2) ** 2)")
+    done = run("sweep", "code.py", "--grid", "x=1,2,3", "--minimize", "loss")
+    assert done.returncode == 0, done.stderr
+    report = run("report", done.stdout.splitlines()[-1].removeprefix("Results: "))
+    assert report.returncode == 0, report.stderr
+    assert re.search(r"^1 +2 +0 .*best$", report.stdout, re.MULTILINE)
+    assert "Best loss: 0 in trial 1 with x=2" in report.stderr

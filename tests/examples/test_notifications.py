@@ -1,0 +1,93 @@
+"""A message arrives when a sweep fails, and when the best trial beats the last one."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.events.schemas.automations import AutomationCore
+from prefect.events.worker import EventsWorker
+
+from rlm_batch import ExecutionsFailed, sweep
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[Any]]]:
+    """The address of a server on loopback, and what is posted to it."""
+    posted: list[Any] = []
+
+    class Takes(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing is printed."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Takes) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", posted
+        server.shutdown()
+
+
+def waited(posted: list[Any], word: str) -> Any:
+    """The first message with that word, once it is there."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for message in posted:
+            if word in json.dumps(message):
+                return message
+        time.sleep(0.1)
+    raise AssertionError(f"no message with {word!r}: {posted}")
+
+
+def test_the_automations_of_the_example_are_ones_that_prefect_takes() -> None:
+    text = (EXAMPLES / "automations.yaml").read_text().replace("WEBHOOK_BLOCK_ID", str(uuid.uuid4()))
+    made = [AutomationCore.model_validate(automation) for automation in yaml.safe_load(text)["automations"]]
+    assert [automation.name for automation in made] == ["a sweep failed", "a sweep found a better trial"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_the_messages_of_the_example_arrive(
+    server: str, webhook: tuple[str, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    address, posted = webhook
+    made = subprocess.run(
+        [sys.executable, str(EXAMPLES / "notify.py"), address],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "Created 2 automation(s)" in made.stdout
+
+    with pytest.raises(ExecutionsFailed):
+        asyncio.run(sweep("raise ValueError('what is \"this\"')", {"x": [1]}))
+    assert "1 of 1 trials failed" in waited(posted, "failed")["text"]
+
+    from nightly import nightly  # type: ignore[import-not-found]
+
+    first = asyncio.run(nightly([32]))
+    second = asyncio.run(nightly([32, 64]))
+    assert second < first
+    EventsWorker.drain_all()
+    message = waited(posted, "the best loss is")
+    assert message["best"] == {"loss": second, "lr": 0.01, "batch_size": 64}
+    assert f"and was {first:.6g}" in message["text"]

@@ -1,0 +1,163 @@
+"""What a flow run shows in Prefect's UI: progress, a report at its end, and the code's output as it comes."""
+
+import asyncio
+import base64
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    LogFilter,
+    LogFilterFlowRunId,
+    TaskRunFilter,
+    TaskRunFilterFlowRunId,
+)
+from prefect.logging.handlers import APILogHandler
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from rlm_batch import batch, chunks, sequence, sweep
+from rlm_batch.flows.record import Record
+from rlm_batch.flows.told import Told
+from rlm_batch.sandbox.result import Meta, Result
+
+pytestmark = pytest.mark.anyio
+
+
+async def artifacts(run_id: str) -> dict[str, Any]:
+    """The artifacts of a flow run by type."""
+    async with get_client() as client:
+        wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
+        return {artifact.type or "": artifact for artifact in await client.read_artifacts(artifact_filter=wanted)}
+
+
+async def logs(run_id: str) -> list[Any]:
+    """The records of the code's output that the server has of a flow run."""
+    await APILogHandler.aflush()
+    async with get_client() as client:
+        wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
+        found: list[Any] = []
+        while page := await client.read_logs(wanted, offset=len(found)):
+            found += page
+        return [record for record in found if record.name == "prefect.task_runs.output"]
+
+
+async def test_a_sweep_ends_with_a_report_the_best_first_with_charts_and_failures():
+    code = "if x == 3: raise ValueError('no <b>bold</b> | here')\nSUBMIT(loss=(x - 1) ** 2 + y)"
+    grid = {"x": [0, 1, 2, 3], "y": [0.5, 1]}
+    report = await sweep(code, grid, objective="loss", on_failure="return", reuse_sandboxes=True)
+    run_id = Path(report.results_path).name
+    found = await artifacts(run_id)
+    text = found["markdown"].data
+    rows = re.findall(r"^\| (\d+) \| (\d) \| ([\d.]+) \| ([\d.]*) \|", text, re.MULTILINE)
+    assert [row[0] for row in rows] == ["2", "3", "0", "4", "1", "5", "6", "7"]
+    assert rows[0][3] == "0.5"
+    assert "6 of 8 trials succeeded, 2 failed" in text
+    assert "<b>" not in text.partition("```")[0]  # in a block of code it is text
+    assert "ValueError" in text
+    pictures = [base64.b64decode(data) for data in re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", text)]
+    assert [b"loss over trials" in picture for picture in pictures] == [True, False]
+    assert b"loss over x and y" in pictures[1]
+    assert re.search(r"4 opened|3 opened|2 opened|1 opened", text)
+
+
+async def test_every_flow_ends_with_one(results: Path):
+    await batch(["SUBMIT(a=1)", "SUBMIT(a=2)"])
+    await chunks("SUBMIT(n=len(data))", data=[1, 2, 3], chunk_size=2, reduce="SUBMIT(n=len(results))")
+    await sequence(["a = 1", "SUBMIT(a=a)"])
+    found = [await artifacts(folder.name) for folder in results.iterdir()]
+    said = {kinds["markdown"].key: kinds["markdown"].data for kinds in found}
+    assert set(said) == {"batch-report", "chunks-report", "sequence-report"}
+    assert "3 of 3 executions succeeded" in said["chunks-report"]
+    assert "2 of 2 steps succeeded" in said["sequence-report"]
+
+
+async def test_progress_is_told_while_a_run_lasts_and_ends_at_all(tmp_path: Path):
+    """The last execution waits for what the server knows of those before it."""
+    seen = tmp_path / "seen"
+    code = (
+        "import os, time\nuntil = time.monotonic() + 60\n"
+        f"while last and not os.path.exists({str(seen)!r}) and time.monotonic() < until:\n    time.sleep(0.05)\n"
+        "SUBMIT(waited=time.monotonic() > until)"
+    )
+    ledger = tmp_path / "ledger"
+    inputs = [{"last": False}, {"last": False}, {"last": True}]
+    run = asyncio.ensure_future(batch(code, inputs, provider="local:none", results_path=str(ledger), max_workers=1))
+    while not (records := list(ledger.glob("run-*.json"))):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    run_id = str(re.findall(r'"flow_run_id": "([\w-]+)"', records[0].read_text())[0])
+    while not (found := await artifacts(run_id)) or found["progress"].data < 66:
+        assert not run.done()
+        await asyncio.sleep(0.2)
+    assert found["progress"].description == "2 of 3 executions done, 0 failed"
+    seen.touch()
+    assert [result.waited for result in await run] == [False, False, False]  # type: ignore[union-attr]
+    assert (await artifacts(run_id))["progress"].data == 100
+
+
+async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(caplog: pytest.LogCaptureFixture):
+    record = Record("sweep", "/a/ledger", total=2)
+    log = logging.getLogger("test_told")
+    outcomes = [Result({"y": 1}, Meta(index=0)), Result({"y": 2}, Meta(index=1))]
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), caplog.at_level("WARNING", "test_told"):
+        async with Told(record, lambda: outcomes, log) as told:
+            for outcome in outcomes:
+                told.ended(outcome)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "test_told"]
+    assert "`rlm-batch report /a/ledger` makes one" in said
+    assert "\n" not in said
+
+
+async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Path):
+    """The code goes on only when its first line has been logged."""
+    heard = tmp_path / "heard"
+
+    class Hear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == "first":
+                heard.touch()
+
+    code = (
+        "import os, sys, time\nprint('first', flush=True)\n"
+        f"while not os.path.exists({str(heard)!r}):\n    time.sleep(0.02)\n"
+        "print('a\\x1b[31m red', file=sys.stderr)\nprint('half', end='')"
+    )
+    logger, handler = logging.getLogger("prefect.task_runs.output"), Hear()
+    logger.addHandler(handler)
+    try:
+        ledger = tmp_path / "ledger"
+        await batch([code], provider="local:none", timeout=60, results_path=str(ledger))
+    finally:
+        logger.removeHandler(handler)
+    run_id = str(re.findall(r'"flow_run_id": "([\w-]+)"', next(ledger.glob("run-*.json")).read_text())[0])
+    found = await logs(run_id)
+    assert sorted((record.level, record.message) for record in found) == [
+        (logging.INFO, "first"),
+        (logging.INFO, "half"),
+        (logging.WARNING, "a\\x1b[31m red"),
+    ]
+    async with get_client() as client:
+        wanted = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
+        runs: list[Any] = []
+        for _ in range(100):  # the server takes them in a batch
+            if runs := await client.read_task_runs(task_run_filter=wanted):
+                break
+            await asyncio.sleep(0.2)
+    assert {record.task_run_id for record in found} == {run.id for run in runs}
+
+
+async def test_a_flood_is_cut_with_a_line_that_says_so_and_it_can_be_switched_off(results: Path):
+    code = "print('x' * 3000)\nfor number in range(5000): print(number)"
+    await batch([code])
+    (run_id,) = [folder.name for folder in results.iterdir()]
+    found = [record.message for record in await logs(run_id)]
+    assert len(found) == 201
+    assert max(map(len, found)) < 1100
+    assert any(re.search(r"\d+ more lines are not in this log", message) for message in found)
+    await batch([code], log_output=False)
+    (other,) = [folder.name for folder in results.iterdir() if folder.name != run_id]
+    assert await logs(other) == []
