@@ -31,6 +31,7 @@ from ..tasks.lane import Lane, ProviderUnusable
 from ..tasks.ledger import Ledger, Line, results_root
 from ..tasks.query import Tracker
 from ..tasks.slots import Slots, slots_of
+from .garbage import set_aside
 from .left import begun_here
 from .server_id import server_id
 
@@ -280,9 +281,10 @@ class Run:
         self._making = asyncio.Lock()
         lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
         try:
-            async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
-                for _ in range(lanes):
-                    group.create_task(self._lane(task, works))
+            with set_aside():
+                async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
+                    for _ in range(lanes):
+                        group.create_task(self._lane(task, works))
         except TimeoutError:
             self._out_of_time(works, "passed before this execution had ended")
         except BaseExceptionGroup as errors:
