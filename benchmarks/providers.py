@@ -3,10 +3,11 @@
     python benchmarks/providers.py [--executions 100] [--workers 20] [--boots 0.09,2] [--rounds 3]
 
 The provider is the local stand-in of the tests, in a process of its own, told to take that many seconds for a sandbox
-to boot. The script is a thread pool over the SDK's synchronous client: create, run, delete. `batch` runs against a
-Prefect server of its own, with the settings that we ship. Each way is measured `--rounds` times, in turns; the ratio
-is to the script, and the ideal is what the boots alone take. CPU is this process's, client and flow, for each
-execution; the server's and the sandboxes' is not in it.
+to boot. The script is a thread pool over the SDK's synchronous client: create, run, delete. `tasks` are that script's
+calls, each a task of a Prefect flow: what it costs that Prefect shows each execution, and nothing else. `batch` runs
+against the same Prefect server, with the settings that we ship. Each way is measured `--rounds` times, in turns; the
+ratio is to the script, and the ideal is what the boots alone take. CPU is for each execution: this process's, client
+and flow, and the whole machine's, with the stand-in, the sandboxes, the Prefect server, and whatever else runs.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Provider:
 
     name: str
     standin: Callable[[float], contextlib.AbstractContextManager[Any]]
-    script: Callable[[int, int], None]
+    calls: Callable[[], contextlib.AbstractContextManager[Callable[[int], int]]]
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Way:
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    machine: list[float] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------------------------------ providers
@@ -78,8 +80,9 @@ def daytona(boot: float) -> Iterator[Any]:
         yield running
 
 
-def daytona_script(executions: int, workers: int) -> None:
-    """Create, run, delete, in threads."""
+@contextlib.contextmanager
+def daytona_calls() -> Iterator[Callable[[int], int]]:
+    """Create, run, delete."""
     from daytona import Daytona
 
     client = Daytona()
@@ -91,8 +94,7 @@ def daytona_script(executions: int, workers: int) -> None:
         finally:
             sandbox.delete()
 
-    with ThreadPoolExecutor(workers) as threads:
-        assert list(threads.map(one, range(executions))) == list(range(1, executions + 1))
+    yield one
 
 
 class RunningModal:
@@ -117,8 +119,9 @@ def modal(boot: float) -> Iterator[RunningModal]:
         yield RunningModal(process)
 
 
-def modal_script(executions: int, workers: int) -> None:
-    """Create, run, terminate, in threads; the client, the app and the image are made once."""
+@contextlib.contextmanager
+def modal_calls() -> Iterator[Callable[[int], int]]:
+    """Create, run, terminate; the client, the app and the image are made once."""
     import modal
 
     client = modal.Client.from_credentials(os.environ["MODAL_TOKEN_ID"], os.environ["MODAL_TOKEN_SECRET"])
@@ -136,15 +139,38 @@ def modal_script(executions: int, workers: int) -> None:
             sandbox.terminate()
             sandbox.detach()
 
-    with ThreadPoolExecutor(workers) as threads:
-        assert list(threads.map(one, range(executions))) == list(range(1, executions + 1))
+    yield one
     client.close()
 
 
-PROVIDERS = (Provider("daytona", daytona, daytona_script), Provider("modal", modal, modal_script))
+PROVIDERS = (Provider("daytona", daytona, daytona_calls), Provider("modal", modal, modal_calls))
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
+
+
+def script(provider: Provider, executions: int, workers: int) -> None:
+    """In threads."""
+    with provider.calls() as one, ThreadPoolExecutor(workers) as threads:
+        assert list(threads.map(one, range(executions))) == list(range(1, executions + 1))
+
+
+def tasks(provider: Provider, executions: int, workers: int) -> None:
+    """In threads, each call a Prefect task."""
+    from prefect import flow, task
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    with provider.calls() as one:
+
+        @task
+        def tracked(x: int) -> int:
+            return one(x)
+
+        @flow(task_runner=ThreadPoolTaskRunner(workers))  # type: ignore[arg-type]
+        def calls() -> list[int]:
+            return tracked.map(range(executions)).result()  # type: ignore[no-any-return]
+
+        assert calls() == list(range(1, executions + 1))
 
 
 def through_batch(provider: str, executions: int, workers: int) -> None:
@@ -154,13 +180,21 @@ def through_batch(provider: str, executions: int, workers: int) -> None:
     assert [result.y for result in results] == list(range(1, executions + 1))
 
 
+def busy() -> float:
+    """CPU seconds that the machine has spent, all of its processes together."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    user, nice, system, _idle, _waiting, interrupts, soft = map(int, words[1:8])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(way: Way, work: Callable[[], None]) -> None:
     """Adds one sample."""
-    before, begun = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    all_before, before, begun = busy(), resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     work()
     way.seconds.append(time.perf_counter() - begun)
     after = resource.getrusage(resource.RUSAGE_SELF)
     way.cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    way.machine.append(busy() - all_before)
 
 
 def main() -> None:
@@ -174,7 +208,7 @@ def main() -> None:
     arguments = parser.parse_args()
     count, workers, wanted = arguments.executions, arguments.workers, arguments.providers.split(",")
     table = Table(title=f"{count} executions, {workers} at once: medians of {arguments.rounds}", box=None)
-    for name in ("provider", "boot", "way", "seconds", "of the ideal", "ratio", "CPU ms each"):
+    for name in ("provider", "boot", "way", "seconds", "of the ideal", "ratio", "CPU ms each", "machine's"):
         table.add_column(name, justify="left" if name in ("provider", "way") else "right")
     with tempfile.TemporaryDirectory() as home, PrefectServer(Path(home)) as server:
         os.environ["RLM_BATCH_RESULTS"] = f"{home}/results"
@@ -185,10 +219,12 @@ def main() -> None:
                 for boot in map(float, arguments.boots.split(",")) if provider.name in wanted else ():
                     with provider.standin(boot) as running:
                         ways: dict[str, Callable[[], None]] = {
-                            "script": lambda one=provider: one.script(count, workers),
+                            "script": lambda one=provider: script(one, count, workers),
+                            "tasks": lambda one=provider: tasks(one, count, workers),
                             "batch": lambda one=provider: through_batch(one.name, count, workers),
                         }
-                        provider.script(1, 1)  # imports
+                        script(provider, 1, 1)  # imports
+                        tasks(provider, 1, 1)
                         through_batch(provider.name, 1, 1)
                         found = {name: Way() for name in ways}
                         for _ in range(arguments.rounds):
@@ -198,12 +234,13 @@ def main() -> None:
                                 while running.state()["sandboxes"] and time.monotonic() < until:
                                     time.sleep(0.05)
                     ideal = math.ceil(count / workers) * boot
-                    script = statistics.median(found["script"].seconds)
+                    peer = statistics.median(found["script"].seconds)
                     for name, way in found.items():
                         seconds, cpu = statistics.median(way.seconds), statistics.median(way.cpu)
+                        machine = statistics.median(way.machine)
                         table.add_row(
                             provider.name, f"{boot * 1000:.0f} ms", name, f"{seconds:.2f}", f"{seconds / ideal:.2f}",
-                            f"{seconds / script:.2f}", f"{cpu / count * 1000:.1f}",
+                            f"{seconds / peer:.2f}", f"{cpu / count * 1000:.1f}", f"{machine / count * 1000:.1f}",
                         )  # fmt: skip
     Console(width=100).print(table)
 

@@ -32,6 +32,7 @@ from ..tasks.ledger import Ledger, Line, results_root
 from ..tasks.output import RunLines
 from ..tasks.query import Tracker
 from ..tasks.slots import Slots, slots_of
+from .garbage import set_aside
 from .left import begun_here
 from .record import Record
 from .report import described
@@ -320,9 +321,10 @@ class Run:
         self._making = asyncio.Lock()
         lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
         try:
-            async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
-                for _ in range(lanes):
-                    group.create_task(self._lane(task, works))
+            with set_aside():
+                async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
+                    for _ in range(lanes):
+                        group.create_task(self._lane(task, works))
         except TimeoutError:
             self._out_of_time(works, "passed before this execution had ended")
         except BaseExceptionGroup as errors:

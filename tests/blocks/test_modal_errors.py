@@ -49,6 +49,12 @@ def test_no_token_at_all_says_so_before_anything_is_asked(modal_standin: Any, mo
     assert not modal_standin.ask("state")["counts"]
 
 
+@pytest.mark.parametrize("setting", [{"gpu": "T5"}, {"region": "mars"}])
+async def test_a_gpu_or_a_region_that_there_is_not_is_named(modal_sandbox: Make, setting: dict[str, str]) -> None:
+    text = await refused(modal_sandbox(**setting), ConfigurationError)
+    assert repr(*setting.values()) in text
+
+
 async def test_an_image_that_does_not_build_says_what_pip_said(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox(packages=[NO_PACKAGE])
     text = await refused(block, ConfigurationError)

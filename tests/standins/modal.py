@@ -58,6 +58,12 @@ PIECE = 256 * 1024  # bytes of output in one message
 PAGE = 50  # sandboxes in one page of a list
 TOKEN_SECONDS = 3600.0
 FS_TOOLS = "/__modal/.bin/modal-sandbox-fs-tools"
+# Of Modal's documentation; the words that it refuses others with are not known.
+GPUS = {
+    *("", "ANY", "T4", "L4", "A10", "A10G", "A100", "A100-40GB", "A100-80GB", "L40S", "RTX-PRO-6000"),
+    *("H100", "H100!", "H200", "B200", "B200+"),
+}
+REGIONS = ("us", "eu", "ap", "uk", "ca", "me", "sa", "af", "mx")  # each alone, or with more after a hyphen
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
 PR_SET_PDEATHSIG = 1
 
@@ -396,6 +402,12 @@ class Standin:
         self.admit()
         if request.definition.image_id not in self.images:
             raise GRPCError(Status.NOT_FOUND, f"Image {request.definition.image_id} not found")
+        kind = request.definition.resources.gpu_config.gpu_type
+        if kind not in GPUS:
+            raise GRPCError(Status.INVALID_ARGUMENT, f"Unknown GPU type {kind!r}")
+        for region in request.definition.scheduler_placement.regions:
+            if region.partition("-")[0] not in REGIONS:
+                raise GRPCError(Status.INVALID_ARGUMENT, f"Unknown region {region!r}")
         name = request.definition.name
         if name and any(box.name == name and box.app == request.app_id for box in self.boxes.values()):
             raise GRPCError(Status.ALREADY_EXISTS, f"Sandbox with name {name} already exists")
