@@ -58,7 +58,7 @@ PIECE = 256 * 1024  # bytes of output in one message
 PAGE = 50  # sandboxes in one page of a list
 TOKEN_SECONDS = 3600.0
 FS_TOOLS = "/__modal/.bin/modal-sandbox-fs-tools"
-# Of Modal's documentation; the words that it refuses others with are not known.
+# The GPUs of modal.com/docs/guide/gpu, and its older names; the words that Modal refuses others with are not known.
 GPUS = {
     *("", "ANY", "T4", "L4", "A10", "A10G", "A100", "A100-40GB", "A100-80GB", "L40S", "RTX-PRO-6000"),
     *("H100", "H100!", "H200", "B200", "B200+"),
