@@ -11,8 +11,9 @@ from .standins.turns import plays
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
-PROGRAMS = [block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "rlm_batch" in block]
-COMMANDS = [line for block in re.findall(r"```\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+PROGRAMS = [block for language, block in BLOCKS if language == "python" and "rlm_batch" in block]
+COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines()]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: text.splitlines()[-1][:40])
@@ -39,6 +40,58 @@ def test_a_program_runs(
     (tmp_path / "report.txt").write_text("a long report\n" * 1000)
     chat.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize(
+    "code", [block for language, block in BLOCKS if language == "python" and "rlm_batch" not in block]
+)
+def test_code_for_a_sandbox_runs_in_one(code: str) -> None:
+    from rlm_batch import LocalInterpreter
+
+    with LocalInterpreter(isolation="none") as interpreter:
+        assert interpreter.execute(code, {"lr": 0.01, "batch_size": 64}).loss > 0
+
+
+FILES = {
+    **{f"{name}.py": f"SUBMIT(name={name!r})" for name in ("one", "two", "load", "fit", "report")},
+    "code.py": "SUBMIT(y=x * x)",
+    "inputs.jsonl": '{"x": 1}\n{"x": 2}\n',
+    "count.py": "save_to_volume(f'results/{chunk_id}', str(len(data))); SUBMIT(count=len(data))",
+    "table.py": "save_to_volume('results/table.json', str(sum(fields['count'] for fields in results.values())))",
+    "rows.jsonl": "".join(f'{{"n": {n}}}\n' for n in range(250)),
+    "report.txt": "a long report\n" * 1000,
+}
+RUNS = [line for line in COMMANDS if line.startswith("rlm-batch ") and line.split()[1] not in ("up", "deploy")]
+
+
+def test_the_commands_run_one_after_the_other(
+    server: str,
+    daytona: object,
+    chat: ChatServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """All but those that need a port or change the server: `tests/cli/test_up.py` and `tests/deployments` run these."""
+    from rlm_batch.cli.app import app
+
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
+    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    chat.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
+    assert len(RUNS) >= 12
+    for command in RUNS:
+        words = shlex.split(command)[1:]
+        if "RUN" in words:
+            runs = sorted((tmp_path / "results").iterdir(), key=lambda path: path.stat().st_mtime)
+            words[words.index("RUN")] = str(next(path for path in reversed(runs) if path.is_dir()))
+        status = app(words, exit_on_error=False, result_action="return_value")
+        assert status in (None, 0), f"{command}: {capfd.readouterr()}"
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("rlm-batch ")])
