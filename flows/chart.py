@@ -1,7 +1,7 @@
 """Two charts as SVG: values in their order, and a heat map over two variables.
 
-A writer of our own, because a plotting library would weigh more than all else that an installation brings (matplotlib
-with NumPy is some 60 MB and takes most of a second to import in every flow run), and a report needs only these two.
+A writer of our own, because a plotting library and what it stands on is much to install everywhere, and to import in
+every flow run, for two charts.
 """
 
 from __future__ import annotations

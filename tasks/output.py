@@ -1,7 +1,7 @@
 """What code writes, live in its task run's log: line by line, as it comes, and no more than a person would read.
 
 Its logger is `prefect.task_runs.output`, whose records go where Prefect's own go: to the server, in batches, and to the
-console. Standard output is INFO, standard error WARNING. A record costs some 0.2 ms here and one row in the server's
+console. Standard output is INFO, standard error WARNING. Each line is a record to send and a row in the server's
 database; hence the bounds. The result's `meta.stdout` and `meta.stderr`, and the ledger, have what the log has not.
 """
 
@@ -22,7 +22,7 @@ LEVELS = {"stdout": logging.INFO, "stderr": logging.WARNING}
 
 
 class RunLines:
-    """How many lines a flow run may still log: ten thousand, which a server takes in some seconds."""
+    """How many lines a flow run may still log: ten thousand, more than anyone reads."""
 
     def __init__(self, left: int = 10_000) -> None:
         self.left = left
