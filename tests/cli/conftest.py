@@ -1,12 +1,19 @@
 """Running the command as a person does, in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from rlm_batch.cli.main import QUIET
+
+from ..conftest import STANDINS
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
@@ -18,21 +25,66 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "RLM_BATCH_RESULTS": str(tmp_path / "results"), "COLUMNS": "120"}
 
 
-@pytest.fixture
-def run(server: str, no_process_left: None, tmp_path: Path) -> Run:
-    """Runs `rlm-batch` with these arguments in a directory of the test's own."""
+@pytest.fixture(scope="session")
+def kept(server: str) -> Iterator[subprocess.Popen[str]]:
+    """The process that commands are forked from."""
+    kept = Path(__file__).with_name("kept.py")
+    process = subprocess.Popen(
+        [sys.executable, str(kept)],
+        env={**QUIET, **os.environ},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    STANDINS.add(process.pid)
+    yield process
+    process.stdin.close()
+    process.wait(30)
+    process.stdout.close()
 
-    def call(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-        command = [COMMAND, *arguments]
+
+@pytest.fixture
+def run(kept: subprocess.Popen[str], no_process_left: None, tmp_path: Path) -> Run:
+    """Runs `rlm-batch` with these arguments in a directory of the test's own, in a process of its own."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        assert kept.stdin is not None
+        assert kept.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder) / "stdout", Path(folder) / "stderr"
+            request = {
+                "arguments": arguments,
+                "cwd": str(tmp_path),
+                "environment": environment(tmp_path),
+                "stdout": str(out),
+                "stderr": str(err),
+            }
+            kept.stdin.write(json.dumps(request) + "\n")
+            kept.stdin.flush()
+            status = int(kept.stdout.readline())
+            return subprocess.CompletedProcess(["rlm-batch", *arguments], status, out.read_text(), err.read_text())
+
+    return call
+
+
+@pytest.fixture
+def run_alone(server: str, no_process_left: None, tmp_path: Path) -> Run:
+    """The same from the very start, imports and settings included."""
+
+    def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command,
+            [COMMAND, *arguments],
             cwd=tmp_path,
             env=environment(tmp_path),
             capture_output=True,
             text=True,
             timeout=100,
             check=False,
-            **options,  # type: ignore[call-overload]
+            **options,
         )
 
     return call

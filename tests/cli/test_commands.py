@@ -39,9 +39,9 @@ def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
     assert ["1", "two.py", "hello"] in [line.split() for line in done.stdout.splitlines()]
 
 
-def test_code_from_standard_input_over_a_file_of_inputs(run, tmp_path):
+def test_code_from_standard_input_over_a_file_of_inputs(run_alone, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": 2}\n{"x": 5}\n')
-    done = run("batch", "/dev/stdin", "--inputs", "in.jsonl", input="SUBMIT(y=x * x)")
+    done = run_alone("batch", "/dev/stdin", "--inputs", "in.jsonl", input="SUBMIT(y=x * x)")
     assert done.returncode == 0, done.stderr
     assert [line.split()[-1] for line in done.stdout.splitlines()[1:3]] == ["4", "25"]
 
@@ -166,10 +166,10 @@ def test_doctor_says_what_this_machine_can_use(run):
     assert re.search(r"Prefect\s+ok\s+the server at \S+ answers", done.stdout)
 
 
-def test_a_server_that_does_not_answer_is_one_sentence(run, tmp_path, monkeypatch):
+def test_a_server_that_does_not_answer_is_one_sentence(run_alone, tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("SUBMIT(x=1)")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    done = run("batch", "a.py")
+    done = run_alone("batch", "a.py")
     assert done.returncode == 2
     assert "the Prefect server at http://127.0.0.1:9/api does not answer" in done.stderr
     assert "Traceback" not in done.stderr
@@ -190,12 +190,12 @@ class _Failing(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-def test_a_server_that_fails_is_one_sentence(run, tmp_path, monkeypatch):
+def test_a_server_that_fails_is_one_sentence(run_alone, tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("SUBMIT(x=1)")
     with ThreadingHTTPServer(("127.0.0.1", 0), _Failing) as failing:
         threading.Thread(target=failing.serve_forever, daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{failing.server_port}/api")
-        done = run("batch", "a.py")
+        done = run_alone("batch", "a.py")
         failing.shutdown()
     assert done.returncode == 2
     assert "the Prefect server failed or went away while the flow ran" in done.stderr

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.anyio]
 
 async def run(provider: SandboxProvider, code: str, variables: dict[str, Any] | None = None, **tools: Any) -> Any:
     """What the code submits, where it finds those tools."""
-    async with provider.interpreter(timeout=20, tools=tools) as interpreter:
+    async with provider.interpreter(timeout=60, tools=tools) as interpreter:
         return (await interpreter.execute(dedent(code), variables)).outputs
 
 

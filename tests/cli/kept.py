@@ -1,0 +1,39 @@
+"""A process that has imported what the command imports, and forks one for each command: a line of JSON each.
+
+A command by itself spends seconds on imports, and the tests run some hundred. What a fork cannot show (a first start,
+another server, an interrupt, a terminal) is tested on the command itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import dspy  # noqa: F401 - what queries import
+import litellm  # noqa: F401
+import prefect.main  # noqa: F401
+
+from rlm_batch.blocks import daytona, local, modal  # noqa: F401
+from rlm_batch.cli import app, run  # noqa: F401
+from rlm_batch.cli.main import main
+from rlm_batch.flows import batch, chunks, reap, rlm, sequence, sweep  # noqa: F401
+
+
+def serve() -> None:
+    """Forks, and says how each ended, until there are no more requests."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            os.chdir(request["cwd"])
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            for number, name in enumerate((os.devnull, request["stdout"], request["stderr"])):
+                os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+            main(request["arguments"])
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+serve()
