@@ -4,6 +4,7 @@ A new provider adds its name, and what opens it when the name is asked for.
 """
 
 import asyncio
+import shutil
 import tempfile
 import uuid
 from collections.abc import AsyncIterator
@@ -16,6 +17,9 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
 PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap", "daytona", "modal")
+# Code without isolation runs as under bubblewrap, less what that adds: where bubblewrap is there, it waits for the full
+# tests.
+LATER = ("local-none",) if shutil.which("bwrap") else ()
 LITTLE_MEMORY = 256  # MiB
 
 
@@ -30,7 +34,7 @@ def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxP
     return LocalSandbox(isolation=isolation, memory_mib=memory_mib)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=PROVIDERS)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.full if name in LATER else ()) for name in PROVIDERS])
 def provider_name(request: pytest.FixtureRequest, running_daytona: object) -> str:
     if request.param == "daytona":
         request.getfixturevalue("daytona")

@@ -270,12 +270,12 @@ async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submi
         SUBMIT(answers=[a if isinstance(a, str) else type(a).__name__ for a in answers])
         """
     asking = Asking(model=model(chat))
-    async with provider.interpreter(timeout=4) as interpreter:
+    async with provider.interpreter(timeout=3) as interpreter:
         await interpreter.execute("llm_query('warm')", queries=asking.queries(interpreter), timeout=60)
         found = await interpreter.execute(dedent(code), queries=asking.queries(interpreter))
         assert found.answers == ["answer to: quick", "DeadlineExceeded"]
         deep = "try:\n    rlm_query('x')\nexcept DeadlineExceeded:\n    SUBMIT(late=True)"
-        assert (await interpreter.execute(deep, queries=asking.queries(interpreter), timeout=8)).late
+        assert (await interpreter.execute(deep, queries=asking.queries(interpreter), timeout=5)).late
 
 
 async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):

@@ -105,6 +105,7 @@ def test_a_schedule_that_is_on_has_runs_that_are_due(deployed: Deployed) -> None
     assert ask(due) == {True}
 
 
+@pytest.mark.full
 def test_prefects_own_command_in_a_clone_makes_the_same(deployed: Deployed) -> None:
     ours = on_server()
     command = [PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]

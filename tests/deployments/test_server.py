@@ -29,6 +29,7 @@ def test_a_port_that_is_taken_is_one_sentence(server: str, tmp_path: Path) -> No
             pass
 
 
+@pytest.mark.full
 def test_the_server_ends_with_a_process_that_is_killed(no_process_left: None, tmp_path: Path) -> None:
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom rlm_batch.deployments.server import PrefectServer\n"

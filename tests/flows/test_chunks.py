@@ -474,13 +474,14 @@ async def test_what_lies_among_the_markers_and_is_none_does_not_end_a_later_job(
     assert runs(again) == set()
 
 
-def test_a_large_file_is_streamed_and_never_in_memory_as_a_whole(tmp_path):
+@pytest.mark.parametrize("chunks", [20, pytest.param(200, marks=pytest.mark.full)])
+def test_a_large_file_is_streamed_and_never_in_memory_as_a_whole(tmp_path, chunks):
     """200 MB in 200 chunks, each of which goes into its sandbox as a file: the host stays under 300 MB."""
     data = tmp_path / "rows.jsonl"
     line = json.dumps({"n": 1, "text": "word " * 2000}) + "\n"
     with data.open("w") as file:
-        file.writelines(line for _ in range(20_000))
-    assert data.stat().st_size > 200_000_000
+        file.writelines(line for _ in range(100 * chunks))
+    assert data.stat().st_size > 1_000_000 * chunks
     program = f"""
 import asyncio
 from rlm_batch import chunks
@@ -492,7 +493,7 @@ print(len(report.results), report.reduction.rows, peak)
 """
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True, timeout=110)
     parts, rows, peak = map(int, done.stdout.split())
-    assert (parts, rows) == (200, 20_000)
+    assert (parts, rows) == (chunks, 100 * chunks)
     assert peak < 300_000  # KiB
 
 
