@@ -17,8 +17,14 @@ from .display import show_table
 
 def show_report(run: str, html: str | None, csv: str | None, parquet: str | None) -> int:
     """Prints the table, writes the page (by default `report.html` beside the results) and what else is asked for."""
+    for option, file in (("--html", html), ("--csv", csv), ("--parquet", parquet)):
+        if file == "":
+            raise ConfigurationError(f"{option} names no file")
     found = past(run)
-    tally = found.tally()
+    try:
+        tally = found.tally()
+    except (TypeError, KeyError, AttributeError) as error:  # lines that are JSON, and not what we write
+        raise ConfigurationError(f"the ledger {found.path} is damaged, and cannot be reported on: {error}") from None
     record = found.records[-1]
     for name, value in summary(tally, found.records):
         print(f"{shown(name)}: {shown(value)}", file=sys.stderr)
@@ -39,9 +45,16 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes the file whole or not at all. Raises ConfigurationError where that cannot be done."""
+    """Writes the file whole or not at all. Raises ConfigurationError where that cannot be done.
+
+    What a link names is written, not the link; a pipe or a device is written to, and stays what it is.
+    """
+    path = path.resolve()
     partial = path.with_name(f"{path.name}.partial")
     try:
+        if path.exists() and not path.is_file():
+            write(path)
+            return
         try:
             write(partial)
             partial.replace(path)

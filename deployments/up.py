@@ -112,8 +112,17 @@ async def _watch(ending: asyncio.Event, server: PrefectServer, worker: PrefectWo
         for what, status, log in (("server", server.died(), server.log), ("worker", worker.died(), worker.log)):
             if status is not None:
                 raise ConfigurationError(f"the Prefect {what} has ended by itself, with {_status(status)}: see {log}")
+        _collect(but=(server.pid, worker.pid))
         with suppress(TimeoutError):
             await asyncio.wait_for(ending.wait(), LOOK_SECONDS)
+
+
+def _collect(but: tuple[int | None, ...]) -> None:
+    """Takes note of adopted processes that have ended: until somebody does, each keeps its id."""
+    with suppress(ChildProcessError):
+        # A look first: how our own two have ended is for them to tell.
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in but:
+            os.waitpid(ended.si_pid, 0)
 
 
 def _status(status: int) -> str:
