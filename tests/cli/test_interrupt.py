@@ -30,6 +30,7 @@ def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(server
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.full
 def test_a_first_start_on_an_empty_prefect_home_succeeds_and_can_be_interrupted(no_process_left, tmp_path):
     """With no server configured, Prefect starts one inside the command; Ctrl-C reaches both."""
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")

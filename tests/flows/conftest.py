@@ -1,6 +1,7 @@
 """A Prefect server for the tests of this room, with the settings that we ship."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,3 +16,12 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def clean(server: str, running_daytona: object, no_process_left: None) -> None:
     """No test leaves a process; the servers are there before they are counted."""
+
+
+async def last_run(client: Any) -> Any:
+    """The flow run that began last. Those that a schedule will begin come after it in time, and are not meant."""
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    begun = FlowRunFilter(start_time={"is_null_": False})  # type: ignore[arg-type]
+    (run,) = await client.read_flow_runs(flow_run_filter=begun, sort="START_TIME_DESC", limit=1)
+    return run

@@ -19,6 +19,8 @@ from rlm_batch import (
     batch,
 )
 
+from .conftest import last_run
+
 pytestmark = pytest.mark.anyio
 
 THREE = [
@@ -199,7 +201,7 @@ async def test_the_server_shows_a_run_for_each_execution_with_its_state_tags_and
     states, tasks = {}, []
     async with get_client() as client:
         for _ in range(100):
-            (run,) = await client.read_flow_runs(sort="START_TIME_DESC", limit=1)  # type: ignore[arg-type]
+            run = await last_run(client)
             mine = FlowRunFilter(id={"any_": [run.id]})  # type: ignore[arg-type]
             tasks = await client.read_task_runs(flow_run_filter=mine, task_run_filter=TaskRunFilter())
             states = {task.name: task.state_name for task in tasks}

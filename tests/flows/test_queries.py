@@ -25,6 +25,7 @@ from rlm_batch import (
 
 from ..standins.openai_chat import Reply
 from ..standins.turns import plays
+from .conftest import last_run
 
 pytestmark = pytest.mark.anyio
 
@@ -186,7 +187,7 @@ SUBMIT(answer=rlm_query("think"))
     async with get_client() as client:
         runs = {}
         for _ in range(100):
-            (flow,) = await client.read_flow_runs(sort="START_TIME_DESC", limit=1)  # type: ignore[arg-type]
+            flow = await last_run(client)
             mine = FlowRunFilter(id={"any_": [flow.id]})  # type: ignore[arg-type]
             found = await client.read_task_runs(flow_run_filter=mine)
             runs = {(run.name, (run.state.message or "")[:10]): run for run in found if run.state is not None}
@@ -218,7 +219,7 @@ async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, 
     (result,) = await batch(["SUBMIT(n=len(llm_query_batched([str(i) for i in range(40)])))"], language_model=NAME)
     assert (result.n, result.meta.queries.asked, len(result.meta.queries.tree)) == (40, 40, 40)
     async with get_client() as client:
-        (flow,) = await client.read_flow_runs(sort="START_TIME_DESC", limit=1)  # type: ignore[arg-type]
+        flow = await last_run(client)
         mine = FlowRunFilter(id={"any_": [flow.id]})  # type: ignore[arg-type]
         for _ in range(100):
             found = await client.read_task_runs(flow_run_filter=mine)

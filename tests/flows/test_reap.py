@@ -264,6 +264,7 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
         assert await ids(block) == set()
 
 
+@pytest.mark.full
 async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(request: pytest.FixtureRequest) -> None:
     """Prefect raises out of the event loop then, which cancels every task that there is, and not only the flow's."""
     blocks = dict([await place(name, request) for name in PROVIDERS])

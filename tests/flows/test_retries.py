@@ -24,6 +24,7 @@ from rlm_batch import (
 from rlm_batch.tasks.execute import RetryPolicy, with_policy
 
 from ..standins.counts import BEGUN, Counts
+from .conftest import last_run
 
 pytestmark = pytest.mark.anyio
 
@@ -54,11 +55,11 @@ async def state_of_last_task() -> str:
     """The name of the final state of the task run that began last, once the server has recorded it."""
     from prefect import get_client
     from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.client.schemas.sorting import FlowRunSort, TaskRunSort
+    from prefect.client.schemas.sorting import TaskRunSort
 
     name = ""
     async with get_client() as client:
-        (run,) = await client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
+        run = await last_run(client)
         for _ in range(100):
             mine = {"any_": [run.id]}
             tasks = await client.read_task_runs(

@@ -153,7 +153,8 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("given", ["file", pytest.param("text", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("given", ["file", "text"])
 def test_ten_million_characters_are_answered_about_in_a_few_times_their_memory(chat, server, tmp_path, given):
     chat.script = plays(("", "SUBMIT(answer=str(len(context)))"))
     path = tmp_path / "long.txt"
