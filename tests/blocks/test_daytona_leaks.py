@@ -281,6 +281,7 @@ HOST = """
 """
 
 
+@pytest.mark.full
 def test_what_a_killed_host_had_open_can_be_found_and_is_gone_with_its_lifetime(standin: Any) -> None:
     standin.set(minute=8.0, boot_s=0.09)  # 120 s of lifetime are two minutes, 16 s here
     host = subprocess.Popen([sys.executable, "-c", dedent(HOST)], stdout=subprocess.PIPE)

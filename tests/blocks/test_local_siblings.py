@@ -392,7 +392,7 @@ for _ in range(30):
 
 
 @pytest.mark.each_once
-@pytest.mark.parametrize("leaving", [DAEMONS, COMETS], ids=["daemons", "comets"])
+@pytest.mark.parametrize("leaving", [DAEMONS, pytest.param(COMETS, marks=pytest.mark.full)], ids=["daemons", "comets"])
 @pytest.mark.parametrize(
     "then", ["SUBMIT()", "os._exit(3)", "time.sleep(60)"], ids=["a result", "a crash", "a timeout"]
 )

@@ -58,6 +58,7 @@ with ThreadPoolExecutor(16) as pool:
             assert (await interpreter.execute(code)).right == [True] * 16
 
 
+@pytest.mark.full
 async def test_answers_are_not_lost_where_the_network_breaks_off(modal_sandbox: Make, modal_standin: Any) -> None:
     async with modal_sandbox().interpreter(tools={"ask": lambda n, text: [n, len(text)]}) as interpreter:
         await interpreter.execute("1")

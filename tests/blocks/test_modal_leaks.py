@@ -189,6 +189,7 @@ def killed_host(standin: Any, *words: str) -> float:
     return time.monotonic()
 
 
+@pytest.mark.full
 async def test_a_host_that_is_killed_leaves_nothing_after_the_lifetime(modal_sandbox: Make, modal_standin: Any) -> None:
     killed_host(modal_standin, "90", "10", "60")
     assert sandboxes(modal_standin)

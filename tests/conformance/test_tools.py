@@ -285,6 +285,6 @@ async def test_a_tool_can_run_code_in_the_same_sandbox(provider: SandboxProvider
         assert (await interpreter.execute("SUBMIT(nested(4))")).output == 8
 
 
-async def test_a_thousand_calls_one_after_the_other(provider: SandboxProvider) -> None:
-    found = await run(provider, "SUBMIT(sum=sum(double(i) for i in range(1000)))", double=lambda n: 2 * n)
-    assert found["sum"] == 999_000
+async def test_hundreds_of_calls_one_after_the_other(provider: SandboxProvider) -> None:
+    found = await run(provider, "SUBMIT(sum=sum(double(i) for i in range(300)))", double=lambda n: 2 * n)
+    assert found["sum"] == 89_700

@@ -181,6 +181,7 @@ def test_the_limits_of_saved_blocks_are_on_the_server(deployed: Deployed) -> Non
         LocalSandbox.delete("limited-by-deploy")
 
 
+@pytest.mark.full
 def test_another_work_pool_is_made_when_it_is_named(deployed: Deployed) -> None:
     asyncio.run(deploy(work_pool="elsewhere", reset=True))
     assert {deployment["work_pool_name"] for deployment in on_server().values()} == {"elsewhere"}

@@ -211,6 +211,7 @@ SUBMIT(answer=rlm_query("think"))
     assert str(above.id) in json.dumps(deeper.model_dump(mode="json")["task_inputs"])
 
 
+@pytest.mark.full
 async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, monkeypatch):
     from prefect import get_client
     from prefect.client.schemas.filters import FlowRunFilter
