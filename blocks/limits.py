@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 
 import httpx
 
+from ..sandbox.errors import ConfigurationError
 from .provider import SandboxProvider
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ class ServerLimits(Limits):
         try:
             answer = await self._client.increment_concurrency_slots_with_lease([name], 1, "concurrency", LEASE, holder)
         except httpx.HTTPStatusError as error:
-            return self._refused(error)
+            _must_be_full(error)
+            return None
         granted = answer.json()
         return UUID(granted["lease_id"]) if await self._exists(granted["limits"]) else None
 
@@ -159,7 +161,8 @@ class ServerLimits(Limits):
         try:
             answer = await self._client.increment_concurrency_slots([name], 1, "rate_limit")
         except httpx.HTTPStatusError as error:
-            return self._refused(error) is not None
+            _must_be_full(error)
+            return False
         return await self._exists(answer.json())
 
     async def _full(self, name: str) -> bool:
@@ -179,10 +182,11 @@ class ServerLimits(Limits):
             await keep_in_step(self._provider)
         return bool(limits)
 
-    @staticmethod
-    def _refused(error: httpx.HTTPStatusError) -> None:
-        if error.response.status_code != httpx.codes.LOCKED:
-            raise error
+
+def _must_be_full(error: httpx.HTTPStatusError) -> None:
+    """Raises the error, unless it only says that another was quicker."""
+    if error.response.status_code != httpx.codes.LOCKED:
+        raise error
 
 
 class ProcessLimits(Limits):
@@ -230,7 +234,7 @@ class ProcessLimits(Limits):
 async def limits_of(provider: SandboxProvider, run_id: str) -> AsyncIterator[Limits | None]:
     """Where the provider's slots are taken by a flow run; None where it has no limit.
 
-    Makes the server's limits what the block says. Raises httpx.HTTPError.
+    Makes the server's limits what the block says. Raises ConfigurationError where the server does not let it.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL
@@ -239,7 +243,14 @@ async def limits_of(provider: SandboxProvider, run_id: str) -> AsyncIterator[Lim
         settings = wanted(provider)
         yield ProcessLimits(settings) if settings else None
         return
-    await keep_in_step(provider)
+    try:
+        await keep_in_step(provider)
+    except httpx.HTTPError as error:
+        said = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"the limits of the block could not be made on the Prefect server ({said}): see that it answers, and that "
+            "you may change its concurrency limits"
+        ) from error
     if not wanted(provider):
         yield None
         return

@@ -4,7 +4,7 @@ Measured on two cores, 500 task runs: the recorder in batches takes a task run f
 all of them are recorded 2 s after the last instead of 11 s. An empty PREFECT_HOME makes the first start migrate a
 database for 16 to 28 s, for which Prefect's own 20 s are too few. Leases in memory would be forgotten by a server that
 starts again, and the slots of whoever held them never come back. A task that waits for a slot of its tag's limit asks
-again after up to 10 s by default: 50 tasks of 0.1 s under a limit of 4 took 47 to 67 s, and 22 s where it asks sooner.
+again after up to 10 s by default: 50 tasks of 0.1 s under a limit of 4 took 47 to 67 s, and 22 s at 0.5 s.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-    "PREFECT_SERVER_TASKS_TAG_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
+    "PREFECT_SERVER_TASKS_TAG_CONCURRENCY_SLOT_WAIT_SECONDS": "0.5",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",

@@ -261,16 +261,18 @@ class LimitedSlots(Slots):
 
 @asynccontextmanager
 async def slots_of(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
-    """The slots of a flow run, whatever is held at the end given back. Raises httpx.HTTPError."""
+    """The slots of a flow run, whatever is held at the end given back. Raises ConfigurationError."""
     async with limits_of(provider, run_id) as limits:
         names = names_of(provider)
         if limits is None or names is None:
             yield Slots()
             return
         where = "every flow run of this Prefect server" if limits.shared else "this process only: there is no server"
-        for what, value in (("max_sandboxes", provider.max_sandboxes), ("creations", provider.creations_per_second)):
-            if value is not None:
-                log.info("limit %s: %g %s, over %s", names.sandboxes, value, what, where)
+        if provider.max_sandboxes is not None:
+            log.info("limit %s: %d sandboxes at one time, over %s", names.sandboxes, provider.max_sandboxes, where)
+        if provider.creations_per_second is not None:
+            rate = provider.creations_per_second
+            log.info("limit %s: %g new sandboxes a second, over %s", names.creations, rate, where)
         slots = LimitedSlots(limits, names, provider, log)
         running = asyncio.create_task(slots.run())
         try:

@@ -944,7 +944,8 @@ try:
 except subprocess.TimeoutExpired:
     SUBMIT(works=True)
 """
-    if not any(layer in ("landlock-6", "landlock-7", "landlock-8") for layer in box.run("pass")["layers"]):
+    versions = [layer.removeprefix("landlock-") for layer in box.run("pass")["layers"] if layer.startswith("landlock-")]
+    if not any(int(version) >= 6 for version in versions):
         pytest.skip("this kernel's Landlock does not know signals")
     assert box.outputs(code) == {"works": True}
 
