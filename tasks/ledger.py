@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,10 @@ class Line:
 class Ledger:
     """One ledger, open for reading and for appending. `path` is absolute."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], part_of: str = "") -> None:
+        """`part_of` is what the names of this writer's parts begin with, so that they can be read by themselves."""
         self.path = Path(path).expanduser().absolute()
-        self._writer = uuid.uuid4().hex[:12]
+        self._writer = part_of + uuid.uuid4().hex[:12]
         self._part = 0
         self._file: Any = None
         self._claimed: int | None = None  # the directory, as it is locked
@@ -141,15 +142,36 @@ class Ledger:
             self._file.close()
             self._file = None
 
-    def lines(self) -> Iterator[Line]:
-        """Every whole line of every part, as it was written; torn and foreign ones are passed over."""
-        for part in sorted(self.path.glob("part-*.jsonl")):
+    def lines(self, part_of: str = "") -> Iterator[Line]:
+        """Every whole line of every part, as it was written; torn and foreign ones are passed over.
+
+        With `part_of` only of the parts of those writers.
+        """
+        for part in sorted(self.path.glob(f"part-{part_of}*.jsonl")):
             yield from read_part(part)
 
-    def best(self) -> dict[str, Line]:
-        """For each key the line that counts: success beats failure, and then the later beats the earlier."""
+    def follow(self) -> Callable[[], Iterator[Line]]:
+        """What reads, each time that it is called, the whole lines that no earlier call has given."""
+        offsets: dict[Path, int] = {}
+
+        def new() -> Iterator[Line]:
+            for part in sorted(self.path.glob("part-*.jsonl")):
+                offset = offsets.get(part, 0)
+                if os.path.getsize(part) <= offset:
+                    continue
+                for line in read_part(part, offset):
+                    offsets[part] = line.where[1] + line.where[2]
+                    yield line
+
+        return new
+
+    def best(self, part_of: str = "") -> dict[str, Line]:
+        """For each key the line that counts: success beats failure, and then the later beats the earlier.
+
+        With `part_of` only of what those writers wrote.
+        """
         found: dict[str, Line] = {}
-        for line in self.lines():
+        for line in self.lines(part_of):
             held = found.get(line.key)
             if held is None or (line.succeeded, line.at) >= (held.succeeded, held.at):
                 found[line.key] = line

@@ -61,6 +61,30 @@ def test_writers_have_parts_of_their_own_and_readers_see_all(ledger):
     assert set(ledger.best()) == {"a", "b"}
 
 
+def test_the_parts_of_some_writers_are_read_by_themselves(ledger):
+    other = Ledger(ledger.path, part_of="job-0001-")
+    ledger.write("a", success(1))
+    other.write("b", success(2))
+    other.close()
+    assert set(ledger.best("job-0001-")) == {"b"}
+    assert set(ledger.best()) == {"a", "b"}
+
+
+def test_a_ledger_that_is_followed_gives_each_line_once_when_it_is_whole(ledger):
+    new = ledger.follow()
+    ledger.write("a", success(1))
+    assert [line.key for line in new()] == ["a"]
+    assert list(new()) == []
+    ledger.write("b", success(2))
+    other = Ledger(ledger.path)
+    other.write("c", success(3))
+    other.close()
+    with open(next(iter(other.path.glob("part-*.jsonl"))), "ab") as torn:
+        torn.write(b'{"key": "d", ')
+    assert {line.key for line in new()} == {"b", "c"}
+    assert list(new()) == []
+
+
 def test_a_torn_last_line_and_damaged_ones_are_passed_over(ledger):
     ledger.write("a", success(1))
     ledger.write("b", success(2))
