@@ -206,6 +206,10 @@ class SandboxProvider(Block, ABC):
             self._commit = await repository.commit(self.repo_url, self.repo_ref, self.repo_token)
         return self._commit
 
+    def pin(self, commit: str) -> None:
+        """Every sandbox of this block has that commit of its repository, wherever its ref has gone since."""
+        self._commit = commit
+
     @property
     def counted(self) -> bool:
         """Whether there is a limit on sandboxes, so that removing one has to last until it has gone."""

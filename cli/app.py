@@ -91,6 +91,8 @@ class Common(Basics):
     "Keep each worker's sandbox; each execution still has a process of its own."
     executions_per_task: int | None = None
     "Executions in one Prefect task run; by itself as many as make about 1,000 task runs."
+    shards: int | Literal["auto"] | None = None
+    "Share the job out to so many flow runs on the workers of the Prefect server that PREFECT_API_URL names."
     resume: Annotated[bool, Parameter(negative=())] = False
     "Take the results of identical executions of earlier runs, and run only the rest."
 
@@ -101,6 +103,7 @@ class Common(Basics):
             "max_workers": self.max_workers,
             "reuse_sandboxes": self.reuse_sandboxes,
             "executions_per_task": self.executions_per_task,
+            "shards": self.shards,
             "cache_results": self.resume,
         }
 

@@ -61,10 +61,10 @@ class Display(Observer):
         else:
             self._print(what)
 
-    def begun(self, total: int, isolation: str, results_path: str) -> None:
+    def begun(self, total: int, how: str, results_path: str) -> None:
         self._total, self.results_path = total, results_path
         self._begun = self._told = time.monotonic()
-        self._print(f"{total} executions; isolation: {isolation}")
+        self._print(f"{total} executions; {how}")
         self._progress.reset(self._task, total=total, description="running", counts="")
 
     def warned(self, text: str) -> None:
@@ -107,8 +107,11 @@ class Display(Observer):
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def show_table(rows: list[list[str]], mark: str = "") -> None:
-    """Prints rows of text on standard output, the header first; the row whose last cell is `mark` stands out."""
+def show_table(rows: list[list[str]], total: int, mark: str = "") -> None:
+    """Prints rows of text on standard output, the header first; the row whose last cell is `mark` stands out.
+
+    Of the `total` that there are it prints `TABLE_ROWS`, and the marked one wherever it is.
+    """
     console = Console()
     if not console.is_terminal:
         console.width = 10_000  # whoever reads it elsewhere wants whole lines
@@ -122,5 +125,5 @@ def show_table(rows: list[list[str]], mark: str = "") -> None:
             if row[-1] == mark:
                 table.add_row(*map(shown, row), style="bold green")
     console.print(table, highlight=False, markup=False)
-    if len(rows) - 1 > TABLE_ROWS:
-        print(f"... and {len(rows) - 1 - TABLE_ROWS} more, in the ledger", file=sys.stderr)
+    if total > TABLE_ROWS:
+        print(f"... and {total - TABLE_ROWS} more, in the ledger", file=sys.stderr)

@@ -28,7 +28,8 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
     record = found.records[-1]
     for name, value in summary(tally, found.records):
         print(f"{shown(name)}: {shown(value)}", file=sys.stderr)
-    show_table(table(tally), mark="best")
+    rows = table(tally)
+    show_table(rows, len(rows) - 1, mark="best")
     page = Path(html).expanduser() if html else found.path / "report.html"
     name = record.name or record.flow
     _write(page, lambda path: path.write_text(as_html(report(tally, found.records), name), "utf-8", "replace"))

@@ -14,7 +14,7 @@ from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
 from ..sandbox.shown import shown
-from .display import Display, show_table
+from .display import TABLE_ROWS, Display, show_table
 
 if TYPE_CHECKING:
     from ..flows.sweep import SweepReport
@@ -33,7 +33,7 @@ def run_sweep(parameters: dict[str, Any]) -> int:
         found = report(error.results, parameters["objective"], parameters["direction"], error.results_path)
     else:
         failed = None
-    show_table(found.rows(), mark="best")
+    show_table(found.rows(TABLE_ROWS), len(found.trials), mark="best")
     return _end(found.results_path, failed)
 
 
@@ -50,12 +50,8 @@ def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
         outcomes = _run(lambda: batch(**parameters), display)
     except ExecutionsFailed as error:
         failed, outcomes = error, error.results
-    rows = table(outcomes)
-    if parameters["inputs"] is None:
-        rows = [[rows[0][0], "file", *rows[0][1:]]] + [
-            [row[0], file, *row[1:]] for row, file in zip(rows[1:], files, strict=True)
-        ]
-    show_table(rows)
+    rows = table(outcomes, limit=TABLE_ROWS)
+    show_table(_with_files(rows, files) if parameters["inputs"] is None else rows, len(outcomes))
     return _end(display.results_path, failed)
 
 
@@ -94,8 +90,8 @@ def run_chunks(parameters: dict[str, Any]) -> int:
     try:
         found = _run(lambda: chunks(**parameters))
     except ExecutionsFailed as error:
-        failed, found = error, report(Outcomes(error.results, error.results_path), count)
-    show_table(found.rows())
+        failed, found = error, report(Outcomes(error.results, error.failures, error.results_path), count)
+    show_table(found.rows(TABLE_ROWS), len(found.results))
     if isinstance(found.reduction, Result):
         values = ", ".join(
             f"{shown(name)}={shown(cell_text(value))}" for name, value in found.reduction.outputs.items()
@@ -119,11 +115,7 @@ def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
         outcomes = _run(lambda: sequence(**parameters), display)
     except ExecutionsFailed as error:
         failed, outcomes = error, error.results
-    rows = table(outcomes)
-    show_table(
-        [[rows[0][0], "file", *rows[0][1:]]]
-        + [[row[0], file, *row[1:]] for row, file in zip(rows[1:], files, strict=True)]
-    )
+    show_table(_with_files(table(outcomes, limit=TABLE_ROWS), files), len(outcomes))
     return _end(display.results_path, failed)
 
 
@@ -140,9 +132,15 @@ def run_reap(parameters: dict[str, Any]) -> int:
     finally:
         if told:
             rows = [[found.info.id, found.info.labels.get("rlm-batch-host", ""), found.reason] for found in told]
-            show_table([["sandbox", "host", "why"], *rows])
+            show_table([["sandbox", "host", "why"], *rows], len(rows))
     print(described(told, parameters["provider"], "would be removed" if parameters["dry_run"] else "removed"))
     return 0
+
+
+def _with_files(rows: list[list[str]], files: list[str]) -> list[list[str]]:
+    """The rows of a table, each with the file that its code came from."""
+    (first, *header), *rest = rows
+    return [[first, "file", *header], *([row[0], file, *row[1:]] for row, file in zip(rest, files, strict=False))]
 
 
 def _end(results_path: str, failed: ExecutionsFailed | None) -> int:
@@ -177,7 +175,7 @@ def _check(flow: Any, parameters: dict[str, Any]) -> None:
         problems = [line.strip(" -") for line in str(error).splitlines()[1:] if line.strip()]
         raise ConfigurationError("; ".join(problems) or str(error)) from None
     provider = unsaved(parameters["provider"])
-    if provider is not None:
+    if provider is not None and parameters.get("shards") is None:  # shards are opened where the workers are
         asyncio.run(provider.check())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -10,7 +10,8 @@ from pydantic import Field
 from ..sandbox.errors import ConfigurationError
 from .flow import batch_flow
 from .inputs import read_inputs, referred
-from .run import (
+from .labels import execution_label
+from .options import (
     BatchConcurrency,
     CacheResults,
     Deadline,
@@ -25,16 +26,15 @@ from .run import (
     Model,
     OnFailure,
     Options,
-    Outcome,
     Provider,
     ResultsPath,
     Retries,
     RetryCodeErrors,
     ReuseSandboxes,
+    Shards,
     Timeout,
-    raise_failures,
-    run_all,
 )
+from .run import Outcome, raise_failures, run_all
 
 
 @batch_flow("batch")
@@ -56,6 +56,7 @@ async def batch(
     executions_per_task: ExecutionsPerTask = None,
     cache_results: CacheResults = False,
     results_path: ResultsPath = None,
+    shards: Shards = None,
     log_output: LogOutput = True,
     language_model: Model = None,
     batch_concurrency: BatchConcurrency = 4,
@@ -63,7 +64,7 @@ async def batch(
     max_llm_calls: MaxLlmCalls = 50,
     max_llm_tokens: MaxLlmTokens = None,
     max_cost: MaxCost = None,
-) -> list[Outcome]:
+) -> Sequence[Outcome]:
     """Runs each piece of code in a sandbox, and returns their results in order.
 
     `code` is a list of texts; or one text with `inputs`, a list of variables or a path to JSON lines or CSV, and the
@@ -86,6 +87,7 @@ async def batch(
         executions_per_task=executions_per_task,
         cache_results=cache_results,
         results_path=results_path,
+        shards=shards,
         log_output=log_output,
         language_model=language_model,
         batch_concurrency=batch_concurrency,
@@ -94,7 +96,7 @@ async def batch(
         max_llm_tokens=max_llm_tokens,
         max_cost=max_cost,
     )
-    outcomes = await run_all(items, len(items), options, lambda execution: f"execution {execution.index}")
+    outcomes = await run_all(items, len(items), options, execution_label)
     if on_failure == "raise":
         raise_failures(outcomes, "executions")
     return outcomes.results

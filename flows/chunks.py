@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
-from ..blocks.volume import check_name
 from ..sandbox.driver import NotJson, strict_json
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
@@ -22,8 +21,8 @@ from ..tasks.execution import Execution, key_of
 from ..tasks.mark import Mark, Marker, folder_of, name_of, read_markers
 from .flow import batch_flow
 from .inputs import referred_text
-from .parts import Parts, parts_of
-from .run import (
+from .labels import chunk_label
+from .options import (
     BatchConcurrency,
     CacheResults,
     Deadline,
@@ -38,17 +37,16 @@ from .run import (
     Model,
     OnFailure,
     Options,
-    Outcome,
-    Outcomes,
     Provider,
     ResultsPath,
     Retries,
     RetryCodeErrors,
     ReuseSandboxes,
-    Run,
+    Shards,
     Timeout,
-    raise_failures,
 )
+from .parts import Parts, parts_of
+from .run import Outcome, Outcomes, Run, raise_failures, with_volume
 from .table import table
 from .tally import About
 
@@ -64,7 +62,7 @@ class ChunksReport:
     itself, and no subprocess's. Printed, it is a table of chunks and fields.
     """
 
-    results: dict[str, Outcome]
+    results: Mapping[str, Outcome]
     reduction: Outcome | None
     overlaps: dict[str, list[str]]
     results_path: str
@@ -72,14 +70,31 @@ class ChunksReport:
     def __getitem__(self, chunk_id: str | int) -> Outcome:
         return self.results[str(chunk_id)]
 
-    def rows(self) -> list[list[str]]:
-        """The table's rows of text, the header first."""
-        return table(list(self.results.values()))
+    def rows(self, limit: int | None = None) -> list[list[str]]:
+        """The table's rows of text, the header first; with a `limit` so many of the first."""
+        shown = self.results.values() if limit is None else itertools.islice(self.results.values(), limit)
+        return table(list(shown))
 
     def __str__(self) -> str:
         rows = self.rows()
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+class _ById(Mapping[str, Outcome]):
+    """Outcomes by chunk id, in order, wherever they are."""
+
+    def __init__(self, places: dict[str, int], outcomes: Sequence[Outcome]) -> None:
+        self._places, self._outcomes = places, outcomes
+
+    def __getitem__(self, chunk_id: str) -> Outcome:
+        return self._outcomes[self._places[chunk_id]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 @batch_flow("chunks")
@@ -112,6 +127,7 @@ async def chunks(
     executions_per_task: ExecutionsPerTask = None,
     cache_results: CacheResults = False,
     results_path: ResultsPath = None,
+    shards: Shards = None,
     log_output: LogOutput = True,
     language_model: Model = None,
     batch_concurrency: BatchConcurrency = 4,
@@ -147,6 +163,7 @@ async def chunks(
         executions_per_task=executions_per_task,
         cache_results=cache_results,
         results_path=results_path,
+        shards=shards,
         log_output=log_output,
         language_model=language_model,
         batch_concurrency=batch_concurrency,
@@ -160,7 +177,7 @@ async def chunks(
         block = with_volume(block, volume_name)
     total = len(parts) + (reduce is not None)
     about = About("chunk" if reduce is None else "execution")
-    async with _Chunks.begun(block, total, options, _label, about) as run:
+    async with _Chunks.begun(block, total, options, chunk_label, about) as run:
         run.folder = None if block.volume_name is None else folder_of(code)
         fingerprint = await run.fingerprint()
         if run.folder is not None:
@@ -181,21 +198,18 @@ async def chunks(
     return found
 
 
-def with_volume(block: SandboxProvider, name: str) -> SandboxProvider:
-    """The block with that volume. Raises ConfigurationError."""
-    return block.model_copy(update={"volume_name": check_name(name)})
-
-
 def report(outcomes: Outcomes, chunks: int) -> ChunksReport:
     """The report on these outcomes: those of the chunks, and then the reduction's if there is one."""
-    results = {str(outcome.meta.variables["chunk_id"]): outcome for outcome in outcomes.results[:chunks]}
+    places: dict[str, int] = {}
     writers: dict[str, list[str]] = {}
-    for chunk_id, outcome in results.items():
+    for place, outcome in enumerate(itertools.islice(outcomes.results, chunks)):
+        chunk_id = str(outcome.meta.variables["chunk_id"])
+        places[chunk_id] = place
         for path in outcome.meta.files:
             writers.setdefault(path, []).append(chunk_id)
     overlaps = {path: ids for path, ids in writers.items() if len(ids) > 1}
     reduction = outcomes.results[chunks] if len(outcomes.results) > chunks else None
-    return ChunksReport(results, reduction, overlaps, outcomes.results_path)
+    return ChunksReport(_ById(places, outcomes.results), reduction, overlaps, outcomes.results_path)
 
 
 def overlap(path: str, ids: list[str]) -> str:
@@ -205,13 +219,6 @@ def overlap(path: str, ids: list[str]) -> str:
         f"{path} on the volume was written by the chunks {shown}, and holds what the last of them left: name the file "
         "after chunk_id"
     )
-
-
-def _label(execution: Execution) -> str:
-    if "chunk_id" not in execution.variables:
-        return "reduce"
-    name = execution.variables["chunk_id"]
-    return f"chunk {name}" if len(name) <= 120 else f"chunk {name[:117]}..."
 
 
 def _executions(code: str, parts: Parts, fingerprint: dict[str, Any], run: _Chunks) -> Iterator[Execution]:

@@ -17,6 +17,8 @@ from .left import remove_sandboxes
 from .parts import with_text_ids
 from .sentences import in_sentences
 from .server import embedded_server
+from .sharding import cancel_shards
+from .workers import server_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,6 +48,8 @@ class BatchFlow(Flow[P, T]):
     async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
         parameters = within_limit(dict(inspect.signature(self.fn).bind(*args, **kwargs).arguments))
+        if parameters.get("shards") is not None:
+            server_url()  # rather than start one that has no workers
         async with embedded_server():
             return await super().__call__(**options, **parameters)  # type: ignore[misc]
 
@@ -96,7 +100,8 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
         function.__doc__ = _with_parameters(function)
         in_sentences()
         # For a process that died: otherwise its lanes have removed what they had open.
-        hooks: list[Any] = [remove_sandboxes]
-        return BatchFlow(function, name=name, persist_result=False, on_cancellation=hooks, on_crashed=hooks)
+        cancelled: list[Any] = [remove_sandboxes, cancel_shards]
+        crashed: list[Any] = [remove_sandboxes]  # and its shards go on, for the run that goes on with the job
+        return BatchFlow(function, name=name, persist_result=False, on_cancellation=cancelled, on_crashed=crashed)
 
     return decorate

@@ -169,7 +169,10 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
         return
     log = flow_run_logger(flow_run, flow)
     try:
-        provider = await resolve((flow_run.parameters or {}).get("provider") or "local")
+        parameters = flow_run.parameters or {}
+        provider = await resolve(
+            parameters.get("options", parameters).get("provider") or "local"
+        )  # a shard's, or its own
         now, found = time.time(), await provider.list_sandboxes()
         reason = f"its flow run is {state.name}"
         left = [

@@ -13,7 +13,7 @@ from ..blocks.resolve import resolve
 from ..sandbox.errors import SandboxesLeft
 from .flow import batch_flow
 from .left import Left, described, find, remove
-from .run import Provider
+from .options import Provider
 from .server_id import server_id
 
 SILENCE = 360  # seconds: twice the interval at which Prefect has a flow run say that it lives

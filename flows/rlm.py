@@ -12,7 +12,7 @@ from pydantic import Field
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import QuerySummary, Result
 from .flow import batch_flow
-from .run import (
+from .options import (
     BatchConcurrency,
     CacheResults,
     Deadline,
@@ -26,9 +26,8 @@ from .run import (
     ResultsPath,
     Retries,
     Timeout,
-    raise_failures,
-    run_all,
 )
+from .run import raise_failures, run_all
 from .tally import About
 
 # Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.

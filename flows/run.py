@@ -7,22 +7,22 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
-from pydantic import Field
 
-from ..blocks.asking import Asking, asking
+from ..blocks.asking import Asking
 from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
+from ..blocks.volume import check_name
+from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
-from ..sandbox.queries import Track
 from ..sandbox.result import Failure, Meta, Result
 from ..tasks.execute import RetryPolicy, Work, with_policy
 from ..tasks.execution import Execution, identified
@@ -33,10 +33,13 @@ from ..tasks.output import RunLines
 from ..tasks.query import Tracker
 from ..tasks.slots import Slots, slots_of
 from .garbage import set_aside
+from .kept import InMemory, Kept
 from .left import begun_here
+from .options import Options
 from .record import Record
 from .report import described
 from .server_id import server_id
+from .sharding import Sharding
 from .tally import About
 from .told import Told
 
@@ -44,90 +47,12 @@ Outcome = Result | Failure
 
 TASK_RUNS = 1000  # of one flow run, at most: a server records some fifty a second, 250 with the settings that we ship
 
-# The parameters that every flow over many executions has, with their bounds for the schema that the UI shows.
-Provider = Annotated[
-    str,
-    Field(
-        min_length=1,
-        description="local, daytona, modal, local:none (no isolation), or a saved block such as daytona-sandbox/NAME",
-    ),
-]
-MaxWorkers = Annotated[int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")]
-Timeout = Annotated[float, Field(gt=0, description="Seconds for each execution")]
-Retries = Annotated[int, Field(ge=0, description="How often an execution whose sandbox failed is tried again")]
-RetryCodeErrors = Annotated[bool, Field(description="Try again also when the code itself failed or timed out")]
-Idempotent = Annotated[bool, Field(description="Try again also when a sandbox was lost while the code may have run")]
-OnFailure = Annotated[
-    Literal["raise", "return"], Field(description="Fail the flow run when executions failed, or return the failures")
-]
-Deadline = Annotated[float | None, Field(gt=0, description="Seconds for the whole flow run")]
-ReuseSandboxes = Annotated[bool, Field(description="Keep a worker's sandbox; each execution still has its own process")]
-ExecutionsPerTask = Annotated[
-    int | None, Field(ge=1, description="Executions in one task run; by itself about 1,000 runs")
-]
-CacheResults = Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")]
-ResultsPath = Annotated[str | None, Field(description="The ledger's directory; by default one below the results root")]
-LogOutput = Annotated[
-    bool, Field(description="What the code writes is in its task run's log as it comes, 200 lines of each execution")
-]
-
-Model = Annotated[
-    str | None,
-    Field(
-        description="What the code may ask: a model in LiteLLM's naming, or a saved block such as language-model/NAME"
-    ),
-]
-BatchConcurrency = Annotated[int, Field(ge=1, description="Requests to the model at one time, for each execution")]
-MaxDepth = Annotated[int, Field(ge=0, description="How deep recursive queries may go; plain code is at depth 0")]
-MaxLlmCalls = Annotated[int | None, Field(ge=0, description="Calls of the model, for each execution")]
-MaxLlmTokens = Annotated[int | None, Field(ge=0, description="Tokens of prompts and answers, for each execution")]
-MaxCost = Annotated[float | None, Field(ge=0, description="US dollars for the model, for the whole flow run")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The parameters that the flows share, as they were given."""
-
-    provider: str
-    max_workers: int
-    timeout: float
-    retries: int
-    retry_code_errors: bool
-    idempotent: bool
-    on_failure: Literal["raise", "return"]
-    deadline: float | None
-    reuse_sandboxes: bool
-    executions_per_task: int | None
-    cache_results: bool
-    results_path: str | None
-    log_output: bool
-    language_model: str | None
-    batch_concurrency: int
-    max_depth: int
-    max_llm_calls: int | None
-    max_llm_tokens: int | None
-    max_cost: float | None
-
-    async def asking(self, track: Track) -> Asking | None:
-        """What each execution may ask, None without a model. Raises ConfigurationError."""
-        if self.language_model is None:
-            return None
-        return await asking(
-            self.language_model,
-            max_cost=self.max_cost,
-            track=track,
-            batch_concurrency=self.batch_concurrency,
-            max_depth=self.max_depth,
-            max_llm_calls=self.max_llm_calls,
-            max_llm_tokens=self.max_llm_tokens,
-        )
-
 
 class Observer:
     """What a flow run tells whoever called it in this process, as it goes; the methods do nothing unless overridden."""
 
-    def begun(self, total: int, isolation: str, results_path: str) -> None:
-        """The run is about to start; `isolation` is the level that is in force."""
+    def begun(self, total: int, how: str, results_path: str) -> None:
+        """The run is about to start; `how` is the isolation that is in force, or where it is shared out to."""
 
     def warned(self, text: str) -> None:
         """There is something that a person should know, in a sentence."""
@@ -146,13 +71,9 @@ observer: ContextVar[Observer] = ContextVar("rlm_batch_observer", default=Observ
 class Outcomes:
     """Every execution's outcome, in order, and where they are written."""
 
-    results: list[Outcome]
+    results: Sequence[Outcome]
+    failures: Sequence[Failure]  # those of them that failed for good
     results_path: str
-
-    @property
-    def failures(self) -> list[Failure]:
-        """Those that failed for good."""
-        return [outcome for outcome in self.results if isinstance(outcome, Failure)]
 
 
 async def run_all(
@@ -171,8 +92,13 @@ async def run_all(
     """
     async with Run.begun(await resolve(options.provider), total, options, label, about) as run:
         run.uploads = uploads or {}
-        await run.drive(identified(items, await run.fingerprint()))
+        await run.drive(identified(items, await run.fingerprint(), run.occurrence))
         return run.outcomes()
+
+
+def with_volume(block: SandboxProvider, name: str) -> SandboxProvider:
+    """The block with that volume. Raises ConfigurationError."""
+    return block.model_copy(update={"volume_name": check_name(name)})
 
 
 def raise_failures(outcomes: Outcomes, what: str, retrying: str = "run only those that failed") -> None:
@@ -249,15 +175,21 @@ class Run:
         self.asking: Asking | None = None
         self.uploads: dict[str, Path] = {}
         self.slots = Slots()
-        self._ledger = ledger
+        self.ledger = ledger
         self._label = label
         self._observer = observer.get()
-        self._outcomes: list[Outcome | None] = [None] * total
+        self.kept: Kept = InMemory(total)
         self._under_way: dict[int, Execution] = {}
         self._per_task = options.executions_per_task or max(1, math.ceil(total / TASK_RUNS))
         self._lines = RunLines() if options.log_output else None
-        self._total = total
+        self.total = total
         self._known: dict[str, Line] = {}
+        self.occurrence: Callable[[bytes], int] | None = None  # what counts identical executions, if not a dict
+        self._sharding: Sharding | None = None
+        self._tracker = Tracker()
+        self.used_elsewhere = Usage()  # of the model, by shards
+        self.opened = 0  # sandboxes, and
+        self.open_seconds = 0.0  # how long those that are closed were open, together
         self._index: ResultIndex | None = None
         self.until: float | None = None  # the deadline, by the event loop's clock
         if options.deadline is not None:
@@ -278,48 +210,88 @@ class Run:
         about: About | None = None,
     ) -> AsyncIterator[Self]:
         """A run with its ledger open, which is told to whoever watches. Raises ConfigurationError."""
-        isolation = await provider.check()
-        tracker = Tracker()
-        asking = await options.asking(tracker.track)
-        run_id = _flow_run_id()
-        ledger = Ledger(options.results_path or results_root() / run_id)
+        sharding = None if options.shards is None else await Sharding.checked(options.shards, total, get_run_logger())
+        how = f"isolation: {await provider.check()}" if sharding is None else sharding.described
+        ledger = Ledger(options.results_path or results_root() / _flow_run_id())
+        run = await cls.made(provider, ledger, options, total, label)
         ledger.create()
-        log = get_run_logger()
-        log.info("%d executions on %s: %s; results in %s", total, provider.provider_name, isolation, ledger.path)
-        observer.get().begun(total, isolation, str(ledger.path))
-        run = cls(provider, run_id, ledger, options, total, label, log)
+        run.log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, how, ledger.path)
+        observer.get().begun(total, how, str(ledger.path))
         record = run.record = _record(about or About(), str(ledger.path), provider.provider_name, total)
         record.write()
-        run.asking = asking
-        run.server = await server_id()
-        begun_here(run_id)
-        run._known = ledger.best()
-        if options.cache_results:
-            run._index = ResultIndex(results_root())
-            run._index.refresh()
         try:
             if not ledger.claim():
-                text = f"another run is writing to {ledger.path} at this moment: what both have to do is done twice"
-                log.warning("%s", text)
-                run._observer.warned(text)
-            telling = Told(record, lambda: run.done, log)
-            async with telling as run.told, tracker, slots_of(provider, run_id, log) as run.slots:
+                run.warn(f"another run is writing to {ledger.path} at this moment: what both have to do is done twice")
+            if sharding is None:
+                run.knows(ledger.best())
+            else:
+                run._shared_out(sharding)
+            if options.cache_results:
+                run._index = ResultIndex(results_root())
+                run._index.refresh()
+            telling = Told(record, lambda: run.done, run.log)
+            async with telling as run.told, run.ready():
                 yield run
+                run._count()
                 record.ended = time.time()
         finally:
             ledger.close()
             ledger.release()
+            run._count()
             record.end()
-            if asking is not None:
-                log.info("the model was called %s", described(asking.spent.used))
-        log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
+        run.log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
+
+    def _count(self) -> None:
+        self.record.sandboxes, self.record.sandbox_seconds = self.opened, self.open_seconds
+
+    @classmethod
+    async def made(
+        cls,
+        provider: SandboxProvider,
+        ledger: Ledger,
+        options: Options,
+        total: int,
+        label: Callable[[Execution], str],
+    ) -> Self:
+        """A run of the flow run that this is called in, with what its executions may ask. Raises ConfigurationError."""
+        tracker = Tracker()
+        asking = await options.asking(tracker.track)
+        run = cls(provider, _flow_run_id(), ledger, options, total, label, get_run_logger())
+        run._tracker = tracker
+        run.asking = asking
+        run.server = await server_id()
+        begun_here(run.run_id)
+        return run
+
+    @asynccontextmanager
+    async def ready(self) -> AsyncIterator[None]:
+        """In it there are slots to be had, and queries are tracked."""
+        try:
+            async with self._tracker, slots_of(self.provider, self.run_id, self.log) as self.slots:
+                yield
+        finally:
+            if self.asking is not None:
+                self.log.info("the model was called %s", described(self.asking.spent.used + self.used_elsewhere))
+
+    def knows(self, known: dict[str, Line]) -> None:
+        """These are the lines that the ledger had at the start, by their keys."""
+        self._known = known
+
+    def _shared_out(self, sharding: Sharding) -> None:
+        """The executions run in shards, and what is known of them is in their catalogue."""
+        self._sharding = sharding
+        self.kept = sharding.catalogue
+        self.occurrence = sharding.catalogue.occurrence
 
     async def drive(self, executions: Iterator[Execution]) -> None:
         """Runs what has no result yet. Every one of these executions has an outcome when it returns."""
+        if self._sharding is not None:
+            await self._sharding.drive(self, executions)
+            return
         works = _Ahead(self._works(self._to_do(executions)))
         task = await with_policy(self.policy, self.provider.provider_name, self._per_task)
         self._making = asyncio.Lock()
-        lanes = min(self.options.max_workers, math.ceil(self._total / self._per_task))
+        lanes = min(self.options.max_workers, math.ceil(self.total / self._per_task))
         try:
             with set_aside():
                 async with asyncio.timeout_at(self.until), asyncio.TaskGroup() as group:
@@ -352,7 +324,7 @@ class Run:
 
     def recall(self, execution: Execution) -> Result | None:
         """The result that this execution has from before, if there is one that counts."""
-        line = self._known.pop(execution.key, None)
+        line = self.before(execution.key)
         cached = line.outcome() if line is not None and line.succeeded else None
         if cached is None and self._index is not None:
             line = self._index.find(execution.key)
@@ -361,14 +333,18 @@ class Run:
                 self.keep(execution, cached)
         return cached if isinstance(cached, Result) else None
 
-    def keep(self, execution: Execution, result: Result) -> None:
-        """Writes a result from elsewhere to this run's own ledger."""
-        self._ledger.write(execution.key, _placed(result, execution))
+    def before(self, key: str) -> Line | None:
+        """The line that this ledger had of that key at the start. It is asked for once."""
+        return self._known.pop(key, None) if self._sharding is None else self._sharding.catalogue.before(key)
 
     def succeeded_before(self, key: str) -> bool:
         """Whether this ledger has a result of that key."""
         line = self._known.get(key)
         return line is not None and line.succeeded
+
+    def keep(self, execution: Execution, result: Result) -> None:
+        """Writes a result from elsewhere to this run's own ledger."""
+        self.ledger.write(execution.key, _placed(result, execution))
 
     def goes_on(self) -> bool:
         """Whether the next execution is to be begun, after what has become of those before."""
@@ -398,8 +374,8 @@ class Run:
     async def close(self, lane: Lane) -> None:
         """Removes the lane's sandbox, gives its slot back, and counts what it had open."""
         await lane.leave()
-        self.record.sandboxes += lane.opened
-        self.record.sandbox_seconds += lane.seconds
+        self.opened += lane.opened
+        self.open_seconds += lane.seconds
 
     async def _task_run(self, task: Any, lane: Lane, work: Work) -> Any:
         """The final state of a task run. Until it has begun its work, no other of this run's is made.
@@ -435,26 +411,43 @@ class Run:
                 self._under_way[execution.index] = execution
                 yield execution
             else:
-                outcome = self._outcomes[execution.index] = _placed(cached, execution)
-                self.told.ended(outcome)
-                self._observer.ended(outcome, cached=True)
+                self.kept.settle(execution, _placed(cached, execution))
+                self.tell(execution, cached, cached=True)
 
     def _works(self, executions: Iterator[Execution]) -> Iterator[Work]:
         while group := list(itertools.islice(executions, self._per_task)):
             label = self._label(group[0])
             if len(group) > 1:
                 label = f"{label} and {len(group) - 1} more"
-            yield Work(label, group, self.policy, self._ledger, self._settled, self._lines)
+            yield Work(label, group, self.policy, self.ledger, self._settled, self._lines)
 
     def _settled(self, execution: Execution, outcome: Outcome) -> None:
-        self._outcomes[execution.index] = outcome
+        self.kept.settle(execution, outcome)
         del self._under_way[execution.index]
+        self.tell(execution, outcome)
+
+    def gathered(self, outcome: Outcome) -> None:
+        """Tells an outcome that a shard has written."""
+        self._observer.started(outcome.meta.index or 0)
+        self.tell(Execution(outcome.meta.index or 0, "", outcome.meta.variables, ""), outcome)
+
+    def warn(self, text: str) -> None:
+        """Says in the log, and to whoever watches, what a person should know."""
+        self.log.warning("%s", text)
+        self._observer.warned(text)
+
+    def tell(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
+        """Says that an execution has its outcome: in the log, in the UI, and to whoever watches."""
         if isinstance(outcome, Failure):
-            self.log.warning(
-                "%s failed: %s: %s", self._label(execution), type(outcome.error).__name__, outcome.error.summary
-            )
+            self.say_failed(execution, outcome)
         self.told.ended(outcome)
-        self._observer.ended(outcome, cached=False)
+        self._observer.ended(outcome, cached=cached)
+
+    def say_failed(self, execution: Execution, failure: Failure) -> None:
+        """Says in the log that an execution has failed, and how."""
+        self.log.warning(
+            "%s failed: %s: %s", self._label(execution), type(failure.error).__name__, failure.error.summary
+        )
 
     def _out_of_time(self, works: _Ahead, how: str) -> None:
         """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
@@ -462,22 +455,27 @@ class Run:
             for execution in work.remaining:
                 self._observer.started(execution.index)
         for execution in list(self._under_way.values()):
-            self._give_up(
-                execution,
-                DeadlineExceeded(
-                    f"the flow run's deadline of {self.options.deadline:g} s {how}"
-                    + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
-                    + f"; {_again()}, or give it more with deadline="
-                ),
-            )
+            self._give_up(execution, self.out_of_time(execution, how))
+
+    def out_of_time(self, execution: Execution, how: str) -> DeadlineExceeded:
+        """The error of an execution that was not done by the deadline."""
+        return DeadlineExceeded(
+            f"the flow run's deadline of {self.options.deadline:g} s {how}"
+            + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
+            + f"; {_again()}, or give it more with deadline="
+        )
 
     def not_run(self, executions: Iterable[Execution], reason: str) -> None:
         """Settles those without an outcome, which are not begun because of others. No ledger has them either."""
         for execution in executions:
-            if self._outcomes[execution.index] is None:
-                self._under_way[execution.index] = execution
-                self._observer.started(execution.index)
-                self._give_up(execution, NotRun(f"not run: {reason}"))
+            if execution.index not in self.kept:
+                self.fail(execution, NotRun(f"not run: {reason}"))
+
+    def fail(self, execution: Execution, error: RlmBatchError) -> None:
+        """Settles one that was never begun here."""
+        self._under_way[execution.index] = execution
+        self._observer.started(execution.index)
+        self._give_up(execution, error)
 
     def _give_up(self, execution: Execution, error: RlmBatchError) -> None:
         meta = Meta(
@@ -490,23 +488,23 @@ class Run:
         self._settled(execution, Failure(error, meta))
 
     @property
-    def done(self) -> list[Outcome]:
+    def done(self) -> Sequence[Outcome]:
         """The outcomes so far, in order."""
-        return [outcome for outcome in self._outcomes if outcome is not None]
+        return self.kept.done
 
     @property
-    def failed(self) -> list[Failure]:
+    def failed(self) -> Sequence[Failure]:
         """The failures so far, in order."""
-        return [outcome for outcome in self._outcomes if isinstance(outcome, Failure)]
+        return self.kept.failed
 
     def outcomes(self) -> Outcomes:
         """Every outcome, in order."""
         found = self.done
-        if len(found) != self._total:
+        if len(found) != self.total:
             raise ConfigurationError(
-                f"the inputs changed while they were read: {self._total} at first, {len(found)} at the end"
+                f"the inputs changed while they were read: {self.total} at first, {len(found)} at the end"
             )
-        return Outcomes(found, str(self._ledger.path))
+        return Outcomes(found, self.failed, str(self.ledger.path))
 
 
 class _Ahead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from ..tasks.execution import Execution, key_of
 from ..tasks.lane import Lane
 from .flow import batch_flow
 from .inputs import referred
-from .run import (
+from .options import (
     BatchConcurrency,
     Deadline,
     Idempotent,
@@ -25,15 +26,13 @@ from .run import (
     Model,
     OnFailure,
     Options,
-    Outcome,
     Provider,
     ResultsPath,
     Retries,
     RetryCodeErrors,
-    Run,
     Timeout,
-    raise_failures,
 )
+from .run import Outcome, Run, raise_failures
 from .tally import About
 
 CONTEXT = "main"
@@ -58,7 +57,7 @@ async def sequence(
     max_llm_calls: MaxLlmCalls = 50,
     max_llm_tokens: MaxLlmTokens = None,
     max_cost: MaxCost = None,
-) -> list[Outcome]:
+) -> Sequence[Outcome]:
     """Runs the steps in order in one sandbox, and returns their results in order.
 
     A name that one step defines is there in the next. A step that fails leaves what it had done; with

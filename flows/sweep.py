@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
 from .flow import batch_flow
 from .inputs import Grid, Inputs, read_inputs, referred_text, same_names
-from .run import (
+from .labels import trial_label
+from .options import (
     BatchConcurrency,
     CacheResults,
     Deadline,
@@ -27,17 +29,16 @@ from .run import (
     Model,
     OnFailure,
     Options,
-    Outcome,
     Provider,
     ResultsPath,
     Retries,
     RetryCodeErrors,
     ReuseSandboxes,
+    Shards,
     Timeout,
-    raise_failures,
-    run_all,
 )
-from .table import cell_text, table
+from .run import Outcome, raise_failures, run_all
+from .table import table
 from .tally import About, Direction
 
 
@@ -49,15 +50,18 @@ class SweepReport:
     asked for or no trial succeeded. Printed, it is a table of variables and fields.
     """
 
-    trials: list[Outcome]
+    trials: Sequence[Outcome]
     best: Result | None
     objective: str | None
     direction: Direction
     results_path: str
 
-    def rows(self) -> list[list[str]]:
-        """The table's rows of text, the header first: number, variables, fields, and what became of the trial."""
-        return table(self.trials, self.best)
+    def rows(self, limit: int | None = None) -> list[list[str]]:
+        """The table's rows of text, the header first: number, variables, fields, and what became of the trial.
+
+        With a `limit` they are so many of the first, and the best where that is not among them.
+        """
+        return table(self.trials, self.best, limit)
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -90,6 +94,7 @@ async def sweep(
     executions_per_task: ExecutionsPerTask = None,
     cache_results: CacheResults = False,
     results_path: ResultsPath = None,
+    shards: Shards = None,
     log_output: LogOutput = True,
     language_model: Model = None,
     batch_concurrency: BatchConcurrency = 4,
@@ -121,6 +126,7 @@ async def sweep(
         executions_per_task=executions_per_task,
         cache_results=cache_results,
         results_path=results_path,
+        shards=shards,
         log_output=log_output,
         language_model=language_model,
         batch_concurrency=batch_concurrency,
@@ -131,15 +137,13 @@ async def sweep(
     )
     items = ((code, point) for point in points_of_space)
     about = About("trial", objective, direction)
-    outcomes = await run_all(
-        items, len(points_of_space), options, lambda trial: _label(trial.index, trial.variables), about=about
-    )
+    outcomes = await run_all(items, len(points_of_space), options, trial_label, about=about)
     if on_failure == "raise":
         raise_failures(outcomes, "trials")
     return report(outcomes.results, objective, direction, outcomes.results_path)
 
 
-def report(trials: list[Outcome], objective: str | None, direction: Direction, results_path: str) -> SweepReport:
+def report(trials: Sequence[Outcome], objective: str | None, direction: Direction, results_path: str) -> SweepReport:
     """The report on these trials. Raises ConfigurationError if none of those that succeeded submitted the objective."""
     return SweepReport(trials, _best(trials, objective, direction, results_path), objective, direction, results_path)
 
@@ -155,26 +159,28 @@ def space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str 
     return Grid(grid)
 
 
-def _label(index: int, variables: dict[str, Any]) -> str:
-    values = ", ".join(f"{name}={cell_text(value)}" for name, value in variables.items())
-    return f"trial {index}: {values}" if len(values) <= 120 else f"trial {index}: {values[:117]}..."
-
-
-def _best(trials: list[Outcome], objective: str | None, direction: Direction, path: str) -> Result | None:
-    succeeded = [trial for trial in trials if isinstance(trial, Result)]
-    if objective is None or not succeeded:
+def _best(trials: Sequence[Outcome], objective: str | None, direction: Direction, path: str) -> Result | None:
+    if objective is None:
         return None
-    scored = [trial for trial in succeeded if _is_number(trial.outputs.get(objective))]
-    if not scored:
-        fields = list(dict.fromkeys(name for trial in succeeded for name in trial.outputs))
+    sign = 1 if direction == "minimize" else -1
+    best: Result | None = None
+    succeeded, fields = 0, dict[str, None]()
+    for trial in trials:  # one at a time: there may be more than fit in memory
+        if isinstance(trial, Result):
+            succeeded += 1
+            fields.update(dict.fromkeys(trial.outputs))
+            if _is_number(trial.outputs.get(objective)) and (
+                best is None or sign * trial.outputs[objective] < sign * best.outputs[objective]
+            ):
+                best = trial
+    if best is None and succeeded:
         said = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
         what = "submitted it as a number" if objective in fields else "submitted it"
         raise ConfigurationError(
-            f"the objective is {objective!r}, and of {len(succeeded)} trials none {what}: {said}. Name another "
+            f"the objective is {objective!r}, and of {succeeded} trials none {what}: {said}. Name another "
             f"objective; the results are in {path}"
         )
-    sign = 1 if direction == "minimize" else -1
-    return min(scored, key=lambda trial: sign * trial.outputs[objective])
+    return best
 
 
 def _is_number(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 from ..sandbox.result import Failure, Result
@@ -17,17 +18,24 @@ _brief.maxlevel = 4
 _brief.maxstring = _brief.maxlong = _brief.maxother = CELL
 
 
-def table(outcomes: list[Outcome], best: Result | None = None) -> list[list[str]]:
-    """Rows of text, the header first: number, variables, fields, and what became of it."""
+def table(outcomes: Sequence[Outcome], best: Result | None = None, limit: int | None = None) -> list[list[str]]:
+    """Rows of text, the header first: number, variables, fields, and what became of it.
+
+    With a `limit` they are so many of the first, and the best where that is not among them.
+    """
+    numbered = list(enumerate(outcomes if limit is None else outcomes[:limit]))
+    if limit is not None and best is not None and (best.meta.index or 0) >= limit:
+        numbered.append((best.meta.index or 0, best))
+    outcomes = [outcome for _, outcome in numbered]
     variables = list(dict.fromkeys(name for outcome in outcomes for name in outcome.meta.variables))
     found = dict.fromkeys(name for outcome in outcomes if isinstance(outcome, Result) for name in outcome.outputs)
     fields = [name for name in found if name not in variables]
     rows = [["", *variables, *fields, ""]]
-    for number, outcome in enumerate(outcomes):
+    for number, outcome in numbered:
         values = [cell_text(outcome.meta.variables.get(name, "")) for name in variables]
         if isinstance(outcome, Result):
             values += [cell_text(outcome.outputs.get(name, "")) for name in fields]
-            note = "best" if outcome is best else ""
+            note = "best" if best is not None and number == best.meta.index else ""
         else:
             values += [""] * len(fields)
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"

@@ -6,6 +6,7 @@ again; it is read by the type, never by searching a message. Errors are JSON bot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -190,13 +191,13 @@ class ExecutionsFailed(RlmBatchError):
         self,
         text: str,
         *,
-        results: list[Result | Failure] | None = None,
-        failures: list[Failure] | None = None,
+        results: Sequence[Result | Failure] = (),
+        failures: Sequence[Failure] = (),
         results_path: str = "",
     ) -> None:
         super().__init__(text)
-        self.results = results or []
-        self.failures = failures or []
+        self.results = results
+        self.failures = failures
         self.results_path = results_path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,19 +36,32 @@ class Execution:
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
 
 
-def identified(items: Iterable[tuple[str, dict[str, Any]]], fingerprint: dict[str, Any]) -> Iterator[Execution]:
+def identified(
+    items: Iterable[tuple[str, dict[str, Any]]],
+    fingerprint: dict[str, Any],
+    occurrence: Callable[[bytes], int] | None = None,
+) -> Iterator[Execution]:
     """Gives pairs of code and variables their index and key.
 
     The key is a SHA-256 over canonical JSON of the code, the variables, the fingerprint of the provider and of the
     language model, and the occurrence number among identical executions, so that replicates are executions of their
-    own.
+    own. `occurrence` counts them: how often it has been asked about a digest; by default in memory.
     """
-    seen: dict[bytes, int] = {}
+    count = occurrence or _counter()
     for index, (code, variables) in enumerate(items):
         digest = _digest(code, variables, fingerprint)
-        occurrence = seen[digest] = seen.get(digest, 0) + 1
-        key = hashlib.sha256(digest + occurrence.to_bytes(8, "big")).hexdigest()
+        key = hashlib.sha256(digest + count(digest).to_bytes(8, "big")).hexdigest()
         yield Execution(index, code, variables, key)
+
+
+def _counter() -> Callable[[bytes], int]:
+    seen: dict[bytes, int] = {}
+
+    def count(digest: bytes) -> int:
+        seen[digest] = seen.get(digest, 0) + 1
+        return seen[digest]
+
+    return count
 
 
 def key_of(code: str, variables: dict[str, Any], encoded: dict[str, bytes], fingerprint: dict[str, Any]) -> str:

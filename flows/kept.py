@@ -1,0 +1,73 @@
+"""The outcomes that a flow run has so far: all of them in memory, or counted where another run has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..sandbox.result import Failure, Result
+from ..tasks.execution import Execution
+
+Outcome = Result | Failure
+
+
+class Kept(Protocol):
+    """Outcomes by the numbers of their executions."""
+
+    def settle(self, execution: Execution, outcome: Outcome) -> None:
+        """The execution has this outcome."""
+
+    def __contains__(self, index: int) -> bool: ...
+
+    @property
+    def done(self) -> Sequence[Outcome]:
+        """The outcomes so far, in order."""
+        ...
+
+    @property
+    def failed(self) -> Sequence[Failure]:
+        """The failures so far, in order."""
+        ...
+
+
+class InMemory:
+    """Of so many executions, numbered from 0."""
+
+    def __init__(self, total: int) -> None:
+        self._outcomes: list[Outcome | None] = [None] * total
+
+    def settle(self, execution: Execution, outcome: Outcome) -> None:
+        self._outcomes[execution.index] = outcome
+
+    def __contains__(self, index: int) -> bool:
+        return self._outcomes[index] is not None
+
+    @property
+    def done(self) -> list[Outcome]:
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    @property
+    def failed(self) -> list[Failure]:
+        return [outcome for outcome in self._outcomes if isinstance(outcome, Failure)]
+
+
+class Counted:
+    """Of a run that only writes them to the ledger, from where another reads them."""
+
+    def __init__(self) -> None:
+        self.count = self.failures = 0
+
+    def settle(self, execution: Execution, outcome: Outcome) -> None:
+        self.count += 1
+        self.failures += isinstance(outcome, Failure)
+
+    def __contains__(self, index: int) -> bool:
+        return False
+
+    @property
+    def done(self) -> list[Outcome]:
+        return []
+
+    @property
+    def failed(self) -> list[Failure]:
+        return []

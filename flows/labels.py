@@ -1,0 +1,33 @@
+"""The names of executions: what their task runs are called, and how logs speak of them."""
+
+from __future__ import annotations
+
+from ..tasks.execution import Execution
+from .table import cell_text
+
+LENGTH = 120  # characters of what tells one from another
+
+
+def execution_label(execution: Execution) -> str:
+    """By its number."""
+    return f"execution {execution.index}"
+
+
+def trial_label(execution: Execution) -> str:
+    """By its number and the values of its variables."""
+    values = ", ".join(f"{name}={cell_text(value)}" for name, value in execution.variables.items())
+    return f"trial {execution.index}: {_cut(values)}"
+
+
+def chunk_label(execution: Execution) -> str:
+    """By the chunk's id; the one execution of a chunked job that has no chunk is its reduction."""
+    if "chunk_id" not in execution.variables:
+        return "reduce"
+    return f"chunk {_cut(execution.variables['chunk_id'])}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LENGTH else f"{text[: LENGTH - 3]}..."
+
+
+LABELS = {"execution": execution_label, "trial": trial_label, "chunk": chunk_label}

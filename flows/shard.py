@@ -1,0 +1,137 @@
+"""The shard flow: one shard of a job, on whatever worker takes it. People do not run it; jobs with `shards` do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..blocks.provider import SandboxProvider
+from ..blocks.resolve import resolve
+from ..sandbox.errors import NotRun, RlmBatchError
+from ..sandbox.result import Failure
+from ..tasks.execution import Execution
+from ..tasks.ledger import Ledger
+from ..tasks.portion import Beat, Head, Portion
+from .flow import batch_flow
+from .kept import Counted
+from .labels import LABELS, execution_label
+from .options import Options, VolumeName
+from .run import Outcome, Run, with_volume
+
+BEAT = 10.0  # seconds between two signs of life
+
+
+@batch_flow("shard")
+async def shard(
+    work: Annotated[str, Field(description="The file that says what is to be done, in the ledger of the job")],
+    options: Annotated[Options, Field(description="The job's parameters, as they are for this shard")],
+    volume_name: VolumeName = None,
+) -> None:
+    """Runs the executions of one shard, and writes their outcomes to the ledger of its job, which gathers them.
+
+    It ends Completed whatever became of the executions: their failures are the job's to tell. Raises NotRun where the
+    job has begun this shard anew meanwhile, and ConfigurationError where it cannot be run on this worker.
+    """
+    async with _Beating(Portion.at(work)) as beating:
+        head, executions = beating.portion.read()
+        block = await resolve(options.provider)
+        if volume_name is not None:
+            block = with_volume(block, volume_name)
+        if head.commit is not None:
+            block.pin(head.commit)
+        async with _ShardRun.of(block, head, options) as run:
+            beating.run = run
+            await run.drive(executions)
+
+
+class _ShardRun(Run):
+    """A run that has no results of its own: they are the job's, which reads them from the ledger."""
+
+    counted: Counted
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, provider: SandboxProvider, head: Head, options: Options) -> AsyncIterator[_ShardRun]:
+        """A run of what the head says, with the ledger of its job open. Raises ConfigurationError."""
+        isolation = await provider.check()
+        assert options.results_path is not None
+        ledger = Ledger(options.results_path, head.part_of)
+        ledger.create()
+        run = await cls.made(provider, ledger, options, head.total, LABELS.get(head.what, execution_label))
+        run.kept = run.counted = Counted()
+        run.knows(ledger.best(head.part_of))
+        run.log.info(
+            "shard %d of %d: %d executions on %s: %s; results in %s",
+            head.shard + 1,
+            head.shards,
+            head.total,
+            provider.provider_name,
+            isolation,
+            ledger.path,
+        )
+        try:
+            async with run.ready():
+                yield run
+        finally:
+            ledger.close()
+
+    def tell(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
+        if isinstance(outcome, Failure):
+            self.say_failed(execution, outcome)
+
+
+class _Beating:
+    """The sign of life of one attempt at a shard, an async context manager, which ends when the attempt is given up.
+
+    Raises NotRun where a later attempt at the same shard has begun: nobody waits for this one any more.
+    """
+
+    def __init__(self, portion: Portion) -> None:
+        self.portion = portion
+        self.run: _ShardRun | None = None
+        self._beat = Beat()
+        self._group = asyncio.TaskGroup()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> _Beating:
+        await self._group.__aenter__()
+        self._task = self._group.create_task(self._go_on())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as errors:
+            cause = errors.exceptions[0]
+            if isinstance(cause, RlmBatchError):
+                self._beat.error = (type(cause).__name__, str(cause))
+            raise cause from None
+        finally:
+            with suppress(OSError):
+                await asyncio.shield(asyncio.to_thread(self._write))
+
+    async def _go_on(self) -> None:
+        while True:
+            with suppress(OSError):  # where it cannot be written, nor can results, and those tell
+                await asyncio.to_thread(self._write)
+            await asyncio.sleep(BEAT)
+            if await asyncio.to_thread(self.portion.next.exists):
+                raise NotRun("this shard was silent for so long that its job has begun it anew: this attempt ends")
+
+    def _write(self) -> None:
+        beat, run = self._beat, self.run
+        beat.count += 1
+        if run is not None:
+            beat.done, beat.failed = run.counted.count, run.counted.failures
+            beat.sandboxes, beat.sandbox_seconds = run.opened, run.open_seconds
+            if run.asking is not None:
+                used = run.asking.spent.used
+                beat.calls, beat.cost = used.calls, used.cost
+                beat.prompt_tokens, beat.completion_tokens = used.prompt_tokens, used.completion_tokens
+        self.portion.beat(beat)

@@ -1,0 +1,411 @@
+"""A job in shards: cut by number, each shard a run of the shard deployment, their outcomes gathered from the ledger.
+
+Prefect schedules and runs the shards; here is what makes them one job. The loop looks every second at what the ledger
+has gained, at the states of the shards' runs and at their signs of life. A shard that ends without all of its outcomes,
+or falls silent, is begun again with the rest. Its runs have idempotency keys that the ledger and the inputs decide, so
+that a job that is run again on its ledger finds the shards that its predecessor has left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterIdempotencyKey,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.deployments.flow_runs import arun_deployment
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.states import Cancelling, Crashed
+
+from ..sandbox.budget import Usage
+from ..sandbox.errors import ConfigurationError, NotRun
+from ..tasks.catalogue import Catalogue
+from ..tasks.ledger import Line
+from ..tasks.portion import Beat, Head, Portion, last_attempts
+from .workers import Workers, server, workers
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import FlowRun, State
+
+    from ..tasks.execution import Execution
+    from .run import Run
+
+LOOK = 1.0  # seconds between two looks at the shards
+SILENT = 60.0  # seconds without a sign of life, which is given every 10, after which a running shard is taken for dead
+STARTING = 180.0  # seconds from a worker's taking a shard to its first sign of life, and then the same
+UNSEEN = 60.0  # seconds without any shard running, after which that is said
+FRUITLESS = 3  # attempts at a shard, one after the other, that bring no outcome at all, before it is given up
+ENDING = 30.0  # seconds for shards to end that were cancelled
+BY_ITSELF = 10_000  # executions in a shard where nobody says how many: minutes of work, and its outcomes fit in a page
+TASK_RUNS = 10_000  # of all shards together, where nobody says how many executions a task run has
+UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED)
+LINES = 5000  # of the ledger that are read at a time
+
+
+@dataclass(slots=True)
+class _Shard:
+    """One shard, numbers from `start` up to `stop`, and the attempt at it that is under way or was the last."""
+
+    number: int
+    start: int
+    stop: int
+    attempt: int = 0
+    portion: Portion | None = None
+    run_id: UUID | None = None
+    state: Any = None
+    beat: Beat | None = None
+    heard: float = 0.0  # when its sign of life changed last, or the state of its run, by the loop's clock
+    left: int = 0  # executions without an outcome when the attempt began
+    fruitless: int = 0
+    spent: list[Beat] = field(default_factory=list[Beat])  # the last of each attempt's signs of life
+
+
+class Sharding:
+    """The shards of one flow run. `catalogue` has its executions, and their outcomes as they come."""
+
+    def __init__(self, asked: int | Literal["auto"], total: int, where: Workers, online: int) -> None:
+        self.catalogue = Catalogue()
+        self._workers = where
+        self._online = online
+        enough = max(math.ceil(total / BY_ITSELF), online)
+        self._shards = min(total, enough if asked == "auto" else asked)
+        self._follow: Callable[[], Iterator[Line]] | None = None
+
+    @classmethod
+    async def checked(
+        cls, asked: int | Literal["auto"], total: int, log: logging.Logger | logging.LoggerAdapter[Any]
+    ) -> Sharding:
+        """Shards that can run beside this flow run. Raises ConfigurationError where they cannot."""
+        try:
+            async with server() as client:
+                where = await workers(client, log)
+                online = await where.online(client) if where.waits_for_workers else 1
+        except PrefectHTTPStatusError as error:
+            raise ConfigurationError(f"the Prefect server does not say where shards can run: {error}") from error
+        return cls(asked, total, where, online)
+
+    @property
+    def described(self) -> str:
+        """What is said of it when the run begins."""
+        return f"in {self._shards} shards on the work pool {self._workers.pool}"
+
+    # ------------------------------------------------------------------------------------------------------- the job
+
+    async def drive(self, run: Run, executions: Iterator[Execution]) -> None:
+        """Runs what has no result yet in shards. Every one of these executions has an outcome when it returns."""
+        shards, job = await self._cut(run, executions)
+        async with server() as client:
+            active: dict[int, _Shard] = {}
+            try:
+                async with asyncio.timeout_at(run.until):
+                    await self._see_through(client, run, job, shards, active)
+            except TimeoutError:
+                await self._end(client, run, active)
+                for execution in self.catalogue.undone(shards[0].start, shards[-1].stop):
+                    run.fail(execution, run.out_of_time(execution, "passed before this execution had ended"))
+            except BaseException:
+                # Whoever ends this job does not want its shards to go on. It is killed that leaves them.
+                await asyncio.shield(self._end(client, run, active))
+                raise
+        for beat in (beat for shard in shards for beat in shard.spent):
+            run.opened += beat.sandboxes
+            run.open_seconds += beat.sandbox_seconds
+            run.used_elsewhere += Usage(beat.calls, beat.prompt_tokens, beat.completion_tokens, beat.cost)
+
+    async def _cut(self, run: Run, executions: Iterator[Execution]) -> tuple[list[_Shard], str]:
+        """Takes all executions into the catalogue, settles those that have a result, and shares out the rest."""
+        if self._follow is None:
+            self._follow = run.ledger.follow()
+            async for line in self._news():
+                self.catalogue.remember(line)
+        keys = hashlib.sha256()
+        first, count = 0, 0
+        for execution in executions:
+            first = execution.index if not count else first
+            count += 1
+            keys.update(execution.key.encode())
+            result = run.recall(execution)
+            self.catalogue.add(execution)
+            if result is not None:
+                self.catalogue.has_before(execution)
+                run.tell(execution, result, cached=True)
+            if count % 500 == 0:
+                await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
+        size = math.ceil(count / min(self._shards, max(1, count)))
+        starts = range(first, first + count, size)
+        job = hashlib.sha256(f"{keys.hexdigest()} {first} {size}".encode()).hexdigest()[:12]
+        shards = [_Shard(number, start, min(start + size, first + count)) for number, start in enumerate(starts)]
+        return shards, job
+
+    async def _news(self) -> AsyncIterator[Line]:
+        """What the ledger has gained since the last time."""
+        assert self._follow is not None
+        new = self._follow()
+        while lines := await asyncio.to_thread(lambda: list(itertools.islice(new, LINES))):
+            for line in lines:
+                yield line
+            await asyncio.sleep(0)
+
+    async def _gather(self, run: Run) -> None:
+        """Takes in what the ledger has gained."""
+        async for line in self._news():
+            outcome = self.catalogue.take(line)
+            if outcome is not None:
+                run.gathered(outcome)
+
+    async def _see_through(
+        self, client: PrefectClient, run: Run, job: str, shards: list[_Shard], active: dict[int, _Shard]
+    ) -> None:
+        made = await asyncio.to_thread(last_attempts, run.ledger.path, job)
+        for shard in shards:
+            shard.attempt = made.get(shard.number, 0)
+            if shard.attempt and self.catalogue.count(shard.start, shard.stop):
+                await self._adopt(client, run, job, shard, active)
+        waiting = [shard for shard in shards if shard.number not in active]
+        waiting.reverse()
+        clock = asyncio.get_running_loop().time
+        looked = running = clock()
+        while True:
+            while waiting and len(active) < self._at_once():
+                shard = waiting.pop()
+                if self.catalogue.count(shard.start, shard.stop):
+                    await self._begin(client, run, job, shard, len(shards))
+                    active[shard.number] = shard
+            if not active:
+                break
+            await asyncio.sleep(LOOK)
+            await self._look(client, active)
+            await self._gather(run)
+            for shard in list(active.values()):
+                if await self._over(client, run, shard):
+                    del active[shard.number]
+                    if self.catalogue.count(shard.start, shard.stop):
+                        waiting.append(shard)
+            now = clock()
+            if any(shard.beat is not None for shard in active.values()) or not active:
+                running = now
+            if now - looked >= SILENT / 2 and self._workers.waits_for_workers:
+                looked, self._online = now, await self._workers.online(client)
+            if now - running >= UNSEEN:
+                running = now
+                run.warn(self._nobody())
+        await self._gather(run)
+
+    def _at_once(self) -> int:
+        """Shards at one time: one that runs and one that is ready for each worker, and no more than the pool takes."""
+        return min(max(2, 2 * self._online), self._workers.places or self._shards)
+
+    def _nobody(self) -> str:
+        pool = self._workers.pool
+        if not self._online and self._workers.waits_for_workers:
+            return f"no shard is running: the work pool {pool} has no worker any more; start one, and the job goes on"
+        return (
+            f"no shard has run for {UNSEEN:.0f} s, although the work pool {pool} has a worker: the workers are busy, "
+            "or have no place beside this flow run (their --limit has to be 2 at least where one of them runs it)"
+        )
+
+    # ------------------------------------------------------------------------------------------------------ one shard
+
+    def _portion(self, run: Run, job: str, shard: _Shard) -> Portion:
+        return Portion(run.ledger.path, job, shard.number, shard.attempt)
+
+    @staticmethod
+    def _idempotency_key(portion: Portion) -> str:
+        # Two ledgers may have the same job, each its own shards.
+        where = hashlib.sha256(str(portion.ledger).encode()).hexdigest()[:16]
+        return f"rlm-batch {where} {portion.job} {portion.shard} {portion.attempt}"
+
+    async def _adopt(self, client: PrefectClient, run: Run, job: str, shard: _Shard, active: dict[int, _Shard]) -> None:
+        """Takes over the run of the last attempt at a shard, if there is one that is not over."""
+        portion = self._portion(run, job, shard)
+        only = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[self._idempotency_key(portion)]))
+        found = await client.read_flow_runs(flow_run_filter=only, limit=1)
+        if not found:
+            shard.attempt -= 1  # its work was written, and no run was made of it
+        elif found[0].state is None or not found[0].state.is_final():
+            run.log.info("shard %d is under way: its run %s is taken over", shard.number, found[0].name)
+            self._under_way(shard, portion, found[0])
+            active[shard.number] = shard
+
+    async def _begin(self, client: PrefectClient, run: Run, job: str, shard: _Shard, shards: int) -> None:
+        shard.attempt += 1
+        portion = self._portion(run, job, shard)
+        shard.left = self.catalogue.count(shard.start, shard.stop)
+        head = Head(
+            job=job,
+            shard=shard.number,
+            shards=shards,
+            attempt=shard.attempt,
+            total=shard.left,
+            what=run.record.what,
+            commit=await run.provider.commit(),
+        )
+        await asyncio.to_thread(portion.write, head, self.catalogue.undone(shard.start, shard.stop))
+        again = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
+        found = await arun_deployment(
+            self._workers.deployment_id,
+            client=client,
+            parameters={
+                "work": str(portion.work),
+                "options": self._options(run, shard, shards),
+                "volume_name": run.provider.volume_name,
+            },
+            flow_run_name=f"{run.record.name} {shard.number + 1} of {shards}{again}",
+            timeout=0,
+            idempotency_key=self._idempotency_key(portion),
+        )
+        self._under_way(shard, portion, found)
+
+    def _options(self, run: Run, shard: _Shard, shards: int) -> dict[str, Any]:
+        """The job's parameters, as they are for one shard."""
+        given = run.options
+        now = asyncio.get_running_loop().time()
+        cost = None
+        if given.max_cost is not None:
+            cost = max(0.0, given.max_cost / shards - sum(beat.cost or 0.0 for beat in shard.spent))
+        per_task = max(math.ceil(run.total / TASK_RUNS), math.ceil(shard.left / 1000))
+        options = replace(
+            given,
+            on_failure="return",
+            deadline=None if run.until is None else max(1.0, run.until - now),
+            executions_per_task=given.executions_per_task or per_task,
+            cache_results=False,
+            results_path=str(run.ledger.path),
+            shards=None,
+            max_cost=cost,
+        )
+        return {item.name: getattr(options, item.name) for item in fields(options)}
+
+    def _under_way(self, shard: _Shard, portion: Portion, found: FlowRun) -> None:
+        shard.portion, shard.run_id, shard.state = portion, found.id, found.state
+        shard.beat = None
+        shard.left = self.catalogue.count(shard.start, shard.stop)
+        shard.heard = asyncio.get_running_loop().time()
+
+    async def _look(self, client: PrefectClient, active: dict[int, _Shard]) -> None:
+        """Looks at the states and the signs of life of the shards that are under way."""
+        by_id = {shard.run_id: shard for shard in active.values()}
+        only = FlowRunFilter(id=FlowRunFilterId(any_=[run_id for run_id in by_id if run_id is not None]))
+        now = asyncio.get_running_loop().time()
+        with suppress(httpx.HTTPError):  # a server that is away comes back, or the run ends by Prefect's own means
+            for found in await client.read_flow_runs(flow_run_filter=only, limit=len(by_id)):
+                shard = by_id[found.id]
+                if found.state is not None and (shard.state is None or found.state.id != shard.state.id):
+                    shard.state, shard.heard = found.state, now
+        for shard in active.values():
+            assert shard.portion is not None
+            beat = await asyncio.to_thread(shard.portion.life)
+            if beat is not None and (shard.beat is None or beat.count != shard.beat.count):
+                shard.beat, shard.heard = beat, now
+
+    async def _over(self, client: PrefectClient, run: Run, shard: _Shard) -> bool:
+        """Whether an attempt has ended, by itself or because it is taken for dead. Raises what ends the whole job."""
+        state = shard.state
+        if state is not None and state.is_final():
+            await self._gather(run)  # what it wrote last
+            assert shard.portion is not None
+            shard.beat = await asyncio.to_thread(shard.portion.life) or shard.beat
+            await self._ended(run, shard)
+            return True
+        silent = asyncio.get_running_loop().time() - shard.heard
+        pending = state is not None and state.type == StateType.PENDING
+        started = shard.beat is not None
+        running = state is not None and state.type in (StateType.RUNNING, StateType.CANCELLING)
+        if (started and silent > SILENT) or ((pending or running) and silent > STARTING):
+            assert shard.run_id is not None
+            run.log.warning(
+                "shard %d has given no sign of life for %.0f s: it is taken for dead, and begun again with what has no "
+                "result",
+                shard.number,
+                silent,
+            )
+            text = "its worker or its process has gone: it gave no sign of life"
+            with suppress(httpx.HTTPError, ObjectNotFound):
+                await client.set_flow_run_state(shard.run_id, Crashed(message=text), force=True)
+            self._count(shard)
+            return True
+        return False
+
+    async def _ended(self, run: Run, shard: _Shard) -> None:
+        self._count(shard)
+        left = self.catalogue.count(shard.start, shard.stop)
+        if not left:
+            return
+        error = shard.beat.error if shard.beat is not None else None
+        if error is not None and error[0] == "ConfigurationError":
+            raise ConfigurationError(f"shard {shard.number}: {error[1]}")
+        state = shard.state
+        if state.type == StateType.CANCELLED:
+            self._give_up(run, shard, f"its shard, number {shard.number}, was cancelled")
+            return
+        said = f"{error[0]}: {error[1]}" if error is not None else state.message or state.name
+        if shard.fruitless >= FRUITLESS:
+            self._give_up(
+                run, shard, f"its shard, number {shard.number}, ended {FRUITLESS} times with no result: {said}"
+            )
+            return
+        run.log.warning(
+            "shard %d ended %s with %d executions undone, and is begun again: %s", shard.number, state.name, left, said
+        )
+
+    def _count(self, shard: _Shard) -> None:
+        """Keeps what an attempt that is over has used, and whether it was of use."""
+        if shard.beat is not None:
+            shard.spent.append(shard.beat)
+        done = self.catalogue.count(shard.start, shard.stop) < shard.left
+        shard.fruitless = 0 if done else shard.fruitless + 1
+
+    def _give_up(self, run: Run, shard: _Shard, why: str) -> None:
+        for execution in self.catalogue.undone(shard.start, shard.stop):
+            run.fail(execution, NotRun(f"not run to its end: {why}"))
+
+    async def _end(self, client: PrefectClient, run: Run, active: dict[int, _Shard]) -> None:
+        """Cancels the shards that are under way, waits until they are over, and takes in what they have written."""
+        with suppress(httpx.HTTPError):
+            for shard in active.values():
+                assert shard.run_id is not None
+                with suppress(ObjectNotFound):
+                    await client.set_flow_run_state(shard.run_id, Cancelling())
+            until = asyncio.get_running_loop().time() + ENDING
+            left = dict(active)
+            while left and asyncio.get_running_loop().time() < until:
+                await asyncio.sleep(LOOK)
+                await self._look(client, left)
+                left = {number: shard for number, shard in left.items() if not shard.state.is_final()}
+            for shard in left.values():
+                run.log.warning("shard %d was cancelled, and has not ended within %.0f s", shard.number, ENDING)
+        await self._gather(run)
+
+
+async def cancel_shards(_flow: Flow[Any, Any], flow_run: FlowRun, _state: State[Any]) -> None:
+    """Cancels what is left of a cancelled flow run's shards: a hook, for when its process could not do that itself."""
+    if (flow_run.parameters or {}).get("shards") is None:
+        return
+    only = FlowRunFilter(
+        parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))),
+    )
+    async with get_client() as client:
+        while found := await client.read_flow_runs(flow_run_filter=only, limit=200):
+            for run in found:
+                with suppress(ObjectNotFound):
+                    await client.set_flow_run_state(run.id, Cancelling())

@@ -1,0 +1,174 @@
+"""A shard's files, in the ledger that it writes to: what it is to do, and its sign of life.
+
+They are in `shards/<job>/`. `<shard>-<attempt>.jsonl` is the work: a head, and then an execution a line, whose code is
+that of the line before where it says none. `<shard>-<attempt>.beat` says how far the attempt is, and that it is alive.
+A later attempt's work means that nobody waits for the earlier ones any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..sandbox.errors import ConfigurationError
+from .catalogue import execution_from, work_of
+from .execution import Execution
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What an attempt at a shard is: of which job, which of how many shards, which attempt, and how much there is.
+
+    `what` is what the job calls an execution. `commit` is the one that the job resolved the repository's ref to.
+    """
+
+    job: str
+    shard: int
+    shards: int
+    attempt: int
+    total: int
+    what: str
+    commit: str | None
+    version: int = VERSION
+
+    @property
+    def part_of(self) -> str:
+        """What the names of the ledger's parts begin with that attempts at this shard write."""
+        return f"{self.job}-{self.shard:05}-"
+
+
+@dataclass(slots=True)
+class Beat:
+    """How far an attempt is. `count` goes up while it is alive; `error` is a type and a message, of one that failed.
+
+    `sandboxes` were opened, for `sandbox_seconds` together; the model was called `calls` times, for `cost` US dollars
+    where every price is known.
+    """
+
+    count: int = 0
+    done: int = 0
+    failed: int = 0
+    sandboxes: int = 0
+    sandbox_seconds: float = 0.0
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = 0.0
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """The files of one attempt at a shard."""
+
+    ledger: Path
+    job: str
+    shard: int
+    attempt: int
+
+    @classmethod
+    def at(cls, work: str) -> Portion:
+        """That whose work is at this location. Raises ConfigurationError where no attempt has its work there."""
+        path = Path(work)
+        try:
+            shard, attempt = (int(number) for number in path.stem.split("-"))
+        except ValueError:
+            raise ConfigurationError(
+                f"{work} is not the work of a shard: a job that has shards makes its own"
+            ) from None
+        return cls(path.parent.parent.parent, path.parent.name, shard, attempt)
+
+    @property
+    def folder(self) -> Path:
+        return self.ledger / "shards" / self.job
+
+    @property
+    def work(self) -> Path:
+        return self.folder / f"{self.shard:05}-{self.attempt}.jsonl"
+
+    @property
+    def next(self) -> Portion:
+        """The attempt after this one."""
+        return Portion(self.ledger, self.job, self.shard, self.attempt + 1)
+
+    def write(self, head: Head, executions: Iterable[Execution]) -> None:
+        """Writes the work, in one piece. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.work.with_suffix(".partial")
+        try:
+            with partial.open("w", encoding="ascii") as file:
+                file.write(_line(asdict(head)))
+                code: str | None = None
+                for execution in executions:
+                    line: dict[str, Any] = {"number": execution.index, **work_of(execution)}
+                    if execution.code != code:
+                        code = line["code"] = execution.code
+                    file.write(_line(line))
+            partial.replace(self.work)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def read(self) -> tuple[Head, Iterator[Execution]]:
+        """What the work says; the executions are read as they are asked for. Raises ConfigurationError."""
+        lines = self._lines()
+        try:
+            return Head(**json.loads(next(lines))), self._executions(lines)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"the work of this shard, {self.work}, is not there for this worker: the results_path of a job with "
+                "shards has to be a location that every worker reaches by the same name"
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(f"the work of this shard, {self.work}, cannot be read: {error}") from error
+        except (ValueError, TypeError, StopIteration) as error:
+            raise ConfigurationError(
+                f"the work of this shard, {self.work}, is damaged, or from another version of rlm-batch: {error}"
+            ) from None
+
+    def _lines(self) -> Iterator[str]:
+        with self.work.open(encoding="ascii") as file:
+            yield from file
+
+    def _executions(self, lines: Iterator[str]) -> Iterator[Execution]:
+        code = ""
+        for line in lines:
+            work = json.loads(line)
+            code = work.get("code", code)
+            yield execution_from(work["number"], code, work)
+
+    def exists(self) -> bool:
+        """Whether this attempt was begun."""
+        return self.work.exists()
+
+    def beat(self, beat: Beat) -> None:
+        """Writes the sign of life, in one piece. Raises OSError."""
+        path = self.work.with_suffix(".beat")
+        partial = path.with_suffix(".beat.partial")
+        partial.write_text(json.dumps(asdict(beat)), encoding="ascii")
+        partial.replace(path)
+
+    def life(self) -> Beat | None:
+        """The last sign of life, None where there is none yet."""
+        with suppress(OSError, ValueError, TypeError):
+            return Beat(**json.loads(self.work.with_suffix(".beat").read_text(encoding="ascii")))
+        return None
+
+
+def last_attempts(ledger: Path, job: str) -> dict[int, int]:
+    """The number of the last attempt at each shard of a job that has one."""
+    found: dict[int, int] = {}
+    for path in (ledger / "shards" / job).glob("*-*.jsonl"):
+        with suppress(ValueError):
+            shard, attempt = (int(number) for number in path.stem.split("-"))
+            found[shard] = max(attempt, found.get(shard, 0))
+    return found
+
+
+def _line(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":")) + "\n"
