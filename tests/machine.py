@@ -1,0 +1,350 @@
+"""A command that runs as if on a machine of its own: Linux namespaces, a relay into them, and an end for all of it.
+
+    python tests/machine.py < REQUEST      a line of JSON, the fields of `Request`
+
+It answers with a line: `pid`, the id of the process that everything hangs on, and `refused`, why there are no
+namespaces, null where there are. Then `end` on standard input asks the command to end, and `kill`, or the end of the
+input, kills everything with SIGKILL. Its own end, with the command's status, says that nothing is left.
+
+The command finds itself in user, process, mount, network, IPC and host name namespaces. It reaches nothing but
+loopback, and there nothing but the ports that were asked for, under the numbers that they have outside: the listening
+socket is made inside and handed out to this process, which carries the bytes between it and the port outside. Where the
+kernel gives no namespaces the command shares this machine, and everything that it starts is found by its parents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import functools
+import json
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+APART = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+AHEAD = 1 << 20  # bytes that one side may be behind before the other is not read from
+
+
+@dataclass
+class Request:
+    """What to run: `ports` are those of loopback outside that the command is to reach."""
+
+    command: list[str]
+    environment: dict[str, str]
+    cwd: str
+    log: str
+    ports: list[int] = field(default_factory=list)
+    name: str = "machine"  # of its host
+    apart: bool = True
+
+
+# --------------------------------------------------------------------------------------------------------------- inside
+
+
+def call(name: str, *arguments: Any) -> None:
+    """A function of the C library. Raises OSError, whose message has its name."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def enter(link: socket.socket) -> None:
+    """Leaves this machine, but for its files; the child that is forked next is process 1."""
+    call("unshare", APART)
+    link.send(b"map")
+    if link.recv(16) != b"mapped":
+        raise OSError("the user namespace could not be mapped")
+
+
+def settle(request: Request) -> list[socket.socket]:
+    """What process 1 does first: its own /proc, loopback, a name, and the sockets that others will serve."""
+    call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+    socket.sethostname(request.name)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        flags = struct.unpack("16sH14x", fcntl.ioctl(asking, SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0)))[1]
+        fcntl.ioctl(asking, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
+    listeners = []
+    for port in request.ports:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(512)
+        listeners.append(listener)
+    return listeners
+
+
+def first(request: Request) -> int:
+    """What everything hangs on: runs the command, takes in orphans, and returns the command's status."""
+    child = 0
+    call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: child and os.kill(child, signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.setsid()
+        os.chdir(request.cwd)
+        log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        for number in (1, 2):
+            os.dup2(log, number)
+        os.execve(request.command[0], request.command, request.environment)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
+
+
+def inside(request: Request, link: socket.socket) -> None:
+    """The process between: it enters the namespaces, forks what is process 1 in them, and ends as that does."""
+    with_parent(signal.SIGKILL if request.apart else signal.SIGHUP)
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    try:
+        if request.apart:
+            enter(link)
+        between = os.getpid()
+        child = os.fork() if request.apart else 0
+        if child:
+            link.close()
+            leave(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        # As this machine counts, whose /proc is still there.
+        pid = int(os.readlink("/proc/self"))
+        if request.apart:
+            with_parent(signal.SIGKILL)
+        listeners = settle(request) if request.apart else []
+        hello = json.dumps({"pid": pid, "between": between}).encode()
+        socket.send_fds(link, [hello], [listener.fileno() for listener in listeners])
+        for listener in listeners:
+            listener.close()
+        link.close()
+        if not request.apart:
+            signal.signal(signal.SIGHUP, lambda *_: (end_below(os.getpid()), leave(1)))
+        status = first(request)
+        if not request.apart:
+            end_below(os.getpid())
+    except OSError as error:
+        link.send(json.dumps({"refused": str(error)}).encode())
+        status = 1
+    leave(status)
+
+
+def leave(status: int) -> None:
+    """Ends this process, as one that was ended by a signal does where the status is negative."""
+    os._exit(128 - status if status < 0 else status)
+
+
+def with_parent(number: int) -> None:
+    """This process is told by that signal when its parent ends."""
+    call("prctl", PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+# -------------------------------------------------------------------------------------------------------------- outside
+
+
+def below(pid: int) -> list[int]:
+    """The ids of all processes below that one, parents first."""
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                found += map(int, children.read_text().split())
+    return found[1:]
+
+
+def alive(pid: int) -> bool:
+    """Whether it has not ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def end_below(pid: int) -> None:
+    """Kills everything below, for as long as there is something: what has just been started is found next time."""
+    while left := [child for child in below(pid) if alive(child)]:
+        for child in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def map_ids(pid: int) -> None:
+    """Every id is itself inside, as far as this user may say so: all of them for root, its own for anybody else."""
+    place = Path(f"/proc/{pid}")
+    if os.geteuid() == 0:
+        uids, gids = Path("/proc/self/uid_map").read_text(), Path("/proc/self/gid_map").read_text()
+        maps = {name: [line.split() for line in text.splitlines()] for name, text in (("uid", uids), ("gid", gids))}
+        for name, lines in maps.items():
+            text = "".join(f"{inner} {inner} {count}\n" for inner, _, count in lines)
+            (place / f"{name}_map").write_text(text)
+        return
+    (place / "setgroups").write_text("deny")
+    (place / "uid_map").write_text(f"{os.geteuid()} {os.geteuid()} 1\n")
+    (place / "gid_map").write_text(f"{os.getegid()} {os.getegid()} 1\n")
+
+
+@dataclass
+class Started:
+    """A command that runs: `pid` is what everything hangs on, `between` the child of ours."""
+
+    pid: int
+    between: int
+    apart: bool
+    listeners: list[socket.socket]
+
+
+def start(request: Request) -> Started:
+    """Forks what runs the command. Raises OSError where there are no namespaces."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    between = os.fork()
+    if not between:
+        ours.close()
+        inside(request, theirs)
+    theirs.close()
+    with ours:
+        said, handles, *_ = socket.recv_fds(ours, 4096, 64)
+        if said == b"map":
+            with contextlib.suppress(OSError):
+                map_ids(between)
+                ours.send(b"mapped")
+            ours.shutdown(socket.SHUT_WR)
+            said, handles, *_ = socket.recv_fds(ours, 4096, 64)
+    hello = json.loads(said or b'{"refused": "it ended"}')
+    if "refused" in hello:
+        os.waitpid(between, 0)
+        raise OSError(hello["refused"])
+    listeners = [socket.socket(fileno=handle) for handle in handles]
+    return Started(hello["pid"], between, request.apart, listeners)
+
+
+class Side(asyncio.Protocol):
+    """One end of a connection that is carried on; `other` is where its bytes go."""
+
+    other: Side | None = None
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=AHEAD)
+
+    def data_received(self, data: bytes) -> None:
+        assert self.other is not None
+        self.other.transport.write(data)
+
+    def eof_received(self) -> bool:
+        assert self.other is not None
+        if self.other.transport.can_write_eof():
+            with contextlib.suppress(OSError):
+                self.other.transport.write_eof()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.other is not None:
+            self.other.transport.close()
+
+    def pause_writing(self) -> None:
+        assert self.other is not None
+        self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        assert self.other is not None
+        self.other.transport.resume_reading()
+
+
+class Inner(Side):
+    """The end inside: it is read from once the port outside has taken the connection."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        transport.pause_reading()
+        self._connecting = asyncio.ensure_future(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            _, other = await asyncio.get_running_loop().create_connection(Side, "127.0.0.1", self._port)
+        except OSError:
+            self.transport.abort()  # nobody listens there: inside it looks as if somebody did, and hung up
+            return
+        other.other, self.other = self, other
+        if self.transport.is_closing():
+            other.transport.close()
+        else:
+            self.transport.resume_reading()
+
+
+async def serve(started: Started) -> int:
+    """Relays, and does what it is told, until everything has ended; the command's status."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+    servers = [
+        await loop.create_server(functools.partial(Inner, listener.getsockname()[1]), sock=listener, backlog=512)
+        for listener in started.listeners
+    ]
+
+    def told() -> None:
+        words = os.read(0, 4096).split()
+        if words == [b"end"]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(started.pid, signal.SIGTERM)
+            return
+        loop.remove_reader(0)
+        if not started.apart:
+            end_below(started.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(started.pid, signal.SIGKILL)
+
+    watching = os.pidfd_open(started.between)
+    loop.add_reader(watching, lambda: ended.done() or ended.set_result(os.waitpid(started.between, 0)[1]))
+    loop.add_reader(0, told)
+    status = os.waitstatus_to_exitcode(await ended)
+    for server in servers:
+        server.close()
+    return status
+
+
+def attempts(request: Request) -> Iterator[Request]:
+    """With namespaces, if they are wanted, and without."""
+    if request.apart:
+        yield request
+    yield Request(**{**vars(request), "apart": False})
+
+
+def main() -> None:
+    """Reads the request, and serves."""
+    with open(0, "rb", buffering=0, closefd=False) as asked:  # what comes after the line is read elsewhere
+        request = Request(**json.loads(asked.readline()))
+    refused, started = None, None
+    for attempt in attempts(request):
+        try:
+            started = start(attempt)
+            break
+        except OSError as error:
+            refused = str(error)
+    if started is None:
+        raise SystemExit(f"the command could not be started: {refused}")
+    why = None if started.apart else refused or "none were asked for"
+    print(json.dumps({"pid": started.pid, "refused": why}), flush=True)
+    leave(asyncio.run(serve(started)))
+
+
+if __name__ == "__main__":
+    main()
