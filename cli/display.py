@@ -72,7 +72,8 @@ class Display(Observer):
 
     def started(self, index: int) -> None:
         self._running += 1
-        self._refresh()
+        if self._live:
+            self._refresh()
 
     def ended(self, outcome: Outcome, *, cached: bool) -> None:
         self._done += 1

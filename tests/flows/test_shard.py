@@ -1,0 +1,116 @@
+"""One shard of a job, as its worker runs it."""
+
+import asyncio
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import ConfigurationError
+from rlm_batch.flows import shard as module
+from rlm_batch.flows.options import Options
+from rlm_batch.flows.shard import shard
+from rlm_batch.sandbox.errors import NotRun
+from rlm_batch.tasks.execution import identified
+from rlm_batch.tasks.ledger import Ledger
+from rlm_batch.tasks.portion import Head, Portion
+
+pytestmark = pytest.mark.anyio
+
+PARAMETERS: dict[str, Any] = {
+    "provider": "local:none",
+    "max_workers": 2,
+    "timeout": 60,
+    "retries": 2,
+    "retry_code_errors": False,
+    "idempotent": False,
+    "on_failure": "return",
+    "deadline": None,
+    "reuse_sandboxes": True,
+    "executions_per_task": 3,
+    "cache_results": False,
+    "log_output": False,
+    "language_model": None,
+    "batch_concurrency": 4,
+    "max_depth": 2,
+    "max_llm_calls": 50,
+    "max_llm_tokens": None,
+    "max_cost": None,
+}
+
+
+def portion_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> Portion:
+    """The work of a shard that begins at number 10."""
+    executions = list(identified([(code, {"x": x}) for x in range(10 + count)], {}))[10:]
+    portion = Portion(results / "job", "abc", 1, attempt)
+    head = Head("abc", 1, 2, attempt, count, "execution", None)
+    portion.write(head, executions)
+    return portion
+
+
+async def run(portion: Portion, **parameters: Any) -> None:
+    given = {**PARAMETERS, "results_path": str(portion.ledger), **parameters}
+    await shard(work=str(portion.work), options=Options(**given))
+
+
+def values(portion: Portion) -> dict[int, int]:
+    """By number, what was submitted as y, of every line that says success."""
+    found = [line for line in Ledger(portion.ledger).lines() if line.succeeded]
+    assert len({line.key for line in found}) == len(found)
+    return {line.data["index"]: line.data["outputs"]["y"] for line in found}
+
+
+async def test_a_shard_writes_the_outcomes_of_its_numbers_to_the_ledger_of_its_job(results):
+    portion = portion_of(results, "SUBMIT(y=1 // (x - 12))")
+    await run(portion)
+    assert values(portion) == {10: -1, 11: -1, 13: 1, 14: 0, 15: 0}
+    life = portion.life()
+    assert life is not None
+    assert (life.done, life.failed, life.sandboxes, life.error) == (6, 1, 2, None)
+    assert {path.name[:14] for path in portion.ledger.glob("part-*")} == {"part-abc-00001"}
+    assert not list(portion.ledger.glob("run-*.json"))  # the ledger's runs are jobs
+
+
+async def test_what_an_attempt_has_a_result_of_is_not_run_when_it_is_run_again(results, tmp_path):
+    code = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); SUBMIT(y=x)"
+    portion = portion_of(results, code)
+    await run(portion)
+    await run(portion)
+    assert (tmp_path / "ran").read_text() == "x" * 6
+    assert len(values(portion)) == 6
+
+
+async def test_a_shard_that_was_begun_anew_elsewhere_ends_and_leaves_no_sandbox(results, monkeypatch):
+    monkeypatch.setattr(module, "BEAT", 0.2)
+    portion = portion_of(results, "import time; time.sleep(60)")
+    running = asyncio.create_task(run(portion))
+    while (life := portion.life()) is None or not life.count:
+        await asyncio.sleep(0.05)
+    portion_of(results, "import time; time.sleep(60)", attempt=2)
+    with pytest.raises(NotRun, match="begun it anew"):
+        await asyncio.wait_for(running, 30)
+    assert values(portion) == {}
+
+
+async def test_why_a_shard_cannot_be_run_is_told_to_its_job(results):
+    portion = portion_of(results, "SUBMIT(y=1)")
+    with pytest.raises(ConfigurationError, match="unknown provider"):
+        await run(portion, provider="nowhere")
+    life = portion.life()
+    assert life is not None
+    assert life.error is not None
+    assert life.error[0] == "ConfigurationError"
+
+
+async def test_a_shard_on_a_worker_that_does_not_reach_the_ledger_says_so(results):
+    portion = portion_of(results, "SUBMIT(y=1)")
+    portion.work.rename(portion.work.with_suffix(".away"))
+    with pytest.raises(ConfigurationError, match="every worker reaches by the same name"):
+        await run(portion)
+
+
+def test_the_parameters_here_are_those_that_a_job_hands_on():
+    assert set(PARAMETERS) == {item.name for item in fields(Options)} - {"results_path", "shards"}
+    json.dumps(PARAMETERS)

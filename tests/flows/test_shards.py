@@ -1,0 +1,189 @@
+"""A job in shards gives what it would give in one process, whatever happens to its workers."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+
+from rlm_batch import CodeError, ExecutionsFailed, Failure, batch, chunks, sweep
+from rlm_batch.deployments.deploy import deploy
+from rlm_batch.sandbox.errors import DeadlineExceeded
+from rlm_batch.tasks.ledger import Ledger
+
+from ..workers import Worker, its_own
+from .conftest import last_run
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def worker(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker of another machine, as it were, that takes three flow runs at one time."""
+    asyncio.run(deploy())
+    folder = tmp_path_factory.mktemp("worker")
+    with Worker(folder / "machine", server, "worker-of-shards", limit=3) as found:
+        yield found
+
+
+@pytest.fixture
+def shared(worker: Worker, tmp_path: Path) -> Path:
+    """A directory that the worker reaches by the same name."""
+    return tmp_path / "shared"
+
+
+def counted(ledger: Path) -> Counter[str]:
+    """How many results each key has."""
+    return Counter(line.key for line in Ledger(ledger).lines() if line.succeeded)
+
+
+async def shards_of(run_id: Any) -> list[Any]:
+    children = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run_id]))
+    async with get_client() as client:
+        return await client.read_flow_runs(flow_run_filter=children)
+
+
+async def test_results_come_in_order_and_a_job_that_is_run_again_runs_only_what_failed(shared, tmp_path):
+    inputs: list[dict[str, Any]] = [{"x": x} for x in range(12)]
+    code = f"""
+if x == 7 and not __import__("os").path.exists({str(tmp_path)!r} + "/mended"):
+    raise ValueError("seven")
+SUBMIT(y=x * x)
+"""
+    options: dict[str, Any] = {"shards": 3, "results_path": str(shared), "provider": "local:none"}
+    with pytest.raises(ExecutionsFailed, match="1 of 12 executions failed") as caught:
+        await batch(code, inputs=inputs, **options)
+    (failure,) = caught.value.failures
+    assert (failure.meta.index, type(failure.error)) == (7, CodeError)
+    async with get_client() as client:
+        job = await last_job(client)
+    runs = await shards_of(job.id)
+    assert sorted(run.name for run in runs) == [f"{job.name} {number} of 3" for number in (1, 2, 3)]
+    assert {run.state_name for run in runs} == {"Completed"}
+
+    (tmp_path / "mended").touch()
+    results = await batch(code, inputs=inputs, **options)
+    assert [result["y"] for result in results] == [x * x for x in range(12)]
+    assert len(counted(shared)) == 12
+    assert set(counted(shared).values()) == {1}
+
+
+async def last_job(client: Any) -> Any:
+    """The flow run that began last and is no shard."""
+    run = await last_run(client)
+    while run.parent_task_run_id is not None:
+        run = await client.read_flow_run((await client.read_task_run(run.parent_task_run_id)).flow_run_id)
+    return run
+
+
+async def test_a_sweep_in_shards_finds_the_best_trial(shared):
+    found = await sweep(
+        "SUBMIT(loss=abs(a - 2) + b)",
+        grid={"a": [0, 1, 2, 3], "b": [1, 2]},
+        objective="loss",
+        shards=2,
+        results_path=str(shared),
+        provider="local:none",
+    )
+    assert found.best is not None
+    assert found.best.meta.variables == {"a": 2, "b": 1}
+    assert [trial.meta.variables["a"] for trial in found.trials] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len(str(found).splitlines()) == 9
+
+
+@pytest.mark.full
+async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing(shared, tmp_path, monkeypatch):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f"{number}\n" for number in range(20)))
+    code = "SUBMIT(total=sum(data))"
+    reduce = "SUBMIT(total=sum(fields['total'] for fields in results.values()))"
+    options: dict[str, Any] = {"shards": 2, "results_path": str(shared), "provider": "local:none"}
+    for _ in range(2):
+        found = await chunks(code, data=str(data), chunk_size=3, reduce=reduce, **options)
+        assert found.reduction is not None
+        assert found.reduction["total"] == sum(range(20))
+        assert found["6"]["total"] == 18 + 19
+        assert list(found.results) == [str(number) for number in range(7)]
+    assert set(counted(shared).values()) == {1}
+
+
+@pytest.mark.full
+async def test_a_shard_whose_process_is_killed_is_begun_again_with_the_rest(worker, shared):
+    job = asyncio.create_task(
+        batch(
+            "import time; time.sleep(0.3); SUBMIT(x=x)",
+            inputs=[{"x": x} for x in range(120)],
+            shards=2,
+            results_path=str(shared),
+            provider="local:none",
+            reuse_sandboxes=True,
+        )
+    )
+    await until(lambda: len(counted(shared)) > 20, job)
+    os.kill(next(iter(worker.flow_runs())), signal.SIGKILL)
+    results = await job
+    assert [result["x"] for result in results] == list(range(120))
+    assert set(counted(shared).values()) == {1}
+    assert list((shared / "shards").glob("*/*-2.jsonl"))
+
+
+@pytest.mark.full
+async def test_a_job_that_is_killed_and_run_again_takes_over_its_shards(server, shared, tmp_path):
+    program = tmp_path / "job.py"
+    program.write_text(
+        "import asyncio\n"
+        "from rlm_batch import batch\n"
+        "asyncio.run(batch('import time; time.sleep(0.3); SUBMIT(x=x)', inputs=[{'x': x} for x in range(120)],\n"
+        f"    shards=2, results_path={str(shared)!r}, provider='local:none', reuse_sandboxes=True))\n"
+    )
+    environment = {**os.environ, **its_own(tmp_path / "job", server)}
+    first = subprocess.Popen([sys.executable, str(program)], env=environment)  # noqa: ASYNC220
+    try:
+        await until(lambda: len(counted(shared)) > 20)
+    finally:
+        first.kill()
+        first.wait()
+    again = await asyncio.to_thread(
+        subprocess.run, [sys.executable, str(program)], env=environment, timeout=240, check=False
+    )
+    assert again.returncode == 0
+    assert len(counted(shared)) == 120
+    assert set(counted(shared).values()) == {1}
+    assert not list((shared / "shards").glob("*/*-2.jsonl"))
+
+
+@pytest.mark.full
+async def test_what_a_deadline_leaves_undone_fails_and_its_shards_are_cancelled(shared):
+    results = await batch(
+        "import time; time.sleep(1); SUBMIT(x=x)",
+        inputs=[{"x": x} for x in range(400)],
+        shards=2,
+        results_path=str(shared),
+        provider="local:none",
+        deadline=40,
+        on_failure="return",
+    )
+    undone = [result for result in results if isinstance(result, Failure)]
+    assert 0 < len(undone) < 400
+    assert {type(failure.error) for failure in undone} == {DeadlineExceeded}
+    async with get_client() as client:
+        job = await last_job(client)
+    assert all(run.state.is_final() for run in await shards_of(job.id))
+
+
+async def until(true: Any, job: "asyncio.Task[Any] | None" = None) -> None:
+    """Waits until that is so, for two minutes at most; a job that ends before has failed."""
+    end = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < end
+        assert job is None or not job.done()
+        await asyncio.sleep(0.2)

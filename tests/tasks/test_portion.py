@@ -1,0 +1,61 @@
+"""What a shard is told, and what it tells, by way of the ledger."""
+
+import pytest
+
+from rlm_batch import ConfigurationError
+from rlm_batch.tasks.execution import Execution
+from rlm_batch.tasks.mark import Mark
+from rlm_batch.tasks.portion import Beat, Head, Portion, last_attempts
+
+HEAD = Head(job="abc", shard=3, shards=8, attempt=1, total=3, what="chunk", commit=None)
+EXECUTIONS = [
+    Execution(30, "a", {"x": 1}, "00" * 32),
+    Execution(31, "a", {"x": "\ud800é"}, "11" * 32, {"data": b"[1]"}, Mark("m/1.json", stale=True)),
+    Execution(32, "b", {}, "22" * 32),
+]
+
+
+@pytest.fixture
+def portion(tmp_path):
+    found = Portion(tmp_path / "run", "abc", 3, 1)
+    found.write(HEAD, EXECUTIONS)
+    return found
+
+
+def test_a_shard_reads_what_its_job_has_written(portion):
+    head, executions = Portion.at(str(portion.work)).read()
+    assert head == HEAD
+    assert list(executions) == EXECUTIONS
+
+
+def test_a_sign_of_life_is_the_last_that_was_given(portion):
+    assert portion.life() is None
+    for count in (1, 2):
+        portion.beat(Beat(count=count, done=count, error=None))
+    assert portion.life() == Beat(count=2, done=2)
+
+
+def test_the_last_attempt_at_each_shard_is_known(portion):
+    portion.next.write(HEAD, [])
+    Portion(portion.ledger, "abc", 11, 4).write(HEAD, [])
+    Portion(portion.ledger, "other", 1, 9).write(HEAD, [])
+    assert last_attempts(portion.ledger, "abc") == {3: 2, 11: 4}
+    assert portion.next.exists()
+    assert not portion.next.next.exists()
+
+
+def test_work_that_is_not_there_says_that_the_location_has_to_be_shared(tmp_path):
+    with pytest.raises(ConfigurationError, match="every worker reaches"):
+        Portion(tmp_path / "elsewhere", "abc", 0, 1).read()
+
+
+@pytest.mark.parametrize("text", ["", "nonsense\n", "[1, 2]\n", '{"version": 9, "later": true}\n'])
+def test_damaged_work_is_a_sentence(portion, text):
+    portion.work.write_text(text)
+    with pytest.raises(ConfigurationError, match="is damaged, or from another version"):
+        portion.read()
+
+
+def test_a_file_that_is_no_work_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="is not the work of a shard"):
+        Portion.at(str(tmp_path / "inputs.jsonl"))
