@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate, WorkQueueUpdate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, batch
@@ -63,7 +63,7 @@ async def test_a_pool_or_a_queue_that_is_paused_or_takes_no_run(client):
     assert "is paused: resume it" in await refusal()
     await client.update_work_pool(POOL, WorkPoolUpdate(is_paused=False))
     queue = await client.read_work_queue_by_name("default", work_pool_name=POOL)
-    await client.update_work_queue(queue.id, **WorkQueueUpdate(is_paused=True).model_dump(exclude_unset=True))
+    await client.update_work_queue(queue.id, is_paused=True)
     assert "the work queue default of the pool" in await refusal()
 
 
