@@ -133,7 +133,7 @@ def failures(tally: Tally) -> list[Part]:
     kinds = sorted(tally.kinds.values(), key=lambda kind: (-kind.count, kind.first))
     parts: list[Part] = [Heading("Failures")]
     parts.append(Table(["count", "first", "what"], [[f"{kind.count:,}", str(kind.first), kind.text] for kind in kinds]))
-    for failure in tally.failures:
+    for failure in sorted(tally.failures, key=lambda failure: failure.meta.index or 0):
         what = tally.about.what.capitalize()
         parts += [Heading(f"{what} {failure.meta.index}: {type(failure.error).__name__}", 3), Verbatim(_told(failure))]
     if tally.failed > len(tally.failures):

@@ -229,7 +229,7 @@ class Run:
             if options.cache_results:
                 run._index = ResultIndex(results_root())
                 run._index.refresh()
-            telling = Told(record, lambda: run.done, run.log)
+            telling = Told(record, run.log)
             async with telling as run.told, run.ready():
                 yield run
                 run._count()

@@ -76,6 +76,7 @@ class Tally:
     points: list[tuple[int, dict[str, Any], float]] = field(default_factory=list[tuple[int, dict[str, Any], float]])
     crosses: list[int] = field(default_factory=list[int])  # numbers of some of those that failed
     _rows: list[Row] = field(default_factory=list[Row])
+    _last: tuple[int, float, int] | None = None  # the rank that is too low for a row, once there are enough
     _every: int = 1  # how many points stand behind one of `points`
     _scored: int = 0
 
@@ -157,9 +158,10 @@ class Tally:
         fields = outcome.outputs if isinstance(outcome, Result) else {}
         self._name(self.fields, [name for name in fields if name not in self.variables])
         if len(self._rows) >= 2 * ROWS:
-            self._rows = sorted(self._rows, key=lambda row: row.rank)[:ROWS]
-        if len(self._rows) >= ROWS and rank > self._rows[ROWS - 1].rank and self.about.objective is None:
-            return  # they come in order, so that the rest needs no cells
+            self._rows = self.rows()
+            self._last = self._rows[-1].rank
+        if self._last is not None and rank > self._last:
+            return  # there are enough that come before it, so that it needs no cells
         variables = {name: cell_text(value) for name, value in outcome.meta.variables.items() if name in self.variables}
         cells = {name: cell_text(value) for name, value in fields.items() if name in self.fields}
         self._rows.append(Row(rank, index, variables, cells, outcome.meta.seconds, note))

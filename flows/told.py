@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -20,42 +20,28 @@ from ..sandbox.result import Failure, Result
 from .page import as_markdown
 from .record import Record
 from .report import report
-from .tally import Tally, number
+from .tally import Tally
 
 INTERVAL = 1.0  # seconds between two looks at the progress
 PATIENCE = 20.0  # seconds for the server to take an artifact
 
 
 class Told:
-    """The artifacts of one flow run, an async context manager; `outcomes` gives all that there are at its end."""
+    """The artifacts of one flow run, an async context manager, which is told each outcome as it comes."""
 
-    def __init__(
-        self,
-        record: Record,
-        outcomes: Callable[[], Iterable[Result | Failure]],
-        log: logging.Logger | logging.LoggerAdapter[Any],
-    ) -> None:
+    def __init__(self, record: Record, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
         self._record = record
-        self._outcomes = outcomes
+        self._tally = Tally(record.about)
         self._log = log
         self._key = re.sub("[^a-z0-9-]+", "-", record.flow.lower()).strip("-") or "run"
-        self._done = self._failed = self._told = 0
-        self._best: float | None = None
+        self._shown = 0  # outcomes in the progress that the server has
         self._progress: UUID | None = None
         self._telling: asyncio.Task[None] | None = None
         self._away = False
 
     def ended(self, outcome: Result | Failure) -> None:
         """An execution has its outcome."""
-        about = self._record.about
-        self._done += 1
-        if isinstance(outcome, Failure):
-            self._failed += 1
-        elif about.objective is not None:
-            score = number(outcome.outputs.get(about.objective))
-            if score is not None:
-                pick = min if about.direction == "minimize" else max
-                self._best = score if self._best is None else pick(self._best, score)
+        self._tally.add(outcome)
 
     async def __aenter__(self) -> Told:
         self._telling = asyncio.create_task(self._tell())
@@ -75,25 +61,25 @@ class Told:
     async def _tell(self) -> None:
         while not self._away:
             await asyncio.sleep(INTERVAL)
-            if self._done != self._told or self._progress is None:
+            if self._tally.done != self._shown or self._progress is None:
                 await self._written(self._show())
 
     async def _show(self) -> None:
-        self._told = self._done
-        share = 100.0 * self._done / max(1, self._record.total)
+        self._shown = self._tally.done
+        share = 100.0 * self._shown / max(1, self._record.total)
         if self._progress is None:
             self._progress = await acreate_progress_artifact(share, f"{self._key}-progress", self._said())
         else:
             await aupdate_progress_artifact(self._progress, share, self._said())
 
     def _said(self) -> str:
-        text = f"{self._done:,} of {self._record.total:,} {self._record.what}s done, {self._failed:,} failed"
-        return text if self._best is None else f"{text}, the best so far {self._best:.6g}"
+        tally = self._tally
+        failed = tally.done - tally.succeeded
+        text = f"{tally.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
+        return text if tally.best_score is None else f"{text}, the best so far {tally.best_score:.6g}"
 
     async def _report(self) -> None:
-        tally = Tally(self._record.about)
-        for outcome in self._outcomes():
-            tally.add(outcome)
+        tally = self._tally
         if tally.done:
             text = as_markdown(report(tally, [self._record]))
             about = f"{tally.succeeded:,} of {self._record.total:,} {tally.about.what}s succeeded"

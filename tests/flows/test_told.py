@@ -104,7 +104,7 @@ async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(caplog: pyt
     log = logging.getLogger("test_told")
     outcomes = [Result({"y": 1}, Meta(index=0)), Result({"y": 2}, Meta(index=1))]
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), caplog.at_level("WARNING", "test_told"):
-        async with Told(record, lambda: outcomes, log) as told:
+        async with Told(record, log) as told:
             for outcome in outcomes:
                 told.ended(outcome)
     (said,) = [record.getMessage() for record in caplog.records if record.name == "test_told"]
