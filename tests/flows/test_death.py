@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,11 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.deployments.server import PrefectServer
 from rlm_batch.tasks.ledger import Ledger
 
+from .conftest import becomes
+
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting a server or a worker is most of it
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
-
-
-async def becomes(true: Callable[[], Awaitable[Any]], seconds: float = 90) -> None:
-    """Waits until it is so."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if await true():
-            return
-        await asyncio.sleep(0.1)
-    raise TimeoutError
 
 
 def written(ledger: Path) -> int:
