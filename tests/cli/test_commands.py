@@ -97,18 +97,18 @@ def test_wrong_usage_is_one_sentence_and_exit_status_2(refused, tmp_path, argume
 def test_what_code_submits_or_writes_gives_a_terminal_no_commands(run, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": "\\u001b]0;title\\u0007"}\n{"x": "\\ud800"}\n{"x": ""}\n')
     (tmp_path / "say.py").write_text(
-        "import sys\nif x == '':\n    print('\\x1b[2J', file=sys.stderr)\n    raise ValueError('\\x1b[31m')\n"
-        "SUBMIT(y='one\\ntwo')"
+        "import sys\nif x == '':\n    print('\\x1b[2J\\u202eturned', file=sys.stderr)\n"
+        "    raise ValueError('\\x1b[31m\\u2067')\nSUBMIT(y='one\\ntwo\\u202e')"
     )
     done = run("batch", "say.py", "--inputs", "in.jsonl")
     assert done.returncode == 1, done.stderr
     assert 'Traceback (most recent call last):\n  File "/' not in done.stderr  # of ours
-    assert "\x1b" not in done.stdout + done.stderr
+    assert not {"\x1b", "\u202e", "\u2067"} & set(done.stdout + done.stderr)
     assert r"\x1b]0;title\x07" in done.stdout
-    assert r"one\ntwo" in done.stdout
+    assert r"one\ntwo\u202e" in done.stdout
     assert r"\ud800" in done.stdout
-    assert r"ValueError: \x1b[31m" in done.stderr
-    assert r"  | \x1b[2J" in done.stderr
+    assert r"ValueError: \x1b[31m\u2067" in done.stderr
+    assert r"  | \x1b[2J\u202eturned" in done.stderr
     assert "2 of 3 failed" in done.stderr
 
 

@@ -27,7 +27,7 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft,
 from rlm_batch.blocks.local import MAKING_SECONDS
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.flows import server_id as identity
-from rlm_batch.flows.left import Left, find, remove_sandboxes
+from rlm_batch.flows.left import Left, begun_here, find, remove_sandboxes
 from rlm_batch.flows.reap import SILENCE, listener
 from rlm_batch.flows.server_id import server_id
 
@@ -140,6 +140,30 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         assert await ids(block) == {box.id for box in boxes.values()} - gone - {boxes["of a live run"].id}
     finally:
         await asyncio.gather(*(box.remove() for box in boxes.values()))
+
+
+async def test_the_hook_takes_what_the_parameters_say_and_leaves_a_run_of_its_own_process_alone(
+    client: PrefectClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    block = LocalSandbox(isolation="none")
+    mine, gone = [await client.create_flow_run(somebodys, state=Running()) for _ in range(2)]
+    boxes = [await block.open(block.labels(str(run.id), await server_id())) for run in (mine, gone)]
+    left = {box.id for box in boxes}
+    begun_here(str(mine.id))
+    try:
+
+        async def called(run: FlowRun, **parameters: Any) -> set[str]:
+            run = run.model_copy(update={"parameters": parameters})
+            await remove_sandboxes(flow=somebodys, flow_run=run, state=Crashed())
+            return await ids(block)
+
+        assert await called(mine, provider="local") == left  # its lanes do that
+        assert await called(gone, provider="local-sandbox/nosuch") == left
+        assert "could not be looked for, and are left to their expiry: " in told(caplog)
+        assert "nosuch" in told(caplog)
+        assert await called(gone) == {boxes[0].id}  # the flows' own default is local
+    finally:
+        await asyncio.gather(*(box.remove() for box in boxes))
 
 
 @pytest.mark.parametrize("name", PROVIDERS[1:])
