@@ -258,7 +258,7 @@ async def test_a_server_that_stays_away_ends_the_command_with_a_sentence_and_wha
     assert "run again with --results-path" in errors
     assert "Traceback" not in errors
     assert not list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))
-    assert written(tmp_path / "here") >= 4
+    assert written(tmp_path / "here") == 60  # executions need no server
 
 
 # --------------------------------------------------------------------------------------------------------------- a disk
