@@ -1,6 +1,7 @@
 """A Prefect server for the tests of this room, with the settings that we ship."""
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,6 +30,15 @@ async def becomes(true: Callable[[], Awaitable[Any]], seconds: float = 90) -> No
             return
         await asyncio.sleep(0.1)
     raise TimeoutError
+
+
+async def sandboxes_are_open(count: int) -> None:
+    """Waits until there are so many local ones."""
+
+    async def so() -> bool:
+        return len(list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))) >= count
+
+    await becomes(so)
 
 
 async def last_run(client: Any) -> Any:

@@ -34,6 +34,7 @@ from rlm_batch import (
 from rlm_batch.blocks.resolve import resolve
 
 from ..rungs import needs
+from .conftest import sandboxes_are_open
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]
 
@@ -372,8 +373,9 @@ async def test_what_chunks_write_belongs_to_the_volumes_group_and_to_nobody_else
 
 async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
     code = "import time; time.sleep(60)"
-    task = asyncio.create_task(chunks(code, {str(i): i for i in range(6)}, volume_name="cancelled"))
-    await asyncio.sleep(3)
+    task = asyncio.create_task(chunks(code, {str(i): i for i in range(6)}, volume_name="cancelled", max_workers=2))
+    await sandboxes_are_open(2)
+    await asyncio.sleep(0.3)  # for their code to begin
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(10):
