@@ -25,6 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     from ..sandbox.errors import RlmBatchError
     from .app import app
+    from .gone import ServerGone, end_soon
 
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
@@ -34,6 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
     except RlmBatchError as error:
         _say(str(error))
         status = 2
+        if isinstance(error, ServerGone):
+            end_soon(status)
     except KeyboardInterrupt:
         _say("interrupted; the results so far are in the ledger")
         status = 130

@@ -15,6 +15,7 @@ from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
 from ..sandbox.shown import shown
 from .display import TABLE_ROWS, Display, show_table
+from .gone import ServerGone
 
 if TYPE_CHECKING:
     from ..flows.sweep import SweepReport
@@ -207,7 +208,7 @@ def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None =
                 raise
             where = f"; the results so far are in {display.results_path}" if display.results_path else ""
             said = (str(error) or type(error).__name__).splitlines()[0]
-            raise ConfigurationError(
+            raise ServerGone(
                 f"the Prefect server failed or went away while the flow ran ({said}){where}: look at it, and run again "
                 "with --results-path or --resume to run only the rest"
             ) from error

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,23 +12,14 @@ from typing import Self
 
 import httpx
 
-from ..flows.server import server_environment
 from ..sandbox.errors import ConfigurationError
+from .process import PrefectProcess, end
 
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
 START_TIMEOUT = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
-# Runs a module as `python -m` does, in a process that is told to end when its parent does, were it by SIGKILL. A shell
-# starts what is in its background with SIGINT ignored, and a Prefect worker that inherits that never ends.
-WITH_PARENT = (
-    "import ctypes, os, runpy, signal, sys; parent = os.getppid(); "
-    "signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); os.getppid() == parent or sys.exit(); "
-    "del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-)
-END_GRACE = 10.0  # seconds for the server to write what it has taken in
 
 
-class PrefectServer:
+class PrefectServer(PrefectProcess):
     """A context manager: the server runs within it, and `url` is what `PREFECT_API_URL` is set to.
 
     `home` is where its database lives (PREFECT_HOME), unless `database` is the URL of another one; `port` is a free one
@@ -41,55 +28,26 @@ class PrefectServer:
     """
 
     def __init__(self, home: Path, port: int | None = None, database: str | None = None) -> None:
-        self._home = home
+        super().__init__(home, "server.log")
         self._port = _free_port() if port is None else port
         self._database = database
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log_begin = 0  # of this start's part of the log
 
     @property
     def url(self) -> str:
         """The address of its API."""
         return f"http://127.0.0.1:{self._port}/api"
 
-    @property
-    def pid(self) -> int | None:
-        """The id of its process, while it runs."""
-        return None if self._process is None else self._process.pid
-
-    @property
-    def log(self) -> Path:
-        """Where it writes its log."""
-        return self._home / "server.log"
-
-    def died(self) -> int | None:
-        """Its exit status if it has ended by itself, negative for a signal; None while it runs and after `end`."""
-        return None if self._process is None else self._process.poll()
-
     def launch(self) -> None:
         """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""
         if _taken(self._port):
             raise ConfigurationError(f"port {self._port} is taken{_by_whom(self._port)}")
         self._home.mkdir(parents=True, exist_ok=True)
-        environment = server_environment()
+        environment = self._environment()
         environment.pop("PREFECT_API_URL", None)
-        # The command line sets it for itself, and what goes wrong here has to be in the log.
-        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
-        environment["PREFECT_HOME"] = str(self._home)
         environment["PREFECT_SERVER_UI_API_URL"] = self.url  # or the UI asks port 4200
         if self._database is not None:
             environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self._database
-        where = ("--host", "127.0.0.1", "--port", str(self._port))
-        with self.log.open("ab") as output:
-            self._log_begin = output.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", WITH_PARENT, "prefect", "server", "start", *where],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C ends the flow run first, which the server has to be told of
-            )
+        self._launch("server", "start", "--host", "127.0.0.1", "--port", str(self._port), environment=environment)
 
     def __enter__(self) -> Self:
         self.launch()
@@ -128,15 +86,8 @@ class PrefectServer:
     def end(self) -> None:
         """Ends it, whatever it is doing; one that has ended is no error."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_GRACE)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the session is its own: whatever it has started
-        process.wait()
+        if process is not None:
+            end(process)
 
 
 def _free_port() -> int:

@@ -7,57 +7,33 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ..flows.server import server_environment
-from .server import WITH_PARENT
+from .process import PrefectProcess, end
 
 QUERY_SECONDS = "2"  # between two looks for runs that are due; Prefect's own 10 s suit a server that many workers ask
 RUN_GRACE = 30.0  # seconds for a flow run to remove its sandboxes and to say how it ended
 KILL_GRACE = 5.0  # seconds for the kernel to end what was killed
-END_GRACE = 10.0  # seconds for a worker without flow runs to end
 
 
-class PrefectWorker:
+class PrefectWorker(PrefectProcess):
     """The worker of a pool, until `end`. Its log, with that of its flow runs, goes to `worker.log` in the home."""
 
     def __init__(self, home: Path, api_url: str, work_pool: str) -> None:
-        self.log = home / "worker.log"
+        super().__init__(home, "worker.log")
         self.name = f"rlm-batch@{platform.node()}"
         self.flow_runs: set[str] = set()  # the ids of those that were ended with it
-        self._home = home
         self._api_url = api_url
         self._pool = work_pool
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The id of its process, while it runs."""
-        return None if self._process is None else self._process.pid
 
     def launch(self) -> None:
         """Starts its process, which ends with the thread that calls this."""
-        environment = server_environment()
-        # The command line sets it for itself, and the log is where a person looks for what a run has said.
-        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
+        environment = self._environment()
         environment.setdefault("PREFECT_WORKER_QUERY_SECONDS", QUERY_SECONDS)
-        environment.update(PREFECT_API_URL=self._api_url, PREFECT_HOME=str(self._home))
+        environment["PREFECT_API_URL"] = self._api_url
         which = ("--pool", self._pool, "--type", "process", "--name", self.name, "--install-policy", "never")
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", WITH_PARENT, "prefect", "worker", "start", *which],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C ends the flow runs first
-            )
-
-    def died(self) -> int | None:
-        """Its exit status if it has ended by itself, negative for a signal; None while it runs and after `end`."""
-        return None if self._process is None else self._process.poll()
+        self._launch("worker", "start", *which, environment=environment)
 
     async def end(self, but: tuple[int | None, ...] = ()) -> None:
         """Ends the flow runs, which remove their sandboxes, and then the worker.
@@ -70,13 +46,7 @@ class PrefectWorker:
         if process is None:
             return
         await self._end_runs(process.pid, but)
-        if process.poll() is None:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(process.wait, END_GRACE)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        await asyncio.to_thread(end, process)
         await self._end_runs(None, but)  # of a run that it began meanwhile
 
     async def _end_runs(self, worker: int | None, but: tuple[int | None, ...]) -> None:

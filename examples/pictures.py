@@ -31,6 +31,8 @@ SUBMIT(loss=loss)
 """
 COMMAND = ["rlm-batch", "sweep", "train.py", "--grid", "lr=0.001,0.01,0.1", "--grid", "batch_size=32,64,128"]
 COMMAND += ["--minimize", "loss"]
+# Where results are by default; those of the pictures are in a temporary directory.
+USUAL = "~/.local/share/rlm-batch/results"
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -56,7 +58,7 @@ def terminal(folder: Path) -> None:
     console.print("[bold green]$[/] " + " ".join(COMMAND[:3]) + " \\\n    " + " ".join(COMMAND[3:]), highlight=False)
     # The line that the progress leaves behind, and then the table.
     console.print(Text.from_ansi(done.stderr.rstrip().splitlines()[-1].split("\x1b[2K")[-1]))
-    console.print(Text.from_ansi(re.sub(r"Results: .*/", "Results: ~/.local/share/rlm-batch/results/", done.stdout)))
+    console.print(Text.from_ansi(re.sub(r"Results: .*/", f"Results: {USUAL}/", done.stdout)))
     svg = console.export_svg(title="rlm-batch")
     # A picture that loads nothing: without the template's fonts from elsewhere.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
@@ -66,6 +68,7 @@ def terminal(folder: Path) -> None:
 def page(url: str, folder: Path) -> None:
     """The report on a run of the same code over a finer grid, as the UI shows it."""
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import ArtifactUpdate
 
     from rlm_batch import sweep
 
@@ -75,7 +78,10 @@ def page(url: str, folder: Path) -> None:
     async def newest() -> str:
         async with get_client() as client:
             pages = [found for found in await client.read_artifacts() if found.type == "markdown"]
-            return str(max(pages, key=lambda found: str(found.created)).id)
+            found = max(pages, key=lambda found: str(found.created))
+            text = re.sub(r"/\S+/results", f"{USUAL}/{found.flow_run_id}", str(found.data))
+            await client.update_artifact(found.id, ArtifactUpdate(data=text))
+            return str(found.id)
 
     address = f"{url.removesuffix('/api')}/artifacts/artifact/{asyncio.run(newest())}"
     chromium = shutil.which("chromium") or sys.exit("there is no chromium: apt-get install chromium")

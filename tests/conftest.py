@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .rungs import needs
 from .standins.counts import Counts
 from .standins.openai_chat import ChatServer
 
@@ -104,6 +105,38 @@ def chat() -> Iterator[ChatServer]:
 
 
 @pytest.fixture
+def openai(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> ChatServer:
+    """The same, in the place of OpenAI's."""
+    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    return chat
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Lets a server here answer whoever signs in to a provider of these names; the others want no account."""
+
+    def sign_in(*providers: str) -> None:
+        if "daytona" in providers:
+            request.getfixturevalue("daytona")
+        if "modal" in providers:
+            hello = request.getfixturevalue("modal_standin").hello
+            monkeypatch.setenv("MODAL_TOKEN_ID", hello["token_id"])
+            monkeypatch.setenv("MODAL_TOKEN_SECRET", hello["token_secret"])
+
+    return sign_in
+
+
+@pytest.fixture
+def volumes(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root for volumes of the test's own, which is gone with the tests."""
+    root = Path(tempfile.mkdtemp(prefix="volumes-"))
+    root.chmod(0o755)  # code that runs as a user of its own has to come through it
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(root))
+    return root
+
+
+@pytest.fixture
 def counts() -> Iterator[Counts]:
     """A server that counts what code tells it."""
     with Counts() as counts:
@@ -149,13 +182,11 @@ def no_process_left() -> Iterator[None]:
 @pytest.fixture(params=RUNGS)
 def local(request: pytest.FixtureRequest) -> "LocalSandbox":
     """The local provider on each level of isolation that this machine has."""
-    from rlm_batch import ConfigurationError, LocalSandbox
+    from rlm_batch import LocalSandbox
 
+    needs(request.param)
     provider = LocalSandbox(isolation=request.param)
-    try:
-        asyncio.run(provider.check())
-    except ConfigurationError as error:
-        pytest.skip(error.summary)
+    asyncio.run(provider.check())
     return provider
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,25 +21,18 @@ COMMANDS = [line for language, block in BLOCKS if not language for line in block
 def test_a_program_runs(
     program: str,
     server: str,
-    chat: ChatServer,
+    openai: ChatServer,
+    account: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
 ) -> None:
     """Where it asks a model of OpenAI's, or wants an account, a server here answers in its place."""
-    if "Daytona" in program:
-        request.getfixturevalue("daytona")
-    if "Modal" in program:
-        hello = request.getfixturevalue("modal_standin").hello
-        monkeypatch.setenv("MODAL_TOKEN_ID", hello["token_id"])
-        monkeypatch.setenv("MODAL_TOKEN_SECRET", hello["token_secret"])
+    account(*(name for name in ("daytona", "modal") if name.title() in program))
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
-    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "report.txt").write_text("a long report\n" * 1000)
-    chat.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
+    openai.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
 
 
@@ -67,7 +61,7 @@ RUNS = [line for line in COMMANDS if line.startswith("rlm-batch ") and line.spli
 def test_the_commands_run_one_after_the_other(
     server: str,
     daytona: object,
-    chat: ChatServer,
+    openai: ChatServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -77,13 +71,11 @@ def test_the_commands_run_one_after_the_other(
 
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
-    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    chat.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
+    openai.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     assert len(RUNS) >= 12
     for command in RUNS:
         words = shlex.split(command)[1:]

@@ -31,7 +31,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.deployments.server import WITH_PARENT, WORK_POOL, PrefectServer
+from rlm_batch.deployments.process import WITH_PARENT
+from rlm_batch.deployments.server import WORK_POOL, PrefectServer
 from rlm_batch.deployments.worker import QUERY_SECONDS
 from rlm_batch.flows.server import SERVER_SETTINGS
 

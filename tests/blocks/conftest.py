@@ -24,8 +24,10 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalSandbox, ModalSandbox
+from rlm_batch import LocalSandbox, ModalSandbox
 from rlm_batch.sandbox.confinement import CALLS, MACHINES
+
+from ..rungs import needs
 
 HOST = Path(__file__).with_name("local_host.py")
 ATTACK = Path(__file__).with_name("attack.py").read_text()
@@ -282,13 +284,12 @@ class Box:
 
     def needs(self) -> None:
         """Skips the test where this machine or this user cannot have the rung."""
+        needs(self.rung, self.host.uid)
         answer = self.run("pass")
         if "error" in answer and answer["error"]["error"] == "SandboxLost":
             self.close()  # broken by an attack, whose test has said so
             answer = self.run("pass")
         if "error" in answer:
-            if answer["error"]["error"] == "ConfigurationError":
-                pytest.skip(answer["error"]["text"])
             pytest.fail(f"the sandbox did not start: {answer}")
 
 
@@ -349,10 +350,8 @@ def box(hosts: Hosts, request: pytest.FixtureRequest) -> Box:
 def rung(request: pytest.FixtureRequest) -> str:
     """Each level of isolation that the tests' own process can have."""
     name: Any = request.param
-    try:
-        asyncio.run(LocalSandbox(isolation=name).check())
-    except ConfigurationError as error:
-        pytest.skip(error.summary)
+    needs(name)
+    asyncio.run(LocalSandbox(isolation=name).check())
     return name
 
 

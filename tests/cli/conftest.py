@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch.cli.main import QUIET
+from rlm_batch.cli.main import QUIET, main
 
 from ..conftest import STANDINS
 
@@ -86,5 +86,25 @@ def run_alone(server: str, no_process_left: None, tmp_path: Path) -> Run:
             check=False,
             **options,
         )
+
+    return call
+
+
+@pytest.fixture
+def refused(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """The one sentence of a command that is used wrongly. It runs in this process, for that is quick."""
+
+    def call(*arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(os, "environ", environment(tmp_path))  # the command adds to it
+        with pytest.raises(SystemExit) as left:
+            main(list(arguments))
+        assert left.value.code == 2
+        said = capfd.readouterr().err
+        (sentence,) = [line for line in said.splitlines() if line.startswith("rlm-batch: ")]
+        assert "Traceback" not in said
+        return sentence
 
     return call

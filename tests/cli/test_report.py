@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,31 @@ def test_what_is_no_run_is_one_sentence(root: Path, capsys: pytest.CaptureFixtur
     written(root / "first", "quick-fox", trials(1))
     assert call("report", "quick-fox", "--html", root / "nosuch" / "page.html") == 2
     assert "No such file or directory; name another file" in capsys.readouterr().err
+
+
+def test_an_export_to_a_link_or_a_pipe_leaves_it_what_it_is(root: Path):
+    written(root / "first", "quick-fox", trials(2))
+    (root / "t.csv").write_text("of old")
+    (root / "link.csv").symlink_to("t.csv")
+    assert call("report", "quick-fox", "--csv", root / "link.csv") == 0
+    assert (root / "link.csv").readlink() == Path("t.csv")
+    rows = (root / "t.csv").read_bytes()
+    assert rows.count(b"\r\n") == 4
+    os.mkfifo(root / "pipe.csv")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append((root / "pipe.csv").read_bytes()), daemon=True)
+    reader.start()
+    assert call("report", "quick-fox", "--csv", root / "pipe.csv") == 0
+    assert (root / "pipe.csv").is_fifo()
+    reader.join(10)
+    assert read == [rows]
+
+
+@pytest.mark.parametrize("option", ["--csv", "--html", "--parquet"])
+def test_an_export_to_no_file_is_one_sentence(root: Path, capsys: pytest.CaptureFixture[str], option: str):
+    written(root / "first", "quick-fox", trials(1))
+    assert call("report", "quick-fox", option, "") == 2
+    assert capsys.readouterr().err == f"rlm-batch: {option} names no file\n"
 
 
 def test_parquet_without_pyarrow_says_what_to_install(root: Path, monkeypatch: pytest.MonkeyPatch):

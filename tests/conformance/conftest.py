@@ -4,22 +4,22 @@ A new provider adds its name, and what opens it when the name is asked for.
 """
 
 import asyncio
-import shutil
-import tempfile
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, ModalSandbox
+from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
+
+from ..rungs import lacks, needs
 
 PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap", "daytona", "modal")
 # Code without isolation runs as under bubblewrap, less what that adds: where bubblewrap is there, it waits for the full
 # tests.
-LATER = ("local-none",) if shutil.which("bwrap") else ()
+LATER = () if lacks("bubblewrap") else ("local-none",)
 LITTLE_MEMORY = 256  # MiB
 
 
@@ -54,11 +54,8 @@ def small_provider(provider_name: str, request: pytest.FixtureRequest) -> Sandbo
 
 
 @pytest.fixture
-def volume_name(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A volume of the test's own; of a local provider it is gone with the test."""
-    root = Path(tempfile.mkdtemp(prefix="volumes-"))
-    root.chmod(0o755)  # code that runs as a user of its own has to come through it
-    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(root))
+def volume_name(volumes: Path) -> str:
+    """A volume of the test's own."""
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
@@ -75,8 +72,7 @@ def clean(no_process_left: None) -> None:
 
 
 def _checked(provider: SandboxProvider) -> SandboxProvider:
-    try:
-        asyncio.run(provider.check())
-    except ConfigurationError as error:
-        pytest.skip(error.summary)
+    if isinstance(provider, LocalSandbox):
+        needs(provider.isolation)
+    asyncio.run(provider.check())
     return provider

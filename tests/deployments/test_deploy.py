@@ -241,22 +241,15 @@ def test_so_it_is_in_every_flow(deployed: Deployed, flow: str, parameters: dict[
 def test_the_parameters_that_a_deployment_has_make_a_run_that_works(
     entry: dict[str, Any],
     server: str,
-    chat: ChatServer,
+    openai: ChatServer,
+    account: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
 ) -> None:
     """Where they want an account or a model, a server here answers in its place."""
-    if entry["parameters"]["provider"] == "daytona":
-        request.getfixturevalue("daytona")
-    if entry["parameters"]["provider"] == "modal":
-        hello = request.getfixturevalue("modal_standin").hello
-        monkeypatch.setenv("MODAL_TOKEN_ID", hello["token_id"])
-        monkeypatch.setenv("MODAL_TOKEN_SECRET", hello["token_secret"])
+    account(entry["parameters"]["provider"])
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
-    monkeypatch.setenv("OPENAI_API_BASE", chat.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
-    chat.script = plays(("", "SUBMIT(answer='the spider')"))
+    openai.script = plays(("", "SUBMIT(answer='the spider')"))
     flow = load_flow_from_entrypoint(entry["entrypoint"])
     state = asyncio.run(flow(**entry["parameters"], return_state=True))
     assert state.is_completed(), state.message

@@ -132,9 +132,23 @@ def empty(tmp_path: Path, no_process_left: None) -> Path:
     return tmp_path
 
 
+# Python runs it at its start: the worker leaves a process behind, which ends by itself.
+LEAVING = """
+import os, pathlib, sys, time
+if sys.orig_argv[3:6] == ["prefect", "worker", "start"]:
+    if (child := os.fork()) == 0:
+        if os.fork() == 0:
+            pathlib.Path(__file__).with_name("left").write_text(str(os.getpid()))
+            time.sleep(2)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
 @pytest.mark.timeout(600)
 def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
-    with Up(empty) as up:
+    (empty / "sitecustomize.py").write_text(LEAVING)
+    with Up(empty, PYTHONPATH=str(empty)) as up:
         up.there()
         assert str(empty / ".prefect" / "prefect.db") in up.said
         code = 'code="SUBMIT(loss=abs(x - 3))"'
@@ -145,6 +159,11 @@ def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
         (place,) = set(re.findall(r"results in (\S+)", up.log_of(flow_run)))
         lines = [json.loads(line) for part in Path(place).glob("part-*") for line in part.read_text().splitlines()]
         assert sorted(line["outputs"]["loss"] for line in lines) == [0, 1, 2]
+        left = Path("/proc") / (empty / "left").read_text()
+        until = time.monotonic() + 30
+        while left.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not left.exists(), (left / "status").read_text()  # up has adopted it, and takes note of its end
         again = up.type(COMMAND, "up")
         assert again.returncode == 2
         assert f"rlm-batch: rlm-batch is up already, as process {up.process.pid}: use it with" in again.stderr

@@ -1,5 +1,9 @@
 """A Prefect server for the tests of this room, with the settings that we ship."""
 
+import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,25 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def clean(server: str, running_daytona: object, no_process_left: None) -> None:
     """No test leaves a process; the servers are there before they are counted."""
+
+
+async def becomes(true: Callable[[], Awaitable[Any]], seconds: float = 90) -> None:
+    """Waits until it is so."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if await true():
+            return
+        await asyncio.sleep(0.1)
+    raise TimeoutError
+
+
+async def sandboxes_are_open(count: int) -> None:
+    """Waits until there are so many local ones."""
+
+    async def so() -> bool:
+        return len(list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))) >= count
+
+    await becomes(so)
 
 
 async def last_run(client: Any) -> Any:

@@ -19,7 +19,7 @@ from rlm_batch import (
     batch,
 )
 
-from .conftest import last_run
+from .conftest import last_run, sandboxes_are_open
 
 pytestmark = pytest.mark.anyio
 
@@ -247,8 +247,9 @@ def test_parameters_have_descriptions_and_bounds_for_the_form_in_the_ui():
 async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
     import asyncio
 
-    task = asyncio.create_task(batch("import time; time.sleep(60)", [{"i": i} for i in range(6)]))
-    await asyncio.sleep(3)
+    task = asyncio.create_task(batch("import time; time.sleep(60)", [{"i": i} for i in range(6)], max_workers=2))
+    await sandboxes_are_open(2)
+    await asyncio.sleep(0.3)  # for their code to begin
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(10):

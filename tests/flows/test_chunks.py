@@ -33,7 +33,10 @@ from rlm_batch import (
 )
 from rlm_batch.blocks.resolve import resolve
 
-pytestmark = pytest.mark.anyio
+from ..rungs import needs
+from .conftest import sandboxes_are_open
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]
 
 DOUBLE = """
 import json
@@ -46,15 +49,6 @@ parts = [json.loads(load_from_volume(path)) for path in list_volume("results")]
 SUBMIT(total=sum(map(sum, parts)), files=len(parts), counts={name: fields["count"] for name, fields in results.items()})
 """
 THREE = {0: [1, 2, 3], 1: [4, 5, 6], 2: [7, 8, 9]}
-
-
-@pytest.fixture(autouse=True)
-def volumes(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Each test has a root of its own for volumes."""
-    root = Path(tempfile.mkdtemp(prefix="volumes-"))
-    root.chmod(0o755)
-    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(root))
-    return root
 
 
 def runs(report) -> set[str]:
@@ -115,18 +109,14 @@ async def test_large_chunks_and_two_writers_of_a_file_are_the_same_elsewhere(rem
 
 @pytest.mark.parametrize("provider", ["local:bubblewrap", "local:landlock", "local:none"])
 async def test_a_volume_is_the_same_on_every_level_of_isolation(provider):
-    try:
-        await LocalSandbox(isolation=provider.partition(":")[2]).check()  # type: ignore[arg-type]
-    except ConfigurationError as error:
-        pytest.skip(error.summary)
+    needs(provider.partition(":")[2])
     report = await chunks(DOUBLE, THREE, volume_name="levels", provider=provider, reduce=SUM)
     assert report.reduction.total == 90
 
 
 async def test_code_may_write_straight_below_the_mount_path():
+    needs("bubblewrap")  # only it mounts
     await LocalSandbox(volume_name="direct", volume_mount_path="/home/daytona/memory").save("mounted", overwrite=True)  # type: ignore[misc]
-    if await LocalSandbox().rung() != "bubblewrap":
-        pytest.skip("only bubblewrap mounts")
     code = """
 import json, os
 os.makedirs("/home/daytona/memory/artifacts", exist_ok=True)
@@ -383,8 +373,9 @@ async def test_what_chunks_write_belongs_to_the_volumes_group_and_to_nobody_else
 
 async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
     code = "import time; time.sleep(60)"
-    task = asyncio.create_task(chunks(code, {str(i): i for i in range(6)}, volume_name="cancelled"))
-    await asyncio.sleep(3)
+    task = asyncio.create_task(chunks(code, {str(i): i for i in range(6)}, volume_name="cancelled", max_workers=2))
+    await sandboxes_are_open(2)
+    await asyncio.sleep(0.3)  # for their code to begin
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(10):

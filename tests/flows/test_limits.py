@@ -1,7 +1,10 @@
 """Limits of a saved block hold over every flow run that shares the Prefect server."""
 
 import asyncio
+import threading
 import time
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -9,8 +12,8 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from rlm_batch import DaytonaSandbox, LocalSandbox, batch, chunks, sequence
-from rlm_batch.blocks.limits import ProcessLimits, keep_in_step
+from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, batch, chunks, sequence
+from rlm_batch.blocks.limits import ProcessLimits, keep_in_step, limits_of
 from rlm_batch.tasks import slots
 
 pytestmark = pytest.mark.anyio
@@ -160,6 +163,40 @@ async def test_a_limit_that_someone_removes_meanwhile_is_made_again(block, quick
 def test_a_limit_that_cannot_be_is_refused(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
         LocalSandbox(**fields)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A Prefect server whose limits this user may not change."""
+
+    def do_GET(self) -> None:
+        self.send_response(403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_POST = do_PUT = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["refuses", "is away"])
+async def test_limits_that_the_server_does_not_make_are_one_sentence(there):
+    limited = LocalSandbox(isolation="none", max_sandboxes=2, limit_name="nobody-makes-me")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port if there else 9}/api"
+        try:
+            with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError) as refused:
+                async with limits_of(limited, str(uuid.uuid4())):
+                    pass
+        finally:
+            server.shutdown()
+            thread.join()
+    (sentence,) = str(refused.value).splitlines()
+    assert sentence.startswith("the limits of the block could not be made on the Prefect server (")
+    assert ("403" if there else "connect") in sentence
+    assert sentence.endswith("see that it answers, and that you may change its concurrency limits")
 
 
 async def test_creations_keep_to_their_rate_over_several_runs(daytona, quick):

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,9 +27,11 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft,
 from rlm_batch.blocks.local import MAKING_SECONDS
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.flows import server_id as identity
-from rlm_batch.flows.left import Left, find, remove_sandboxes
+from rlm_batch.flows.left import Left, begun_here, find, remove_sandboxes
 from rlm_batch.flows.reap import SILENCE, listener
 from rlm_batch.flows.server_id import server_id
+
+from .conftest import becomes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting the servers is most of it
 PROVIDERS = ("local", "daytona", "modal")
@@ -140,6 +142,30 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         await asyncio.gather(*(box.remove() for box in boxes.values()))
 
 
+async def test_the_hook_takes_what_the_parameters_say_and_leaves_a_run_of_its_own_process_alone(
+    client: PrefectClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    block = LocalSandbox(isolation="none")
+    mine, gone = [await client.create_flow_run(somebodys, state=Running()) for _ in range(2)]
+    boxes = [await block.open(block.labels(str(run.id), await server_id())) for run in (mine, gone)]
+    left = {box.id for box in boxes}
+    begun_here(str(mine.id))
+    try:
+
+        async def called(run: FlowRun, **parameters: Any) -> set[str]:
+            run = run.model_copy(update={"parameters": parameters})
+            await remove_sandboxes(flow=somebodys, flow_run=run, state=Crashed())
+            return await ids(block)
+
+        assert await called(mine, provider="local") == left  # its lanes do that
+        assert await called(gone, provider="local-sandbox/nosuch") == left
+        assert "could not be looked for, and are left to their expiry: " in told(caplog)
+        assert "nosuch" in told(caplog)
+        assert await called(gone) == {boxes[0].id}  # the flows' own default is local
+    finally:
+        await asyncio.gather(*(box.remove() for box in boxes))
+
+
 @pytest.mark.parametrize("name", PROVIDERS[1:])
 async def test_a_strangers_sandbox_in_the_same_account_is_not_touched(
     name: str, request: pytest.FixtureRequest
@@ -218,16 +244,6 @@ def killable(*providers: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", HOST, *providers])
 
 
-async def until(true: Callable[[], Any], seconds: float = 60) -> None:
-    """Waits until it is so."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if await true():
-            return
-        await asyncio.sleep(0.1)
-    raise TimeoutError
-
-
 async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_killed_all_of_it(
     request: pytest.FixtureRequest, client: PrefectClient
 ) -> None:
@@ -238,7 +254,7 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
         async def all_open() -> bool:
             return all([len(await ids(block)) == 2 for block in blocks.values()])
 
-        await until(all_open)
+        await becomes(all_open)
         server = await server_id()
         runs: dict[str, str] = {}
         for name, block in blocks.items():
@@ -275,7 +291,7 @@ async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(reque
             async def both_open(block: SandboxProvider = blocks[name]) -> bool:
                 return len(await ids(block)) == 2
 
-            await until(both_open)
+            await becomes(both_open)
             host.terminate()
             assert await asyncio.to_thread(host.wait, 60) != 0
         finally:
@@ -299,7 +315,7 @@ async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_
         mine = EventAnyResourceFilter(id=[f"prefect.flow-run.{speaking.id}"])
         return bool((await client.read_events(EventFilter(any_resource=mine, occurred=span), limit=1)).events)
 
-    await until(known)
+    await becomes(known)
     boxes = [await block.open(block.labels(str(run.id), server)) for run in (silent, speaking, busy)]
     new = {"rlm-batch-began": str(int(later - 900))}
     boxes.append(await block.open(block.labels(str(busy.id), server) | new))

@@ -1,0 +1,76 @@
+"""A command of Prefect's as a process of ours, which ends when we do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ..flows.server import server_environment
+
+# Runs a module as `python -m` does, in a process that is told to end when its parent does, were it by SIGKILL. A shell
+# starts what is in its background with SIGINT ignored, and a Prefect worker that inherits that never ends.
+WITH_PARENT = (
+    "import ctypes, os, runpy, signal, sys; parent = os.getppid(); "
+    "signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); os.getppid() == parent or sys.exit(); "
+    "del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+END_GRACE = 10.0  # seconds to end by itself: a server writes what it has taken in
+
+
+class PrefectProcess:
+    """A command that runs from `launch` to `end`, with `home` as its PREFECT_HOME; it writes its log to `log`."""
+
+    def __init__(self, home: Path, log: str) -> None:
+        self.log = home / log
+        self._home = home
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0  # of this start's part of the log
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process, while it runs."""
+        return None if self._process is None else self._process.pid
+
+    def died(self) -> int | None:
+        """Its exit status if it has ended by itself, negative for a signal; None while it runs and after its end."""
+        return None if self._process is None else self._process.poll()
+
+    def _environment(self) -> dict[str, str]:
+        """What it is launched with: this process's own, and the settings that we ship."""
+        environment = server_environment()
+        # The command line sets it for itself, and the log is where a person looks for what went wrong.
+        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
+        environment["PREFECT_HOME"] = str(self._home)
+        return environment
+
+    def _launch(self, *words: str, environment: dict[str, str]) -> None:
+        """Starts `prefect` with these words, in a session of its own: Ctrl-C ends the flow runs first.
+
+        The process ends with the thread that calls this.
+        """
+        with self.log.open("ab") as output:
+            self._log_begin = output.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", WITH_PARENT, "prefect", *words],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends one that was launched so, whatever it is doing, with all of its session; one that has ended is no error."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_GRACE)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

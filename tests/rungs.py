@@ -1,0 +1,61 @@
+"""The levels of isolation that this machine has, found out without the project's code.
+
+What the project refuses although the machine has it is a failure, and no reason to skip the tests that would show it.
+"""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+LANDLOCK_CREATE_RULESET = 444
+LANDLOCK_CREATE_RULESET_VERSION = 1
+
+
+def needs(rung: str, uid: int | None = None) -> None:
+    """Skips the test where this machine lacks what the rung is made of."""
+    reason = lacks(rung, uid)
+    if reason:
+        pytest.skip(reason)
+
+
+def strongest() -> str:
+    """The rung that a user gets who names none; empty where there is neither."""
+    return next((rung for rung in ("bubblewrap", "landlock") if not lacks(rung)), "")
+
+
+def lacks(rung: str, uid: int | None = None) -> str:
+    """What this machine lacks for the rung, in words; empty where it has all. `uid` is the user, by default ours."""
+    if rung == "none":
+        return ""
+    if rung == "auto":
+        return lacks("bubblewrap", uid) and lacks("landlock", uid)
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        return f"isolation needs Linux on x86_64 or aarch64, and this is {sys.platform} on {platform.machine()}"
+    if rung == "landlock":
+        version = _landlock()
+        return "" if version >= 1 else f"this kernel's version of Landlock is {version}"
+    return _bubblewrap(shutil.which("bwrap"), os.getuid() if uid is None else uid)
+
+
+@cache
+def _landlock() -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION))
+
+
+@cache
+def _bubblewrap(program: str | None, uid: int) -> str:
+    if program is None:
+        return "bwrap is not on the PATH"
+    who: dict[str, Any] = {} if uid == os.getuid() else {"user": uid, "group": uid, "extra_groups": []}
+    namespaces = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
+    command = [program, "--ro-bind", "/", "/", *(("--unshare-user",) if uid else ()), *namespaces, "--proc", "/proc"]
+    done = subprocess.run([*command, "true"], check=False, capture_output=True, text=True, cwd="/", timeout=60, **who)
+    return f"bwrap starts nothing here as user {uid}: {done.stderr.strip()}" if done.returncode else ""

@@ -1,0 +1,25 @@
+"""Text that code chose, as a person sees it."""
+
+import unicodedata
+
+import pytest
+
+from rlm_batch.sandbox.shown import shown
+
+BIDIRECTIONAL = ("ALM", "LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+# Unicode's names for those that have no class of their own.
+MARKS = ("LEFT-TO-RIGHT MARK", "RIGHT-TO-LEFT MARK", "ARABIC LETTER MARK")
+
+
+def test_no_character_that_turns_a_line_round_gets_through() -> None:
+    every = [chr(number) for number in range(0x110000)]
+    turning = [letter for letter in every if unicodedata.bidirectional(letter) in BIDIRECTIONAL]
+    turning += map(unicodedata.lookup, MARKS)
+    assert len(turning) == 12
+    for letter in turning:
+        assert shown(f"if a{letter}b") == f"if a\\u{ord(letter):04x}b"
+
+
+@pytest.mark.parametrize("text", ["שלום", "مرحبا", "naïve 数 🙂 a\tb"])
+def test_what_people_write_stays_as_it_is(text: str) -> None:
+    assert shown(text, keep="\t") == text
