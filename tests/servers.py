@@ -30,12 +30,17 @@ class Servers:
     """A context manager: Postgres, Redis, `count` API servers, the background services apart, and the balancer.
 
     `urls` are those of the API servers, one by one; `url` is the balancer's, or None where there is no haproxy here.
-    What it needs and is not here skips the test. `auth` is what the API asks its clients for.
+    What it needs and is not here skips the test. `auth` is what the API asks its clients for; `settings` are added to those of
+    the file.
     """
 
-    def __init__(self, home: Path, count: int = 2, auth: str | None = None) -> None:
+    def __init__(
+        self, home: Path, count: int = 2, auth: str | None = None, settings: dict[str, str] | None = None
+    ) -> None:
         self._home = home
-        self._auth = auth
+        self._settings = {**(settings or {})}
+        if auth is not None:
+            self._settings["PREFECT_SERVER_API_AUTH_STRING"] = auth
         self._ports = [_free_port() for _ in range(count)]
         self._front = _free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -99,8 +104,7 @@ class Servers:
         # A container has a home of its own.
         given["PREFECT_HOME"] = str(self._home / name)
         given["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self.postgres.url
-        if self._auth is not None:
-            given["PREFECT_SERVER_API_AUTH_STRING"] = self._auth
+        given |= self._settings
         program, *arguments = SERVICES[service]["command"]
         if port is not None:
             arguments[arguments.index("--host") + 1] = "127.0.0.1"

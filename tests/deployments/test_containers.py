@@ -129,13 +129,9 @@ def test_what_redis_is_for_is_where_the_settings_say() -> None:
     assert {"Publisher", "Consumer", "Cache"} <= set(dir(messaging))
     for name in modules:
         importlib.import_module(name)
-    # Each of the three that ask for an address has one: the default is Redis on the same machine.
+    # Each of the two that ask for an address has one: the default is Redis on the same machine.
     urls = {name for name, value in server.items() if value and value.startswith("redis://redis:6379/")}
-    assert urls == {
-        "PREFECT_REDIS_MESSAGING_URL",
-        "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL",
-        "PREFECT_SERVER_DOCKET_URL",
-    }
+    assert urls == {"PREFECT_REDIS_MESSAGING_URL", "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL"}
     assert "redis" in SERVICES
 
 
