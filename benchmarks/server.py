@@ -43,7 +43,7 @@ from rlm_batch.deployments.worker import PrefectWorker, children
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 TICKS = os.sysconf("SC_CLK_TCK")
 IDLE_SECONDS = 10.0
-RUNS = 10  # of `batch`
+RUNS = 5  # of `batch`
 RECORD_SECONDS = 300.0
 
 CLIENT = """
@@ -299,6 +299,9 @@ def main() -> None:
                     )
             except pytest.skip.Exception as missing:
                 print(f"{title}: {missing}")
+                continue
+            parts = ", ".join(f"{part} {cost:.1f}" for part, cost in found[title].cpu.items())
+            print(f"{title}: ms of CPU for a task run: {parts}", flush=True)
     table = Table(
         title=f"{arguments.clients} clients with {arguments.task_runs} task runs each; {os.cpu_count()} cores", box=None
     )
@@ -314,10 +317,6 @@ def main() -> None:
             f"{one.flow_run:.0f}", f"{one.idle:.0f}", f"{one.worker:.0f}", f"{one.memory:.0f}", f"{one.load:.1f}",
         )  # fmt: skip
     Console(width=150).print(table)
-    for title, one in found.items():
-        print(
-            f"{title}: " + ", ".join(f"{name} {cost:.1f}" for name, cost in one.cpu.items()) + " ms of CPU a task run"
-        )
 
 
 if __name__ == "__main__":

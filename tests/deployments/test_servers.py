@@ -1,4 +1,4 @@
-"""The servers of compose.yaml, as processes: two API servers, the services apart, Postgres, Redis, a balancer, a worker."""
+"""The servers of compose.yaml as processes: a run, a schedule, a limit, and what one of them that dies takes along."""
 
 import asyncio
 import os
