@@ -39,6 +39,10 @@ class Postgres:
     def url(self) -> str:
         return f"postgresql+asyncpg://tests@127.0.0.1:{self._port}/postgres"
 
+    @property
+    def pid(self) -> int:
+        return int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
         os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)

@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,11 +43,18 @@ def settings() -> set[str]:
     """The names of all settings of Prefect and of its Redis integration, as environment variables."""
     from prefect.settings import Settings
     from prefect.settings.legacy import _get_valid_setting_names
+    from prefect_redis.cleanup_queue import RedisWorkerCleanupQueueSettings
     from prefect_redis.client import RedisMessagingSettings
 
-    prefix = RedisMessagingSettings.model_config.get("env_prefix", "")
-    redis = {f"{prefix}{name}".upper() for name in RedisMessagingSettings.model_fields}
-    return set(_get_valid_setting_names(Settings)) | redis
+    redis = {
+        f"{kind.model_config.get('env_prefix', '')}{name}".upper()
+        for kind in (RedisMessagingSettings, RedisWorkerCleanupQueueSettings)
+        for name in kind.model_fields
+    }
+    # What Prefect reads without declaring it.
+    encryption = importlib.import_module("prefect.server.utilities.encryption")
+    read = set(re.findall(r'"(PREFECT_\w+)"', Path(str(encryption.__file__)).read_text()))
+    return set(_get_valid_setting_names(Settings)) | redis | read
 
 
 def test_the_base_image_is_a_minor_version_that_the_package_supports() -> None:
@@ -113,12 +122,44 @@ def test_every_setting_is_one_that_there_is(settings: set[str]) -> None:
 
 
 def test_what_redis_is_for_is_where_the_settings_say() -> None:
-    modules = {value for value in COMPOSE["x-server"].values() if value.startswith("prefect_redis.")}
+    server: dict[str, str | None] = COMPOSE["x-server"]
+    modules = {value for value in server.values() if value and value.startswith("prefect_redis.")}
     assert len(modules) == 4
     messaging = importlib.import_module("prefect_redis.messaging")
     assert {"Publisher", "Consumer", "Cache"} <= set(dir(messaging))
     for name in modules:
         importlib.import_module(name)
+    # Each of the two that ask for an address has one: the default is Redis on the same machine.
+    urls = {name for name, value in server.items() if value and value.startswith("redis://redis:6379/")}
+    assert urls == {"PREFECT_REDIS_MESSAGING_URL", "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL"}
+    assert "redis" in SERVICES
+
+
+def test_redis_and_postgres_keep_what_they_have() -> None:
+    assert SERVICES["redis"]["command"][-2:] == ["--appendonly", "yes"]
+    assert {name: SERVICES[name]["volumes"] for name in ("redis", "postgres")} == {
+        "redis": ["redis:/data"],
+        "postgres": ["postgres:/var/lib/postgresql/data"],
+    }
+
+
+def test_no_secret_stands_in_the_file() -> None:
+    for name, environment in environments():
+        for setting, value in environment.items():
+            if re.search("KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING", setting):
+                assert value is None or re.fullmatch(r"\$\{[^}]+\}", value), (name, setting)
+    assert "PREFECT_SERVER_API_AUTH_STRING" in SERVICES["server"]["environment"]
+    assert {name for name in ("deploy", "worker") if "PREFECT_API_AUTH_STRING" in SERVICES[name]["environment"]} == {
+        "deploy",
+        "worker",
+    }
+
+
+def test_a_worker_takes_no_more_than_its_limit_and_says_that_it_lives() -> None:
+    command = SERVICES["worker"]["command"]
+    # A job in shards takes one place beside its shards.
+    assert int(command[command.index("--limit") + 1]) >= 2
+    assert "--with-healthcheck" in command
 
 
 def test_the_server_has_our_settings() -> None:
@@ -134,26 +175,38 @@ def test_the_server_has_our_settings() -> None:
 def test_ports_names_and_volumes_agree() -> None:
     command = SERVICES["server"]["command"]
     port = command[command.index("--port") + 1]
-    assert SERVICES["server"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert "ports" not in SERVICES["server"]  # several of them cannot have one port of the machine
+    assert SERVICES["api"]["ports"] == [f"${{API_BIND:-127.0.0.1}}:{port}:{port}"]
+    balancer = (ROOT / "deployments" / "haproxy.cfg").read_text()
+    assert re.findall(r"bind :(\d+)", balancer) == [port]
+    assert re.findall(r"server-template server \d+ (\w+):(\d+)", balancer) == [("server", port)]
     assert SERVICES["server"]["environment"]["PREFECT_SERVER_UI_API_URL"] == f"http://127.0.0.1:{port}/api"
     assert f"http://127.0.0.1:{port}/api/health" in SERVICES["server"]["healthcheck"]["test"][-1]
     for name in ("deploy", "worker"):
-        assert SERVICES[name]["environment"]["PREFECT_API_URL"] == f"http://server:{port}/api"
+        assert SERVICES[name]["environment"]["PREFECT_API_URL"] == f"http://api:{port}/api"
     url = COMPOSE["x-server"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     found = re.fullmatch(r"postgresql\+asyncpg://(\w+):(\$\{[^}]+\})@(\w+):5432/(\w+)", url)
     assert found
     user, password, host, database = found.groups()
     postgres = SERVICES[host]["environment"]
     assert (user, password, database) == tuple(postgres[f"POSTGRES_{part}"] for part in ("USER", "PASSWORD", "DB"))
-    assert COMPOSE["x-server"]["PREFECT_REDIS_MESSAGING_HOST"] in SERVICES
     for service in SERVICES.values():
         assert set(service.get("depends_on", {})) <= set(SERVICES)
         for other, condition in service.get("depends_on", {}).items():
             if condition["condition"] == "service_healthy":
                 assert "healthcheck" in SERVICES[other]
-        assert {volume.partition(":")[0] for volume in service.get("volumes", [])} <= set(COMPOSE["volumes"])
+        for volume in (volume.partition(":")[0] for volume in service.get("volumes", [])):
+            assert volume in COMPOSE["volumes"] or (ROOT / "deployments" / volume).is_file()
     (mounted,) = [volume.partition(":")[2] for volume in SERVICES["worker"]["volumes"]]
     assert {Path(in_image()[name]).parent for name in ("RLM_BATCH_RESULTS", "RLM_BATCH_VOLUMES")} == {Path(mounted)}
+
+
+def test_the_balancers_file_is_one_that_it_reads() -> None:
+    if (haproxy := shutil.which("haproxy")) is None:
+        pytest.skip("no haproxy here: install Debian's package haproxy to check its file")
+    file = ROOT / "deployments" / "haproxy.cfg"
+    read = subprocess.run([haproxy, "-c", "-f", file], capture_output=True, text=True, timeout=60, check=False)
+    assert read.returncode == 0, read.stdout + read.stderr
 
 
 def test_the_pool_of_the_workers_is_that_of_the_deployments() -> None:

@@ -1,0 +1,205 @@
+"""The servers of compose.yaml as processes: a run, a schedule, a limit, and what one of them that dies takes along."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prefect.deployments import run_deployment
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+from rlm_batch.deployments.server import WITH_PARENT
+
+from ..servers import SERVICES, Servers
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+AUTH = "somebody:a password of the tests"
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """All of them, with the deployments made through the first one."""
+    with Servers(tmp_path_factory.mktemp("servers"), auth=AUTH) as running:
+        made = subprocess.run(
+            [Path(sys.executable).with_name("rlm-batch"), *SERVICES["deploy"]["command"][1:]],
+            env={**os.environ, "PREFECT_API_URL": running.urls[0], "PREFECT_API_AUTH_STRING": AUTH},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+        yield running
+
+
+@pytest.fixture(scope="module")
+def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A worker with the command of compose.yaml, on a machine of its own as far as its home goes; it gives its log."""
+    home = tmp_path_factory.mktemp("worker")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    given = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": servers.url or servers.urls[1],
+        "PREFECT_API_AUTH_STRING": AUTH,
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_WORKER_WEBSERVER_PORT": str(port),
+        "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
+        "RLM_BATCH_RESULTS": str(home / "results"),
+    }
+    program, *arguments = SERVICES["worker"]["command"]
+    with (home / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WITH_PARENT, program, *arguments],
+            env={**os.environ, **given},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        wait(lambda: httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200, 100)
+        yield home / "log"
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(40)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait(done: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while True:
+        with suppress(httpx.HTTPError):
+            if done():
+                return
+        assert time.monotonic() < until
+        time.sleep(0.3)
+
+
+def post(url: str, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{url}{path}", json=body, auth=tuple(AUTH.split(":", 1)), timeout=60)  # type: ignore[arg-type]
+
+
+def through(url: str, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def working() -> Any:
+        return await work()
+
+    with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: AUTH}):
+        return asyncio.run(working())
+
+
+def run(url: str, **parameters: Any) -> str:
+    """The id of a new run of batch/local, which is left to itself."""
+    return str(through(url, lambda: run_deployment("batch/local", parameters=parameters, timeout=0)).id)  # type: ignore[arg-type]
+
+
+def state(url: str, flow_run: str) -> str:
+    found = httpx.get(f"{url}/flow_runs/{flow_run}", auth=tuple(AUTH.split(":", 1)), timeout=60).json()  # type: ignore[arg-type]
+    return f"{found['state_type']}: {found['state']['message']}"
+
+
+def of_run(flow_run: str) -> dict[str, Any]:
+    return {"flow_runs": {"id": {"any_": [flow_run]}}}
+
+
+def completed(url: str, flow_run: str) -> int:
+    done = {"task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    return int(post(url, "/task_runs/count", **of_run(flow_run), **done).json())
+
+
+def test_whoever_has_not_the_password_is_refused_by_every_server(servers: Servers) -> None:
+    for url in (*servers.urls, *([servers.url] if servers.url else [])):
+        assert httpx.get(f"{url}/work_pools/rlm-batch", timeout=30).status_code == 401
+        assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+
+
+def test_a_run_made_through_one_server_is_done_by_a_worker_of_another_and_both_have_its_history(
+    servers: Servers, worker: Path
+) -> None:
+    first, second = servers.urls
+    flow_run = run(first, code="print('seen'); SUBMIT(y=x)", inputs=[{"x": x} for x in range(30)], max_workers=4)
+    wait(lambda: state(second, flow_run).split(":")[0] in ("COMPLETED", "FAILED", "CRASHED"), 200)
+    assert state(first, flow_run).startswith("COMPLETED"), worker.read_text()[-3000:]
+    wait(lambda: completed(first, flow_run) == 30, 60)
+    assert completed(second, flow_run) == 30
+    # The services write events down in batches, every few seconds.
+    names: set[str] = set()
+
+    def recorded() -> bool:
+        about = {"any_resource": {"id": [f"prefect.flow-run.{flow_run}"]}}
+        names.update(
+            event["event"] for event in post(second, "/events/filter", filter=about, limit=50).json()["events"]
+        )
+        return {"prefect.flow-run.Completed", "prefect.task-run.Completed"} <= names
+
+    wait(recorded, 60)
+    for url in (first, second):
+        logs = post(url, "/logs/filter", logs={"flow_run_id": {"any_": [flow_run]}}).json()
+        assert any("seen" in line["message"] for line in logs)
+        keys = {artifact["type"] for artifact in post(url, "/artifacts/filter", **of_run(flow_run)).json()}
+        assert {"markdown", "progress"} <= keys
+    assert "ERROR" not in servers.log("services")
+
+
+def test_schedules_are_kept_by_the_services(servers: Servers) -> None:
+    scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["reap"]}}}
+    wait(lambda: len(post(servers.urls[1], "/flow_runs/filter", **scheduled).json()) > 1, 100)
+
+
+def test_a_limits_lease_holds_over_both_servers_outlives_redis_and_comes_back_when_nobody_renews_it(
+    servers: Servers,
+) -> None:
+    first, second = servers.urls
+    base = "/v2/concurrency_limits"
+    assert post(first, f"{base}/", name="one", limit=1).status_code == 201
+
+    def take(url: str) -> httpx.Response:
+        wanted = {"slots": 1, "names": ["one"], "mode": "concurrency", "lease_duration": 60}
+        return post(url, f"{base}/increment-with-lease", **wanted)
+
+    def renew(url: str, lease: str) -> int:
+        return post(url, f"{base}/leases/{lease}/renew", lease_duration=60).status_code
+
+    lease = take(first).json()["lease_id"]
+    assert take(second).status_code == 423
+    assert renew(second, lease) == 204
+    assert post(second, f"{base}/decrement-with-lease", lease_id=lease).status_code == 204
+    assert renew(first, lease) == 410
+    lease = take(second).json()["lease_id"]
+    assert take(first).status_code == 423
+    servers.redis.end()
+    servers.redis.start()
+    wait(lambda: renew(first, lease) == 204, 60)
+    assert take(second).status_code == 423
+    # Nobody renews it any more: the services give the slot back when its minute is over.
+    wait(lambda: take(second).status_code == 200, 150)
+
+
+def test_a_server_that_is_killed_takes_neither_the_run_nor_its_history_with_it(servers: Servers, worker: Path) -> None:
+    if servers.url is None:
+        pytest.skip("no haproxy here: install Debian's package haproxy to try what it does for a server that died")
+    code = "import time; time.sleep(0.2); SUBMIT(y=x)"
+    flow_run = run(servers.url, code=code, inputs=[{"x": x} for x in range(120)], max_workers=4)
+    wait(lambda: completed(servers.url or "", flow_run) > 20, 200)
+    servers.kill("server-0")
+    try:
+        wait(lambda: state(servers.url or "", flow_run).split(":")[0] in ("COMPLETED", "FAILED", "CRASHED"), 300)
+        assert state(servers.urls[1], flow_run).startswith("COMPLETED"), worker.read_text()[-3000:]
+        wait(lambda: completed(servers.urls[1], flow_run) == 120, 60)
+    finally:
+        servers.start("server-0")
+    assert completed(servers.urls[0], flow_run) == 120

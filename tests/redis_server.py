@@ -1,0 +1,64 @@
+"""A private Redis on loopback, from the program that the machine has, for Prefect servers of the tests."""
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+
+class RedisServer:
+    """A context manager; `port` is where it listens. It skips the test where there is no `redis-server`.
+
+    It keeps what it has in a file of its own folder, as the one in compose.yaml does.
+    """
+
+    def __init__(self) -> None:
+        if shutil.which("redis-server") is None:
+            pytest.skip("no redis-server here: install Debian's package redis-server to run several API servers")
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.port = int(listener.getsockname()[1])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="redis-"))
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Starts it, also after `end`, with what it had."""
+        where = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder))
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["redis-server", *where, "--appendonly", "yes"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        until = time.monotonic() + 30
+        while not self._answers():
+            if time.monotonic() > until or self._process.poll() is not None:
+                raise RuntimeError(f"redis-server did not start: {(self._folder / 'log').read_text()}")
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        """Ends it; what it has stays in its folder."""
+        self._process.terminate()
+        self._process.wait(30)
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as asking:
+                asking.sendall(b"PING\r\n")
+                return asking.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
