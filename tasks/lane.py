@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,11 +172,16 @@ class Lane:
         try:
             await interpreter.start()
         except BaseException as error:
-            if isinstance(error, QuotaExceeded):
+            said = _no_descriptors(error) if isinstance(error, Exception) else None
+            if said is not None:
+                ramp.refused(place, None, said)
+            elif isinstance(error, QuotaExceeded):
                 ramp.refused(place, error.retry_after, error.summary)
             else:
                 ramp.failed(place)
             await self.close()
+            if said is not None:
+                raise QuotaExceeded(said) from error
             raise
         ramp.opened(place)
         self._place = place
@@ -202,3 +208,16 @@ class Lane:
             place, self._place = self._place, None
             if place is not None:
                 self._slots.ramp.leave(place)
+
+
+def _no_descriptors(error: BaseException) -> str | None:
+    """What to say where a sandbox was not opened because this process has no descriptor left, None where it has."""
+    found: BaseException | None = error
+    while found is not None and getattr(found, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+        found = found.__cause__ or found.__context__
+    if found is None:
+        return None
+    return (
+        "this process can open no more files or connections, and each sandbox takes one or two: raise its limit before "
+        "it starts with `ulimit -n 4096`, or use fewer workers"
+    )
