@@ -97,7 +97,7 @@ def watched(pid: int, found: Measured) -> Iterator[None]:
 
     def watch() -> None:
         while not ended.wait(0.2):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, KeyError):  # it is ending
                 fields = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
                 found.rss = max(found.rss, int(fields["VmRSS"].split()[0]) / 1024)
                 found.threads = max(found.threads, int(fields["Threads"]))
