@@ -76,6 +76,7 @@ class LocalSandbox(SandboxProvider):
     _description: ClassVar[str] = "Runs code in isolated processes on this machine, with no account."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://github.com/containers/bubblewrap")  # type: ignore[misc]
     provider_name: ClassVar[str] = "local"
+    gradual: ClassVar[bool] = False
 
     isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
         default="auto",

@@ -65,6 +65,7 @@ class SandboxProvider(Block, ABC):
     model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
     provider_name: ClassVar[str]
+    gradual: ClassVar[bool] = True  # whether a flow run opens many sandboxes one after the other: others are served too
     _commit: str | None = PrivateAttr(default=None)
 
     volume_name: str | None = Field(

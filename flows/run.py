@@ -364,6 +364,7 @@ class Run:
                     error = await state.result(raise_on_failure=False)
                     if isinstance(error, RlmBatchError) and self.policy.too_late(error):
                         self._too_late = True
+                        self.slots.enough()  # nor do those that wait for a sandbox get one in time
                         return
                     self._unsettled(error, state)
                 await lane.hand_over()

@@ -141,10 +141,9 @@ async def execute(lane: Lane, work: Work) -> None:
     for number, execution in enumerate(work.remaining):
         if number:
             await lane.hand_over()
-        await lane.stay()
         try:
             with work.logged(execution) as on_output:
-                result = await lane.execute(execution, on_output)
+                result = await _attempt(lane, work, execution, on_output)
             work.settle(execution, result)
         except RlmBatchError as error:
             execution.errors.append(error)
@@ -165,6 +164,21 @@ async def execute(lane: Lane, work: Work) -> None:
         raise retry
     if work.failed is not None:
         raise work.failed
+
+
+async def _attempt(
+    lane: Lane, work: Work, execution: Execution, on_output: Callable[[str, str], None] | None
+) -> Result:
+    """One attempt, however often its sandbox is refused while the run has others: it was not begun then."""
+    while True:
+        await lane.stay()
+        try:
+            return await lane.execute(execution, on_output)
+        except QuotaExceeded as error:
+            if not lane.waits_out(error) or work.policy.too_late(error):
+                raise
+            if asked_wait(error) > KEEP_OPEN:
+                await lane.rest()
 
 
 def backoff(number: int) -> float:

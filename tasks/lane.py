@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..blocks.asking import Asking
 from ..blocks.provider import SandboxProvider
-from ..sandbox.errors import ConfigurationError, RlmBatchError, StateLost
+from ..sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.result import Meta, Result
 from .mark import mark as write_mark
 from .mark import unmark
+from .ramp import Place
 from .slots import Slot, Slots
 
 if TYPE_CHECKING:
@@ -29,12 +31,12 @@ class ProviderUnusable(Exception):
 class Lane:
     """Runs executions one after the other, each in a process of its own.
 
-    It opens sandboxes between `enter`, which waits for one of the `slots`, and `leave`. With `reuse` a sandbox stays
-    open from one execution to the next, and is replaced when it was lost or when what remains of its lifetime is
-    shorter than an execution may take; otherwise each execution has a sandbox of its own. With a `context` they share
-    one process and its state, and the sandbox is never replaced: when it is lost, so is the state, and every later
-    execution raises StateLost. `asking` is what each execution may ask, `uploads` are files that each finds, by their
-    paths in the sandbox; `run` and `server` are for the sandbox's labels.
+    It opens sandboxes between `enter`, which waits for one of the `slots` and then for a place, and `leave`. With
+    `reuse` a sandbox stays open from one execution to the next, and is replaced when it was lost or when what remains
+    of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own. With a
+    `context` they share one process and its state, and the sandbox is never replaced: when it is lost, so is the state,
+    and every later execution raises StateLost. `asking` is what each execution may ask, `uploads` are files that each
+    finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Lane:
         self._timeout = timeout
         self._slots = slots
         self._slot: Slot | None = None
+        self._place: Place | None = None  # of the sandbox that is open, or will be
         self._asking = asking
         self._uploads = uploads or {}
         self._context = context
@@ -68,15 +71,20 @@ class Lane:
         self.seconds = 0.0  # how long those that are closed were open, together
 
     async def enter(self) -> bool:
-        """Waits for a slot, unless it has one; False where there is no more work to have one for."""
-        if self._slot is None:
-            self._slot = await self._slots.take()
-        return self._slot is not None
+        """Waits for a slot and a place, unless it has them; False where there is no more work to have them for."""
+        return await self._enter(with_work=False)
 
     async def stay(self) -> None:
-        """Waits for a slot, unless it has one, for work that it has taken: others may have none left, this one has."""
-        while not await self.enter():
+        """Waits for both, unless it has them, for work that it has taken: others may have none left, this one has."""
+        while not await self._enter(with_work=True):
             pass
+
+    async def _enter(self, *, with_work: bool) -> bool:
+        if self._slot is None:
+            self._slot = await self._slots.take()
+        if self._slot is not None and self._place is None:
+            self._place = await self._slots.ramp.take(first=with_work)
+        return self._place is not None
 
     async def hand_over(self) -> bool:
         """Between two executions: gives up the slot, and the sandbox, where others have waited for it long enough."""
@@ -86,7 +94,7 @@ class Lane:
         return True
 
     async def leave(self) -> None:
-        """Removes the sandbox, if one is open, and gives back the slot."""
+        """Removes the sandbox, if one is open, and gives back the slot and the place."""
         try:
             await self.close()
         finally:
@@ -143,16 +151,44 @@ class Lane:
         now = asyncio.get_running_loop().time()
         if self._interpreter is not None and (not self._interpreter.alive or now + 2 * self._timeout > self._expires):
             await self.close()
+        if self._place is None:
+            await self.stay()
         if self._interpreter is None:
             await self._slots.creation()
             now = asyncio.get_running_loop().time()
             self._expires = now + max(self.provider.lifetime, 2 * self._timeout)
             self._interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
-        await self._interpreter.start()
         if self._since is None:
+            await self._started(self._interpreter)
             self._since = now
             self.opened += 1
         return self._interpreter
+
+    async def _started(self, interpreter: Interpreter) -> None:
+        """Starts it, and tells the ramp how that went."""
+        place, self._place = self._place, None
+        assert place is not None
+        ramp = self._slots.ramp
+        try:
+            await interpreter.start()
+        except BaseException as error:
+            said = _no_descriptors(error) if isinstance(error, Exception) else None
+            if said is not None:
+                ramp.refused(place, None, said)
+            elif isinstance(error, QuotaExceeded):
+                ramp.refused(place, error.retry_after, error.summary)
+            else:
+                ramp.failed(place)
+            await self.close()
+            if said is not None:
+                raise QuotaExceeded(said) from error
+            raise
+        ramp.opened(place)
+        self._place = place
+
+    def waits_out(self, error: RlmBatchError) -> bool:
+        """Whether a refusal is no failure of the execution that met it: the run has sandboxes, and goes on."""
+        return isinstance(error, QuotaExceeded) and self._place is None and self._slots.ramp.bears_some
 
     async def rest(self) -> None:
         """Gives back what it would hold for nothing through a long wait, unless its sandbox has state."""
@@ -162,8 +198,26 @@ class Lane:
     async def close(self) -> None:
         """Removes the sandbox, if one is open."""
         interpreter, self._interpreter = self._interpreter, None
-        if interpreter is not None:
-            await interpreter.shutdown()
-        if self._since is not None:
-            self.seconds += asyncio.get_running_loop().time() - self._since
-            self._since = None
+        try:
+            if interpreter is not None:
+                await interpreter.shutdown()
+        finally:
+            if self._since is not None:
+                self.seconds += asyncio.get_running_loop().time() - self._since
+                self._since = None
+            place, self._place = self._place, None
+            if place is not None:
+                self._slots.ramp.leave(place)
+
+
+def _no_descriptors(error: BaseException) -> str | None:
+    """What to say where a sandbox was not opened because this process has no descriptor left, None where it has."""
+    found: BaseException | None = error
+    while found is not None and getattr(found, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+        found = found.__cause__ or found.__context__
+    if found is None:
+        return None
+    return (
+        "this process can open no more files or connections, and each sandbox takes one or two: raise its limit before "
+        "it starts with `ulimit -n 4096`, or use fewer workers"
+    )

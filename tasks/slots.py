@@ -21,6 +21,7 @@ import httpx
 from ..blocks.limits import LEASE, LimitNames, Limits, limits_of, names_of
 from ..blocks.provider import SandboxProvider
 from ..sandbox.interpreter import shielded
+from .ramp import Ramp
 
 T = TypeVar("T")
 Log = logging.Logger | logging.LoggerAdapter[Any]
@@ -46,7 +47,13 @@ class Slot:
 
 
 class Slots:
-    """What the lanes of one flow run share. Without a limit each has its slot at once."""
+    """What the lanes of one flow run share. Without a limit each has its slot at once.
+
+    Whoever has a slot waits for a place of the `ramp` before it opens a sandbox.
+    """
+
+    def __init__(self, ramp: Ramp | None = None) -> None:
+        self.ramp = Ramp() if ramp is None else ramp
 
     async def take(self) -> Slot | None:
         """A slot, as soon as there is one; None once `enough` was called."""
@@ -60,7 +67,8 @@ class Slots:
         return False
 
     def enough(self) -> None:
-        """There is no more work: whoever waits for a slot gets None."""
+        """There is no more work: whoever waits for a slot, or for a place, gets None."""
+        self.ramp.enough()
 
     async def creation(self) -> None:
         """Waits until a sandbox may be created."""
@@ -69,7 +77,10 @@ class Slots:
 class LimitedSlots(Slots):
     """Those of a provider with limits. `run` has to run as long as they are used."""
 
-    def __init__(self, limits: Limits, names: LimitNames, provider: SandboxProvider, log: Log) -> None:
+    def __init__(
+        self, limits: Limits, names: LimitNames, provider: SandboxProvider, log: Log, ramp: Ramp | None = None
+    ) -> None:
+        super().__init__(ramp)
         self._limits = limits
         self._names = names
         self._most = provider.max_sandboxes
@@ -135,6 +146,7 @@ class LimitedSlots(Slots):
         return True
 
     def enough(self) -> None:
+        super().enough()
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -262,10 +274,11 @@ class LimitedSlots(Slots):
 @asynccontextmanager
 async def slots_of(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
     """The slots of a flow run, whatever is held at the end given back. Raises ConfigurationError."""
+    ramp = Ramp(log, gradual=provider.gradual)
     async with limits_of(provider, run_id) as limits:
         names = names_of(provider)
         if limits is None or names is None:
-            yield Slots()
+            yield Slots(ramp)
             return
         where = "every flow run of this Prefect server" if limits.shared else "this process only: there is no server"
         if provider.max_sandboxes is not None:
@@ -273,7 +286,7 @@ async def slots_of(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIte
         if provider.creations_per_second is not None:
             rate = provider.creations_per_second
             log.info("limit %s: %g new sandboxes a second, over %s", names.creations, rate, where)
-        slots = LimitedSlots(limits, names, provider, log)
+        slots = LimitedSlots(limits, names, provider, log, ramp)
         running = asyncio.create_task(slots.run())
         try:
             yield slots

@@ -149,26 +149,28 @@ async def test_wrong_settings_end_the_flow_at_once(daytona: Any, counts: Counts)
 async def test_the_time_that_a_provider_asks_for_is_waited_out_also_by_executions_that_share_a_task_run(
     daytona: Any, counts: Counts
 ) -> None:
-    """Who asks sooner is refused again, and is counted; and of those that wait for one refusal only one has had it."""
+    """Who asks sooner is refused again, and is counted; a refusal of a run that gets sandboxes is no attempt."""
     daytona.set(minute=4.0, creates_per_minute=2)
     results = await batch(
-        SQUARE, inputs(counts, 6), provider="daytona", max_workers=1, executions_per_task=6, retries=1
+        SQUARE, inputs(counts, 6), provider="daytona", max_workers=1, executions_per_task=6, retries=0
     )
     assert [result.y for result in results] == [x * x for x in range(6)]
-    assert [result.meta.attempt for result in results] == [1, 1, 2, 1, 2, 1]
-    assert results[2].meta.earlier_errors[0].startswith(QuotaExceeded.__name__)
+    assert [result.meta.attempt for result in results] == [1] * 6
     assert daytona.state()["counts"]["POST /api/sandbox"] == 8
     assert counts.begun == {str(x): 1 for x in range(6)}
 
 
-async def test_a_workspace_that_is_full_is_tried_again(daytona: Any, counts: Counts) -> None:
-    daytona.set(max_sandboxes=1)
-    results = await batch(SQUARE, inputs(counts, 4), provider="daytona", max_workers=2, retries=60)
-    assert [result.y for result in results] == [0, 1, 4, 9]
-    assert daytona.state()["peak"] == 1
-    errors = [text for result in results for text in result.meta.earlier_errors]
-    assert errors
-    assert all(text.startswith(QuotaExceeded.__name__) for text in errors)
+async def test_a_run_that_a_workspace_has_no_room_for_at_all_fails_after_its_retries(
+    daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlm_batch.tasks.ramp.PATIENCE", 0.0)
+    monkeypatch.setattr("rlm_batch.tasks.ramp.LOOK_AGAIN", (0.05,))
+    daytona.set(max_sandboxes=0)
+    failures = await batch(SQUARE, inputs(counts, 3), provider="daytona", max_workers=2, retries=2, on_failure="return")
+    for failure in failures:
+        assert isinstance(failure.error, QuotaExceeded)
+        assert (failure.meta.attempt, len(failure.meta.earlier_errors)) == (3, 2)
+    assert daytona.state()["counts"]["POST /api/sandbox"] == 9
 
 
 async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_now_and_what_runs_is_kept(
