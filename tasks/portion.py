@@ -39,8 +39,8 @@ class Head:
 
     @property
     def part_of(self) -> str:
-        """What the names of the ledger's parts begin with that attempts at this shard write."""
-        return f"{self.job}-{self.shard:05}-"
+        """What the names of the ledger's parts begin with that this attempt writes."""
+        return f"{self.job}-{self.shard:05}-{self.attempt}-"
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from rlm_batch.deployments.server import WITH_PARENT
+from rlm_batch.deployments.process import WITH_PARENT
 
 from .postgres import Postgres
 from .redis_server import RedisServer

@@ -17,7 +17,7 @@ import pytest
 from prefect.deployments import run_deployment
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from rlm_batch.deployments.server import WITH_PARENT
+from rlm_batch.deployments.process import WITH_PARENT
 
 from ..servers import SERVICES, Servers
 

@@ -69,17 +69,20 @@ async def test_a_shard_writes_the_outcomes_of_its_numbers_to_the_ledger_of_its_j
     life = portion.life()
     assert life is not None
     assert (life.done, life.failed, life.sandboxes, life.error) == (6, 1, 2, None)
-    assert {path.name[:14] for path in portion.ledger.glob("part-*")} == {"part-abc-00001"}
+    assert {path.name[:17] for path in portion.ledger.glob("part-*")} == {"part-abc-00001-1-"}
     assert not list(portion.ledger.glob("run-*.json"))  # the ledger's runs are jobs
 
 
 async def test_what_an_attempt_has_a_result_of_is_not_run_when_it_is_run_again(results, tmp_path):
+    """Prefect's Retry of a shard, for example. What earlier attempts have is for the job to say: it has looked."""
     code = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); SUBMIT(y=x)"
     portion = portion_of(results, code)
     await run(portion)
     await run(portion)
     assert (tmp_path / "ran").read_text() == "x" * 6
     assert len(values(portion)) == 6
+    await run(portion_of(results, code, attempt=2))
+    assert (tmp_path / "ran").read_text() == "x" * 12
 
 
 async def test_a_shard_that_was_begun_anew_elsewhere_ends_and_leaves_no_sandbox(results, monkeypatch):
