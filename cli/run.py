@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -19,6 +20,9 @@ from .gone import ServerGone
 
 if TYPE_CHECKING:
     from ..flows.sweep import SweepReport
+
+
+TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of a parameter's types pydantic speaks of
 
 
 def run_sweep(parameters: dict[str, Any]) -> int:
@@ -173,7 +177,7 @@ def _check(flow: Any, parameters: dict[str, Any]) -> None:
     try:
         flow.validate_parameters(within_limit(parameters))
     except ParameterTypeError as error:
-        problems = [line.strip(" -") for line in str(error).splitlines()[1:] if line.strip()]
+        problems = [TAG.sub("", line.strip(" -")) for line in str(error).splitlines()[1:] if line.strip()]
         raise ConfigurationError("; ".join(problems) or str(error)) from None
     provider = unsaved(parameters["provider"])
     if provider is not None and parameters.get("shards") is None:  # shards are opened where the workers are
