@@ -4,7 +4,8 @@
 
 It answers with a line: `pid`, the id of the process that everything hangs on, and `refused`, why there are no
 namespaces, null where there are. Then `end` on standard input asks the command to end, and `kill`, or the end of the
-input, kills everything with SIGKILL. Its own end, with the command's status, says that nothing is left.
+input, kills everything with SIGKILL. When nothing is left it answers with a second line, `cpu`, the seconds that all of
+it took, and ends with the command's status.
 
 The command finds itself in user, process, mount, network, IPC and host name namespaces. It reaches nothing but
 loopback, and there nothing but the ports that were asked for, under the numbers that they have outside: the listening
@@ -21,6 +22,7 @@ import fcntl
 import functools
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -343,7 +345,11 @@ def main() -> None:
         raise SystemExit(f"the command could not be started: {refused}")
     why = None if started.apart else refused or "none were asked for"
     print(json.dumps({"pid": started.pid, "refused": why}), flush=True)
-    leave(asyncio.run(serve(started)))
+    status = asyncio.run(serve(started))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with contextlib.suppress(OSError):  # nobody may be there to read it
+        print(json.dumps({"cpu": used.ru_utime + used.ru_stime}), flush=True)
+    leave(status)
 
 
 if __name__ == "__main__":
