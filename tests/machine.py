@@ -165,9 +165,10 @@ def below(pid: int) -> list[int]:
     """The ids of all processes below that one, parents first."""
     found = [pid]
     for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                found += map(int, children.read_text().split())
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with contextlib.suppress(OSError):  # so did the thread
+                    found += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
     return found[1:]
 
 
