@@ -283,6 +283,23 @@ def shard_runs(fleet: Fleet) -> dict[str, str]:
     return found
 
 
+def unfinished(fleet: Fleet) -> list[str]:
+    """What there is to say of the runs of shards that did not complete."""
+    found = [fleet.get(f"/flow_runs/{run}") for run, state in shard_runs(fleet).items() if state != "COMPLETED"]
+    return [f"{run['name']}: {run['state_name']}, {run['state']['message']}" for run in found]
+
+
+def under_way(fleet: Fleet, worker: Worker, growing: Growing, size: int) -> list[int]:
+    """How many results the shards have that a worker is in the middle of, not those that it begins or ends."""
+    found = []
+    for run in worker.flow_runs().values():
+        with suppress(httpx.HTTPStatusError, KeyError):
+            work = Path(fleet.get(f"/flow_runs/{run}")["parameters"]["work"])
+            count = growing.by_shard[f"{work.parent.name}-{work.stem.split('-')[0]}"]
+            found += [count] if size / 10 < count < size * 0.8 else []
+    return found
+
+
 # ------------------------------------------------------------------------------------------------------------ the parts
 
 
@@ -291,14 +308,20 @@ def part_workers(options: argparse.Namespace, until: float) -> list[Row]:
     executions = options.executions or 20_000
     with fleet_of(options) as fleet:
         workers = fleet.workers(2, limit=2)
-        run = job(fleet, "workers", TRIVIAL, executions, options.shards or 8, "--reuse-sandboxes", "--max-workers=2")
+        shards = options.shards or 8
+        run = job(fleet, "workers", TRIVIAL, executions, shards, "--reuse-sandboxes", "--max-workers=2")
         begun = time.monotonic()
         parent = run.start()
         growing = Growing(run.results)
         reach(growing, executions // 2, parent, until)
-        victim = max(workers, key=lambda worker: len(worker.flow_runs()))
-        held, at = len(victim.flow_runs()), growing.look()
+        size = -(-executions // shards)
+        held = {worker: under_way(fleet, worker, growing, size) for worker in workers}
+        while not any(held.values()):
+            reach(growing, growing.lines + 1, parent, until)
+            held = {worker: under_way(fleet, worker, growing, size) for worker in workers}
+        victim = max(workers, key=lambda worker: len(held[worker]))
         victim.kill()
+        at = growing.look()
         killed = time.monotonic()
         finish(parent, until)
         seconds, after = time.monotonic() - begun, time.monotonic() - killed
@@ -308,8 +331,12 @@ def part_workers(options: argparse.Namespace, until: float) -> list[Row]:
         for state in runs.values():
             states[state] += 1
         return [
-            Row("results when a worker was killed", f"{at}, in the middle of {held} shards", "", None),
+            Row(
+                "results when a worker was killed",
+                f"{at}; its shards had {', '.join(map(str, held[victim]))} of {size}",
+            ),
             *rows,
+            *(Row("a run that did not complete", text) for text in unfinished(fleet)),
             Row("runs of shards", ", ".join(f"{count} {state}" for state, count in sorted(states.items()))),
             Row("seconds", f"{seconds:.0f}, {after:.0f} of them after the kill"),
             *about(fleet, workers),
@@ -339,6 +366,7 @@ def part_parent(options: argparse.Namespace, until: float) -> list[Row]:
         return [
             Row("results when the parent was killed", str(at)),
             *Counted.of(run.results).rows(executions),
+            *(Row("a run that did not complete", text) for text in unfinished(fleet)),
             Row("shards under way then, and adopted", f"{len(running)}, {kept}", "all", len(running) == kept, True),
             Row("runs of shards", f"{len(after)}, {whole} completed", str(shards), len(after) == shards, True),
             *about(fleet, workers),
