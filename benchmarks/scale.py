@@ -54,6 +54,7 @@ sys.modules["tests"].__path__ = [str(Path(__file__).resolve().parents[1] / "test
 from tests.workers import Fleet, Machine, Worker, cpu  # noqa: E402
 
 TRIVIAL = "SUBMIT(y=x + 1)"
+PAUSE = "import time; time.sleep(0.02); SUBMIT(y=x + 1)"
 LOOK = 0.5  # seconds between two samples
 SETTLED = 60.0  # seconds for the server to record the last task runs
 
@@ -309,7 +310,8 @@ def part_workers(options: argparse.Namespace, until: float) -> list[Row]:
     with fleet_of(options) as fleet:
         workers = fleet.workers(2, limit=2)
         shards = options.shards or 8
-        run = job(fleet, "workers", TRIVIAL, executions, shards, "--reuse-sandboxes", "--max-workers=2")
+        # They wait a little, or a shard would be over between two looks at it.
+        run = job(fleet, "workers", PAUSE, executions, shards, "--reuse-sandboxes", "--max-workers=2")
         begun = time.monotonic()
         parent = run.start()
         growing = Growing(run.results)
@@ -346,11 +348,10 @@ def part_workers(options: argparse.Namespace, until: float) -> list[Row]:
 def part_parent(options: argparse.Namespace, until: float) -> list[Row]:
     """The parent is killed in the middle, and run again."""
     executions = options.executions or 4000
-    code = "import time; time.sleep(0.02); SUBMIT(y=x + 1)"
     with fleet_of(options) as fleet:
         workers = fleet.workers(2, limit=2)
         shards = options.shards or 8
-        run = job(fleet, "parent", code, executions, shards, "--reuse-sandboxes", "--max-workers=2")
+        run = job(fleet, "parent", PAUSE, executions, shards, "--reuse-sandboxes", "--max-workers=2")
         first = run.start()
         growing = Growing(run.results)
         reach(growing, executions // 3, first, until)
