@@ -11,7 +11,7 @@ READY = $(VENV)/.ready
 MAKING = $(VENV).making
 INSTALL = install --constraint constraints.txt
 
-.PHONY: help demo test test-full chaos check format bench pictures clean
+.PHONY: help demo test test-full chaos check format bench scale pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,9 @@ bench: $(READY) ## measure against the peers and print the ratios
 	@$(VENV)/bin/python benchmarks/batch.py
 	@$(VENV)/bin/python benchmarks/providers.py
 	@$(VENV)/bin/python benchmarks/queries.py
+
+scale: $(READY) ## measure one job over several workers; an hour and more (ARGS="workers speedup" is handed over)
+	@$(VENV)/bin/python benchmarks/scale.py $(ARGS)
 
 pictures: $(READY) ## make the README's pictures from a real run (needs chromium)
 	@$(VENV)/bin/python examples/pictures.py

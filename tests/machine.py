@@ -4,7 +4,8 @@
 
 It answers with a line: `pid`, the id of the process that everything hangs on, and `refused`, why there are no
 namespaces, null where there are. Then `end` on standard input asks the command to end, and `kill`, or the end of the
-input, kills everything with SIGKILL. Its own end, with the command's status, says that nothing is left.
+input, kills everything with SIGKILL. When nothing is left it answers with a second line, `cpu`, the seconds that all of
+it took, and ends with the command's status.
 
 The command finds itself in user, process, mount, network, IPC and host name namespaces. It reaches nothing but
 loopback, and there nothing but the ports that were asked for, under the numbers that they have outside: the listening
@@ -21,6 +22,7 @@ import fcntl
 import functools
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -163,9 +165,10 @@ def below(pid: int) -> list[int]:
     """The ids of all processes below that one, parents first."""
     found = [pid]
     for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                found += map(int, children.read_text().split())
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with contextlib.suppress(OSError):  # so did the thread
+                    found += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
     return found[1:]
 
 
@@ -343,7 +346,11 @@ def main() -> None:
         raise SystemExit(f"the command could not be started: {refused}")
     why = None if started.apart else refused or "none were asked for"
     print(json.dumps({"pid": started.pid, "refused": why}), flush=True)
-    leave(asyncio.run(serve(started)))
+    status = asyncio.run(serve(started))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with contextlib.suppress(OSError):  # nobody may be there to read it
+        print(json.dumps({"cpu": used.ru_utime + used.ru_stime}), flush=True)
+    leave(status)
 
 
 if __name__ == "__main__":

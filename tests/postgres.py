@@ -41,6 +41,7 @@ class Postgres:
 
     @property
     def pid(self) -> int:
+        """The id of its process, while it runs; the server's every connection is a process below it."""
         return int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
 
     def __enter__(self) -> Self:

@@ -94,6 +94,17 @@ class Machine:
         self.pid: int = hello["pid"]
         self.relay = self._process.pid
         self.refused: str | None = hello["refused"]
+        self._cpu: float | None = None  # of one that has ended
+
+    def cpu(self) -> float:
+        """The CPU seconds that everything in it has taken, without the relay's."""
+        if self.status() is None:
+            return cpu(self.pid)
+        if self._cpu is None:
+            assert self._process.stdout is not None
+            line = b"" if self._process.stdout.closed else self._process.stdout.readline()
+            self._cpu = float(json.loads(line)["cpu"]) if line else 0.0
+        return self._cpu
 
     @property
     def apart(self) -> bool:
@@ -130,6 +141,7 @@ class Machine:
         finally:
             self._process.kill()
             self._process.wait()
+            self.cpu()
             self._process.stdout.close()
 
     def __enter__(self) -> Self:
@@ -176,6 +188,15 @@ class Worker(Machine):
                         if item.startswith(b"PREFECT__FLOW_RUN_ID=") and item[21:].decode() not in found.values():
                             found[pid] = item[21:].decode()
         return found
+
+
+def cpu(pid: int) -> float:
+    """The CPU seconds of a process, of those below it, and of those that these have waited for."""
+    ticks = 0
+    for process in [pid, *below(pid)]:
+        with suppress(OSError):  # it ended meanwhile, and is its parent's to count
+            ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def its_own(folder: Path, api_url: str) -> dict[str, str]:
