@@ -176,6 +176,8 @@ class _Told(io.RawIOBase):
 
 
 Place = Path | Location
+# Those that somebody has: who asks again gets the same, and no server is asked for its block again meanwhile.
+_held: weakref.WeakValueDictionary[str, Location] = weakref.WeakValueDictionary()
 
 
 class Copies:
@@ -250,14 +252,17 @@ def located(text: str | os.PathLike[str] | Location) -> Place:
     if isinstance(text, Location):
         return text
     text = os.fspath(text)
+    if (known := _held.get(text)) is not None:
+        return known
     scheme = scheme_of(text)
     if scheme is None:
         return Path(text).expanduser().absolute()
     if scheme in HERE:
         return _here(text)
-    if scheme == "block":
-        return _of_block(text)
-    return _reached(text, text, {})
+    found = _of_block(text) if scheme == "block" else _reached(text, text, {})
+    if isinstance(found, Location):
+        _held[text] = found
+    return found
 
 
 def scheme_of(text: str) -> str | None:
@@ -436,8 +441,10 @@ def _secrets(settings: Any, name: str = "") -> Iterator[str]:
 
 
 def _line(error: BaseException, secrets: tuple[str, ...]) -> str:
+    """What the error says, in one line. Its frames are let go: some of fsspec's hold it, and all above them with it."""
+    error.__traceback__ = None
     said = (error.strerror if isinstance(error, OSError) else None) or str(error)
     said = next((line.strip() for line in said.splitlines() if line.strip()), "") or type(error).__name__
     for secret in secrets:
         said = said.replace(secret, "***")
-    return said[:300]
+    return said[:300].rstrip(". ")

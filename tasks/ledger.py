@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Ledger:
         self._file: Any = None
         self._claimed: int | None = None  # the directory, as it is locked
         if isinstance(self.path, Location):
-            self._outbox = Outbox(self._send)
+            self._outbox = Outbox(partial(_send, self.path, self._writer))  # no cycle: the copies go with the last user
             self._copies = Copies(self.path)
 
     def create(self) -> None:
@@ -182,11 +183,9 @@ class Ledger:
             # With one argument, or its text would begin with a number in brackets.
             raise OSError(
                 f"a result could not be written to the ledger {self.path}: {error.strerror}. What was written before "
-                "stays: make room, and retry the flow run (or run again with this results_path) to run only the rest"
+                f"stays: {'see to it' if isinstance(self.path, Location) else 'make room'}, and retry the flow run (or "
+                "run again with this results_path) to run only the rest"
             ) from error
-
-    def _send(self, number: int, data: bytes) -> None:
-        locations.write(self.path / f"part-{self._writer}-{number}.jsonl", data)
 
     def _open(self) -> Any:
         file = self._file
@@ -276,6 +275,10 @@ class Ledger:
             if held is None or (line.succeeded, line.at) >= (held.succeeded, held.at):
                 found[line.key] = line
         return found
+
+
+def _send(location: Location, writer: str, number: int, data: bytes) -> None:
+    (location / f"part-{writer}-{number}.jsonl").write(data)
 
 
 def read_part(part: Path, offset: int = 0) -> Iterator[Line]:

@@ -8,7 +8,6 @@ not sent: INTERVAL seconds of them, and longer where the location is slow or awa
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ SIZE = 8 * 1024 * 1024  # bytes that are sent without waiting any longer
 HELD = 64 * 1024 * 1024  # bytes beyond which who writes waits: the location is slower than the results come
 PATIENCE = 60.0  # seconds for which a sending is tried again before it has failed
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between the tries; the last stands for all later ones
-LAST_WORD = 30.0  # seconds beyond PATIENCE for a try that is under way when the outbox is closed
+LAST_WORD = 60.0  # seconds beyond PATIENCE for a try that is under way when the outbox is closed
 
 
 class Outbox:
@@ -53,7 +52,7 @@ class Outbox:
             self._lines.append(line)
             self._size += len(line)
             if self._thread is None:
-                self._begin()
+                self._begin(PATIENCE)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -73,11 +72,11 @@ class Outbox:
         with self._changed:
             self._closing = False
             if self._failed is None and (self._lines or self._unsent is not None):
-                self._failed = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+                self._failed = OSError(errno.ETIMEDOUT, "it has not answered yet")
             if self._failed is not None:
                 raise self._failed
 
-    def _begin(self, patience: float = PATIENCE) -> None:
+    def _begin(self, patience: float) -> None:
         # A daemon: where the location hangs, the process ends all the same.
         self._thread = threading.Thread(target=self._work, args=(patience,), name="outbox", daemon=True)
         self._thread.start()
