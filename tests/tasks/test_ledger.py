@@ -1,5 +1,6 @@
 """What the ledger keeps, and what is read of it."""
 
+import json
 import os
 import random
 import resource
@@ -96,6 +97,36 @@ def test_a_torn_last_line_and_damaged_ones_are_passed_over(ledger):
     assert set(ledger.best()) == {"a"}
     part.write_bytes(b"not json\n{}\n" + whole)
     assert set(ledger.best()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("of", "change"),
+    [
+        ("a", {"meta": 5}),
+        ("a", {"outputs": [1]}),
+        ("a", {"at": "noon"}),
+        ("a", {"index": "first"}),
+        ("a", {"key": ["a"]}),
+        ("a", {"meta": {"layers": 5}}),
+        ("a", {"meta": {"queries": {"tree": 5}}}),
+        ("a", {"error": {}}),
+        ("b", {"error": "it failed"}),
+        ("b", {"error": {}}),
+        ("b", {"status": "done"}),
+    ],
+)
+def test_a_line_with_what_is_no_outcome_is_passed_over_as_a_damaged_one_is(ledger, of, change):
+    ledger.write("a", success(1))
+    ledger.write("b", failure())
+    lines = {line.key: line for line in ledger.lines()}
+    with open(lines["a"].where[0], "ab") as part:
+        part.write(json.dumps({**lines[of].data, "at": time.time() + 60, **change}).encode() + b"\n")
+        part.write(b"[" * 100_000 + b"\n5\n")
+    assert {key: (line.succeeded, line.at) for key, line in ledger.best().items()} == {
+        key: (line.succeeded, line.at) for key, line in lines.items()
+    }
+    for line in ledger.lines():
+        assert line.outcome() is not None
 
 
 def test_a_long_ledger_is_cut_into_parts(ledger, monkeypatch):
