@@ -20,6 +20,7 @@ HELD = 64 * 1024 * 1024  # bytes beyond which who writes waits: the location is 
 PATIENCE = 60.0  # seconds for which a sending is tried again before it has failed
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between the tries; the last stands for all later ones
 LAST_WORD = 60.0  # seconds beyond PATIENCE for a try that is under way when the outbox is closed
+LATE = "it has not answered yet"
 
 
 class Outbox:
@@ -44,7 +45,8 @@ class Outbox:
         """Takes a line. Raises OSError where what was taken before cannot be sent."""
         with self._changed:
             while self._failed is None and self._size >= HELD:
-                self._changed.wait()
+                if not self._changed.wait(PATIENCE + LAST_WORD):
+                    raise OSError(errno.ETIMEDOUT, LATE)
             if self._failed is not None:
                 raise self._failed
             if not self._lines:
@@ -72,7 +74,7 @@ class Outbox:
         with self._changed:
             self._closing = False
             if self._failed is None and (self._lines or self._unsent is not None):
-                self._failed = OSError(errno.ETIMEDOUT, "it has not answered yet")
+                self._failed = OSError(errno.ETIMEDOUT, LATE)
             if self._failed is not None:
                 raise self._failed
 
