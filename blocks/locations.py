@@ -225,12 +225,12 @@ class Copies:
 
     def whole(self) -> Path:
         """The copy of the location itself, which is a file. Raises OSError."""
-        copy = self.folder / "file"
         with self._lock:
-            if not copy.exists():
-                with self._location.open() as source, open(copy, "wb") as file:
+            if "" not in self._sizes:
+                with self._location.open() as source, open(self.folder / "file", "wb") as file:
                     shutil.copyfileobj(source, file, BLOCK)
-        return copy
+                    self._sizes[""] = file.tell()
+        return self.folder / "file"
 
 
 def _groups(wanted: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
