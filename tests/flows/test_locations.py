@@ -25,7 +25,7 @@ from ..standins.counts import BEGUN, Counts
 pytestmark = pytest.mark.anyio
 
 SECRET = "a-secret-that-nobody-may-read"
-KILLED = BEGUN + "import time\ntimes = begun(x)\nif x >= 3 and times == 1:\n    time.sleep(60)\nSUBMIT(y=x * x)"
+KILLED = BEGUN + "import time\ntimes = begun(x)\nif x in (3, 4) and times == 1:\n    time.sleep(60)\nSUBMIT(y=x * x)"
 
 
 @pytest.fixture
