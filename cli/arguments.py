@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..blocks import locations
 from ..sandbox.errors import ConfigurationError
 
 
@@ -32,10 +33,13 @@ def code(file: str) -> str:
 
 
 def absolute(path: str | None) -> str | None:
-    """A path as this directory means it, for a flow that may run in another. Raises ConfigurationError."""
+    """A path as this directory means it, for a flow that may run in another; a location as it is.
+
+    Raises ConfigurationError.
+    """
     if path is not None and not path.strip():
         raise ConfigurationError("a path was given that is empty: is the variable set that it was to come from?")
-    return None if path is None else str(Path(path).expanduser().absolute())
+    return None if path is None else locations.absolute(path)
 
 
 def provider(name: str, isolation: str | None) -> str:

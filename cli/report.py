@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ..blocks.locations import Location, is_remote, located, scheme_of
 from ..flows.export import write_csv, write_parquet
 from ..flows.page import as_html
 from ..flows.past import Past, past
 from ..flows.report import report, summary, table
+from ..flows.server import embedded_server
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.shown import shown
 from .display import show_table
@@ -20,7 +23,11 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
     for option, file in (("--html", html), ("--csv", csv), ("--parquet", parquet)):
         if file == "":
             raise ConfigurationError(f"{option} names no file")
-    found = past(run)
+        if is_remote(file):
+            raise ConfigurationError(
+                f"{option} writes a file of this machine, and {file} is none: copy it there yourself"
+            )
+    found = asyncio.run(_through_block(run)) if scheme_of(run) == "block" else past(run)
     try:
         tally = found.tally()
     except (TypeError, KeyError, AttributeError) as error:  # lines that are JSON, and not what we write
@@ -30,10 +37,14 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
         print(f"{shown(name)}: {shown(value)}", file=sys.stderr)
     rows = table(tally)
     show_table(rows, len(rows) - 1, mark="best")
-    page = Path(html).expanduser() if html else found.path / "report.html"
     name = record.name or record.flow
-    _write(page, lambda path: path.write_text(as_html(report(tally, found.records), name), "utf-8", "replace"))
-    print(f"Report: {page.absolute()}")
+    page = located(html) if html else found.path / "report.html"
+    text = as_html(report(tally, found.records), name).encode("utf-8", "replace")
+    if isinstance(page, Location):
+        _put(page, text)
+    else:
+        _write(page, lambda path: path.write_bytes(text))
+    print(f"Report: {page}")
     exports: list[tuple[str | None, str, Callable[[Past, Path], object]]] = [
         (csv, "CSV", write_csv),
         (parquet, "Parquet", write_parquet),
@@ -43,6 +54,19 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
             _write(Path(file).expanduser(), lambda path, write=write: write(found, path))
             print(f"{kind}: {Path(file).expanduser().absolute()}")
     return 0
+
+
+async def _through_block(run: str) -> Past:
+    """The ledger at a location of a block: the server that has the block is there meanwhile."""
+    async with embedded_server():
+        return await asyncio.to_thread(past, run)
+
+
+def _put(page: Location, text: bytes) -> None:
+    try:
+        page.write(text)
+    except OSError as error:
+        raise ConfigurationError(f"{page} cannot be written: {error.strerror}; name a file with --html") from None
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from ..blocks.locations import scheme_of
 from ..blocks.resolve import unsaved
 from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
@@ -30,7 +31,8 @@ def run_sweep(parameters: dict[str, Any]) -> int:
     from ..flows.sweep import report, space, sweep
 
     _check(sweep, parameters)
-    space(parameters["grid"], parameters["points"])
+    if not _wants_server(parameters["points"]):
+        space(parameters["grid"], parameters["points"])
     try:
         found: SweepReport = _run(lambda: sweep(**parameters))
     except ExecutionsFailed as error:
@@ -48,7 +50,8 @@ def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
     from ..flows.table import table
 
     _check(batch, parameters)
-    executions(parameters["code"], parameters["inputs"])
+    if not _wants_server(parameters["inputs"]):
+        executions(parameters["code"], parameters["inputs"])
     display = Display()
     failed: ExecutionsFailed | None = None
     try:
@@ -90,11 +93,13 @@ def run_chunks(parameters: dict[str, Any]) -> int:
     _check(chunks, parameters)
     if parameters["volume_name"] is not None:
         check_name(parameters["volume_name"])
-    count = len(parts_of(parameters["chunks"], parameters["data"], parameters["chunk_size"]))
+    if not _wants_server(parameters["chunks"]) and not _wants_server(parameters["data"]):
+        parts_of(parameters["chunks"], parameters["data"], parameters["chunk_size"])
     failed: ExecutionsFailed | None = None
     try:
         found = _run(lambda: chunks(**parameters))
     except ExecutionsFailed as error:
+        count = len(error.results) - (parameters["reduce"] is not None)
         failed, found = error, report(Outcomes(error.results, error.failures, error.results_path), count)
     show_table(found.rows(TABLE_ROWS), len(found.results))
     if isinstance(found.reduction, Result):
@@ -166,6 +171,11 @@ def _show_output(failure: Failure) -> None:
     lines = failure.meta.stderr.rstrip().splitlines() or failure.meta.stdout.rstrip().splitlines()
     for line in lines[-5:]:
         print("  |", shown(line, keep="\t"), file=sys.stderr)
+
+
+def _wants_server(location: str | None) -> bool:
+    """Whether its file can only be read once there is a Prefect server, which has the block that it is reached with."""
+    return location is not None and scheme_of(location) == "block"
 
 
 def _check(flow: Any, parameters: dict[str, Any]) -> None:

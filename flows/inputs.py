@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import itertools
 import json
 import uuid
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..blocks.locations import Copies, Location, located, scheme_of
+from ..blocks.locations import read as read_whole
 from ..sandbox.errors import ConfigurationError
 
 Variables = dict[str, Any]
@@ -26,12 +29,12 @@ class Inputs(Iterable[Variables], Sized, Protocol):
 class FileInputs:
     """The variables in a file: JSON lines, a dict a line, or CSV, whose cells are JSON where they parse, else text.
 
-    The file is read once to count and check it, and again when it is used; only a line at a time is in memory. `check`
-    is called with each and its number at the first reading.
+    The file is read once to count and check it, and again when it is used; only a line at a time is in memory. One at a
+    location is fetched once, and its copy is read. `check` is called with each and its number at the first reading.
     """
 
     def __init__(self, path: str, check: Callable[[Variables, int], None] | None = None) -> None:
-        self._path = Path(path).expanduser().absolute()
+        self._path = located(path)  # what it is called
         if self._path.suffix.lower() == ".csv":
             self._read: Callable[[], Iterator[Variables]] = self._csv
         elif self._path.suffix.lower() in (".jsonl", ".ndjson", ".json"):
@@ -42,6 +45,8 @@ class FileInputs:
             )
         try:
             self._length = 0
+            self._copies = Copies(self._path) if isinstance(self._path, Location) else None
+            self._file = self._path if self._copies is None else self._copies.whole()
             for value in self._read():
                 self._length += 1
                 if check is not None:
@@ -60,7 +65,7 @@ class FileInputs:
         return self._read()
 
     def _lines(self) -> Iterator[Variables]:
-        with self._path.open(encoding="utf-8") as file:
+        with open(str(self._file), encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -82,7 +87,7 @@ class FileInputs:
         return isinstance(value, dict)
 
     def _csv(self) -> Iterator[Variables]:
-        with self._path.open(encoding="utf-8-sig", newline="") as file:
+        with open(str(self._file), encoding="utf-8-sig", newline="") as file:
             csv.field_size_limit(max(csv.field_size_limit(), CELL_LIMIT))
             reader = csv.DictReader(file)
             header = reader.fieldnames or ()
@@ -176,16 +181,17 @@ def spilled(value: list[Any], root: Path) -> str:
 def referred(text: str) -> list[str] | str:
     """What a parameter of code stands for: the text itself, or what is in the file that `@` and its path refer to.
 
-    Such a file has a list that was too long for a flow run's parameters, or one text. Its path is absolute, and no
-    Python begins with `@/`. Raises ConfigurationError.
+    Such a file has a list that was too long for a flow run's parameters, or one text. Its path is absolute or a
+    location, and no Python begins with `@/` or `@s3://`. Raises ConfigurationError.
     """
-    if not text.startswith("@/"):
+    if not text.startswith("@/") and (text[:1] != "@" or scheme_of(text[1:]) is None):
         return text
     try:
-        found = Path(text[1:]).read_text(encoding="utf-8")
+        found = io.StringIO(read_whole(located(text[1:])).decode("utf-8"), newline=None).read()
         return found if text.endswith(".txt") else [json.loads(line) for line in found.splitlines()]
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"the code in {text[1:]} cannot be read: {error}") from None
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigurationError(f"the code in {text[1:]} cannot be read: {why}") from None
 
 
 def referred_text(text: str) -> str:

@@ -34,7 +34,9 @@ ExecutionsPerTask = Annotated[
     int | None, Field(ge=1, description="Executions in one task run; by itself about 1,000 runs")
 ]
 CacheResults = Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")]
-ResultsPath = Annotated[str | None, Field(description="The ledger's directory; by default one below the results root")]
+ResultsPath = Annotated[
+    str | None, Field(description="The ledger's directory or location; by default one below the results root")
+]
 Shards = Annotated[
     Annotated[int, Field(ge=1)] | Literal["auto"] | None,
     Field(description="Flow runs on the workers that the executions are shared out to, or auto; by default none"),

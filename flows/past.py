@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..blocks.locations import Location, Place, is_remote, located, names
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Failure, Result
 from ..tasks.ledger import Ledger, read_line, results_root
@@ -17,8 +18,13 @@ from .tally import Tally
 class Past:
     """A ledger's runs and outcomes."""
 
-    path: Path
+    ledger: Ledger
     records: list[Record]  # the latest last; never empty
+
+    @property
+    def path(self) -> Place:
+        """Where it is."""
+        return self.ledger.path
 
     def outcomes(self) -> Iterator[Result | Failure]:
         """The outcome that counts of each execution, by their numbers.
@@ -28,7 +34,7 @@ class Past:
         """
         parts: dict[str, int] = {}
         held: dict[str, tuple[bool, float, int, int, int, int]] = {}
-        for line in Ledger(self.path).lines():
+        for line in self.ledger.lines():
             part, offset, length = line.where
             index = line.data.get("index")
             found = (line.succeeded, line.at, index or 0, parts.setdefault(part, len(parts)), offset, length)
@@ -39,10 +45,10 @@ class Past:
             if found[2] not in latest or found[1] >= latest[found[2]][1]:
                 latest[found[2]] = found
         del held
-        names = list(parts)
+        parts_read = list(parts)
         for index in sorted(latest):
             _, _, _, part, offset, length = latest[index]
-            line = read_line(names[part], offset, length)
+            line = read_line(parts_read[part], offset, length)
             if line is not None:
                 yield line.outcome()
 
@@ -55,18 +61,31 @@ class Past:
 
 
 def past(run: str) -> Past:
-    """The run with that id or name, or the ledger at that path. Raises ConfigurationError where there is none."""
-    path = Path(run).expanduser()
-    if not run.strip() or not path.is_dir():
-        record = find_record(results_root(), run) if run.strip() else None
-        if record is None:
-            raise ConfigurationError(
-                f"there is no run {run!r} below {results_root()}: give a flow run's id or name, or the path of its "
-                "results, which its log says"
-            )
-        path = Path(record.results_path)
-    path = path.absolute()
-    if not any(path.glob("part-*.jsonl")) and not any(path.glob("run-*.json")):
-        raise ConfigurationError(f"{path} has no results: it is not a ledger, or nothing was run yet")
-    found = records_of(path) or [Record("run", str(path), name=path.name)]
-    return Past(path, found)
+    """The run with that id or name, or the ledger at that path or location.
+
+    Raises ConfigurationError where there is none, or where a location cannot be read.
+    """
+    path: Place = _ledger_of(run)
+    try:
+        if not names(path, "part-*.jsonl") and not names(path, "run-*.json"):
+            raise ConfigurationError(f"{path} has no results: it is not a ledger, or nothing was run yet")
+        found = records_of(path) or [Record("run", str(path), name=path.name)]
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from None
+    return Past(Ledger(path), found)
+
+
+def _ledger_of(run: str) -> Place:
+    if is_remote(run):
+        return located(run)
+    path = located(run)
+    assert not isinstance(path, Location)
+    if run.strip() and path.is_dir():
+        return path
+    record = find_record(results_root(), run) if run.strip() else None
+    if record is None:
+        raise ConfigurationError(
+            f"there is no run {run!r} below {results_root()}: give a flow run's id or name, or the path of its "
+            "results, which its log says"
+        )
+    return Path(record.results_path).absolute()

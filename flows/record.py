@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from ..blocks import locations
+from ..blocks.locations import Copies, Location, Place, located
+from ..sandbox.errors import ConfigurationError
 from .tally import About, Direction
 
 VERSION = 1
@@ -48,14 +51,9 @@ class Record:
 
     def write(self) -> None:
         """Writes it to the ledger, in one piece. Where that cannot be done, nor can results, and those will tell."""
-        path = Path(self.results_path) / f"run-{self.id}.json"
-        partial = path.with_suffix(".partial")
-        with suppress(OSError):
-            try:
-                partial.write_text(json.dumps(asdict(self), ensure_ascii=True), encoding="ascii")
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+        with suppress(OSError, ConfigurationError):
+            data = json.dumps(asdict(self), ensure_ascii=True).encode("ascii")
+            locations.write(located(self.results_path) / f"run-{self.id}.json", data)
 
     def end(self) -> None:
         """Writes it once more, with its end."""
@@ -63,9 +61,19 @@ class Record:
         self.write()
 
 
-def records_of(ledger: Path) -> list[Record]:
-    """The starts of flow runs that wrote to this ledger, the latest last. What is damaged or foreign is passed over."""
-    return sorted(_read(ledger.glob("run-*.json")), key=lambda record: record.began)
+def records_of(ledger: Place) -> list[Record]:
+    """The starts of flow runs that wrote to this ledger, the latest last. What is damaged or foreign is passed over.
+
+    Raises OSError where a location cannot be read.
+    """
+    if isinstance(ledger, Location):
+        copies = Copies(ledger)
+        found = list(_read(copies.refresh("run-*.json")))
+    else:
+        found = list(_read(ledger.glob("run-*.json")))
+    for record in found:
+        record.results_path = str(ledger)
+    return sorted(found, key=lambda record: record.began)
 
 
 def find_record(root: Path, wanted: str) -> Record | None:
@@ -74,7 +82,7 @@ def find_record(root: Path, wanted: str) -> Record | None:
     return max(found, key=lambda record: record.began, default=None)
 
 
-def _read(paths: Iterator[Path]) -> Iterator[Record]:
+def _read(paths: Iterable[Path]) -> Iterator[Record]:
     known = {item.name for item in fields(Record)}
     for path in paths:
         with suppress(OSError, ValueError, TypeError, AttributeError):

@@ -235,7 +235,7 @@ class Run:
                 run._count()
                 record.ended = time.time()
         finally:
-            ledger.close()
+            await asyncio.to_thread(ledger.close)  # at a location it sends what is left, and raises where it cannot
             ledger.release()
             run._count()
             record.end()

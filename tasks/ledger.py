@@ -3,6 +3,9 @@
 A writer appends to parts of its own, `part-<writer>-<n>.jsonl`, and to nobody else's, so that any number of processes
 may write to one ledger. Lines are handed to the operating system as they come: a process that is killed loses none that
 was written, a machine that loses power may lose the last seconds. A torn last line is passed over by readers.
+
+A ledger may also be at a location such as a bucket, where nothing is appended to: what was written in the last five
+seconds is sent together, as a part, and a process that is killed loses what it has not sent. Readers have a copy.
 """
 
 from __future__ import annotations
@@ -14,27 +17,59 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..blocks import locations
+from ..blocks.locations import Copies, Location, located
 from ..blocks.places import kept
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
+from .outbox import Outbox
 
 VERSION = 1
+# What of an outcome's meta is computed with, and of which type it has to be for that.
+META: dict[str, Any] = {
+    "index": (int, type(None)),
+    "variables": dict,
+    "seconds": (int, float),
+    "attempt": int,
+    "layers": list,
+    "earlier_errors": list,
+    "files": list,
+    "stdout": str,
+    "stderr": str,
+    "queries": (dict, type(None)),
+}
 PART_SIZE = 64 * 1024 * 1024  # bytes after which a writer begins a new part: small enough to copy and to look at
 
 
 def results_root() -> Path:
-    """Where ledgers are made by default: `RLM_BATCH_RESULTS`, or the user's data directory."""
+    """Where ledgers are made by default: `RLM_BATCH_RESULTS`, or the user's data directory.
+
+    Raises ConfigurationError where that variable names a location that is no directory of this machine.
+    """
+    named = os.environ.get("RLM_BATCH_RESULTS", "")
+    if locations.is_remote(named):
+        raise ConfigurationError(
+            f"RLM_BATCH_RESULTS is {named}, and must be a directory of this machine: it has an index and large "
+            "parameters too. Name the location with results_path"
+        )
+    if locations.scheme_of(named) is not None:
+        return Path(str(located(named)))
     return kept("results", "RLM_BATCH_RESULTS")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a ledger, as it was read: `at` is in epoch seconds, `where` the part, offset and length in bytes."""
+    """One line of a ledger, as it was read: `at` is in epoch seconds, `where` the part, offset and length in bytes.
+
+    The part of a ledger at a location is a copy of this machine's, which goes with the `Ledger` that has read it.
+    """
 
     key: str
     at: float
@@ -48,33 +83,50 @@ class Line:
 
 
 class Ledger:
-    """One ledger, open for reading and for appending. `path` is absolute."""
+    """One ledger, open for reading and for appending.
 
-    def __init__(self, path: str | os.PathLike[str], part_of: str = "") -> None:
-        """`part_of` is what the names of this writer's parts begin with, so that they can be read by themselves."""
-        self.path = Path(path).expanduser().absolute()
+    `path` is absolute, or a location; its text is what names this ledger again. At a location `best`, `lines`, what
+    `follow` returns, `create`, `put`, `get` and `close` wait for the network, and `write` does not.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | Location, part_of: str = "") -> None:
+        """`part_of` is what the names of this writer's parts begin with, so that they can be read by themselves.
+
+        Raises ConfigurationError where there is no such location.
+        """
+        self.path = located(path)
         self._writer = part_of + uuid.uuid4().hex[:12]
         self._part = 0
         self._file: Any = None
         self._claimed: int | None = None  # the directory, as it is locked
+        if isinstance(self.path, Location):
+            self._outbox = Outbox(partial(_send, self.path, self._writer))  # no cycle: the copies go with the last user
+            self._copies = Copies(self.path)
 
     def create(self) -> None:
         """Makes the directory. Raises ConfigurationError where it cannot be made or written."""
         try:
+            if isinstance(self.path, Location):
+                self.path.prepare()
+                return
             self.path.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "it cannot be written")
         except OSError as error:
+            what = "location" if isinstance(self.path, Location) else "directory"
             raise ConfigurationError(
-                f"the ledger {self.path} cannot be made: {error.strerror}. Name another directory with results_path, "
-                "or another root with the environment variable RLM_BATCH_RESULTS"
-            ) from error
+                f"the ledger {self.path} cannot be made: {error.strerror}. Name another {what} with results_path"
+                + (", or another root with the environment variable RLM_BATCH_RESULTS" if what == "directory" else "")
+            ) from (None if what == "location" else error)
 
     def claim(self) -> bool:
         """Says that this writer is at work, until `release` or its process's end; and whether it is the only one.
 
-        On a file system without locks, or where another machine's are not seen, it takes itself for the only one.
+        On a file system without locks, or where another machine's are not seen, it takes itself for the only one; so it
+        does at a location.
         """
+        if isinstance(self.path, Location):
+            return True
         try:
             self._claimed = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -95,7 +147,10 @@ class Ledger:
             self._claimed = None
 
     def write(self, key: str, outcome: Result | Failure) -> None:
-        """Appends one line. Raises OSError, with the ledger's path in it, where that cannot be done."""
+        """Appends one line. Raises OSError, with the ledger's path in it, where that cannot be done.
+
+        At a location: where lines that were written before could not be sent.
+        """
         succeeded = isinstance(outcome, Result)
         line = {
             "version": VERSION,
@@ -107,16 +162,29 @@ class Ledger:
             **outcome_to_json(outcome),
         }
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        if isinstance(self.path, Location):
+            with self._told():
+                self._outbox.write(data)
+            return
         try:
-            file = self._open()
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with self._told():
+                file = self._open()
+                if file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self._shut()  # part of the line may be there: what is written next is not to be on the same one
+            raise
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            self.close()  # part of the line may be there: what is written next is not to be on the same one
             # With one argument, or its text would begin with a number in brackets.
             raise OSError(
                 f"a result could not be written to the ledger {self.path}: {error.strerror}. What was written before "
-                "stays: make room, and retry the flow run (or run again with this results_path) to run only the rest"
+                f"stays: {'see to it' if isinstance(self.path, Location) else 'make room'}, and retry the flow run (or "
+                "run again with this results_path) to run only the rest"
             ) from error
 
     def _open(self) -> Any:
@@ -131,31 +199,62 @@ class Ledger:
             self.close()
         if self._file is None:
             self._part += 1
+            assert isinstance(self.path, Path)
             self.path.mkdir(parents=True, exist_ok=True)
             # Unbuffered, so that each line is one write.
             self._file = open(self.path / f"part-{self._writer}-{self._part}.jsonl", "a+b", buffering=0)  # noqa: SIM115
         return self._file
 
     def close(self) -> None:
-        """Closes the part that is being written; the next write begins another."""
+        """Closes the part that is being written; the next write begins another.
+
+        At a location it sends what was not sent yet. Raises OSError, with the location in it, where that cannot be
+        done; what is left is kept, and closing tries again.
+        """
+        if isinstance(self.path, Location):
+            with self._told():
+                self._outbox.close()
+        self._shut()
+
+    def _shut(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
+    def put(self, name: str, data: bytes | Iterable[bytes]) -> None:
+        """Writes a file below the ledger, such as `shards/1.jsonl`, whole or not at all. Raises OSError."""
+        locations.write(self.path / name, data)
+
+    def get(self, name: str) -> bytes:
+        """What such a file has. Raises OSError, FileNotFoundError where there is none."""
+        return locations.read(self.path / name)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Its lines, each with its end, as a stream. Raises OSError."""
+        return locations.lines(self.path / name)
+
     def lines(self, part_of: str = "") -> Iterator[Line]:
         """Every whole line of every part, as it was written; torn and foreign ones are passed over.
 
-        With `part_of` only of the parts of those writers.
+        With `part_of` only of the parts of those writers. Raises OSError where a location cannot be read.
         """
-        for part in sorted(self.path.glob(f"part-{part_of}*.jsonl")):
+        for part in self._parts(part_of):
             yield from read_part(part)
 
+    def _parts(self, part_of: str = "") -> list[Path]:
+        pattern = f"part-{part_of}*.jsonl"
+        return self._copies.refresh(pattern) if isinstance(self.path, Location) else sorted(self.path.glob(pattern))
+
     def follow(self) -> Callable[[], Iterator[Line]]:
-        """What reads, each time that it is called, the whole lines that no earlier call has given."""
+        """What reads, each time that it is called, the whole lines that no earlier call has given.
+
+        At a location a call takes one listing, and fetches what parts have gained. It raises OSError where that cannot
+        be done; the next call goes on.
+        """
         offsets: dict[Path, int] = {}
 
         def new() -> Iterator[Line]:
-            for part in sorted(self.path.glob("part-*.jsonl")):
+            for part in self._parts():
                 offset = offsets.get(part, 0)
                 if os.path.getsize(part) <= offset:
                     continue
@@ -178,6 +277,10 @@ class Ledger:
         return found
 
 
+def _send(location: Location, writer: str, number: int, data: bytes) -> None:
+    (location / f"part-{writer}-{number}.jsonl").write(data)
+
+
 def read_part(part: Path, offset: int = 0) -> Iterator[Line]:
     """The whole lines of a part from that byte on."""
     with part.open("rb") as file:
@@ -186,11 +289,9 @@ def read_part(part: Path, offset: int = 0) -> Iterator[Line]:
             start, offset = offset, offset + len(raw)
             if not raw.endswith(b"\n"):
                 return  # torn: its writer was killed, or is writing it
-            try:
-                data = json.loads(raw)
-                yield Line(data["key"], data["at"], data["status"] == "succeeded", data, (str(part), start, len(raw)))
-            except (ValueError, KeyError, TypeError):
-                continue
+            line = _line(raw, (str(part), start, len(raw)))
+            if line is not None:
+                yield line
 
 
 def read_line(part: str, offset: int, length: int) -> Line | None:
@@ -198,7 +299,35 @@ def read_line(part: str, offset: int, length: int) -> Line | None:
     try:
         with open(part, "rb") as file:
             file.seek(offset)
-            data = json.loads(file.read(length))
-            return Line(data["key"], data["at"], data["status"] == "succeeded", data, (part, offset, length))
-    except (OSError, ValueError, KeyError, TypeError):
+            return _line(file.read(length), (part, offset, length))
+    except OSError:
         return None
+
+
+def _line(raw: bytes, where: tuple[str, int, int]) -> Line | None:
+    """The line; None of what we do not write: it is damaged, or somebody else's."""
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not _is(data, dict) or not _is(data.get("key"), str) or not _is(data.get("at"), (int, float)):
+        return None
+    succeeded = data.get("status") == "succeeded"
+    if not succeeded and data.get("status") != "failed":
+        return None
+    held, meta = data.get("outputs" if succeeded else "error"), data.get("meta")
+    if not _is(held, dict) or not _is(meta, dict) or not _is(data.get("index"), (int, type(None))):
+        return None
+    if succeeded == ("error" in data) or not (
+        succeeded or (_is(held.get("error"), str) and _is(held.get("text"), str))
+    ):
+        return None
+    if not all(_is(meta[name], kind) for name, kind in META.items() if name in meta):
+        return None
+    if not _is((meta.get("queries") or {}).get("tree", []), list):
+        return None
+    return Line(data["key"], data["at"], succeeded, data, where)
+
+
+def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from ..blocks import locations
+from ..blocks.locations import Place, located
 from ..sandbox.errors import ConfigurationError
 from .catalogue import execution_from, work_of
 from .execution import Execution
@@ -67,7 +68,7 @@ class Beat:
 class Portion:
     """The files of one attempt at a shard."""
 
-    ledger: Path
+    ledger: Place
     job: str
     shard: int
     attempt: int
@@ -75,21 +76,21 @@ class Portion:
     @classmethod
     def at(cls, work: str) -> Portion:
         """That whose work is at this location. Raises ConfigurationError where no attempt has its work there."""
-        path = Path(work)
         try:
-            shard, attempt = (int(number) for number in path.stem.split("-"))
+            ledger, _, job, name = work.rsplit("/", 3)
+            shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
         except ValueError:
             raise ConfigurationError(
                 f"{work} is not the work of a shard: a job that has shards makes its own"
             ) from None
-        return cls(path.parent.parent.parent, path.parent.name, shard, attempt)
+        return cls(located(ledger), job, shard, attempt)
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self.ledger / "shards" / self.job
 
     @property
-    def work(self) -> Path:
+    def work(self) -> Place:
         return self.folder / f"{self.shard:05}-{self.attempt}.jsonl"
 
     @property
@@ -99,24 +100,20 @@ class Portion:
 
     def write(self, head: Head, executions: Iterable[Execution]) -> None:
         """Writes the work, in one piece. Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.work.with_suffix(".partial")
-        try:
-            with partial.open("w", encoding="ascii") as file:
-                file.write(_line(asdict(head)))
-                code: str | None = None
-                for execution in executions:
-                    line: dict[str, Any] = {"number": execution.index, **work_of(execution)}
-                    if execution.code != code:
-                        code = line["code"] = execution.code
-                    file.write(_line(line))
-            partial.replace(self.work)
-        finally:
-            partial.unlink(missing_ok=True)
+        locations.write(self.work, self._written(head, executions))
+
+    def _written(self, head: Head, executions: Iterable[Execution]) -> Iterator[bytes]:
+        yield _line(asdict(head))
+        code: str | None = None
+        for execution in executions:
+            line: dict[str, Any] = {"number": execution.index, **work_of(execution)}
+            if execution.code != code:
+                code = line["code"] = execution.code
+            yield _line(line)
 
     def read(self) -> tuple[Head, Iterator[Execution]]:
         """What the work says; the executions are read as they are asked for. Raises ConfigurationError."""
-        lines = self._lines()
+        lines = locations.lines(self.work)
         try:
             return Head(**json.loads(next(lines))), self._executions(lines)
         except FileNotFoundError:
@@ -125,17 +122,15 @@ class Portion:
                 "shards has to be a location that every worker reaches by the same name"
             ) from None
         except OSError as error:
-            raise ConfigurationError(f"the work of this shard, {self.work}, cannot be read: {error}") from error
+            raise ConfigurationError(
+                f"the work of this shard, {self.work}, cannot be read: {error.strerror or error}"
+            ) from error
         except (ValueError, TypeError, StopIteration) as error:
             raise ConfigurationError(
                 f"the work of this shard, {self.work}, is damaged, or from another version of rlm-batch: {error}"
             ) from None
 
-    def _lines(self) -> Iterator[str]:
-        with self.work.open(encoding="ascii") as file:
-            yield from file
-
-    def _executions(self, lines: Iterator[str]) -> Iterator[Execution]:
+    def _executions(self, lines: Iterator[bytes]) -> Iterator[Execution]:
         code = ""
         for line in lines:
             work = json.loads(line)
@@ -144,31 +139,32 @@ class Portion:
 
     def exists(self) -> bool:
         """Whether this attempt was begun."""
-        return self.work.exists()
+        return bool(locations.names(self.folder, self.work.name))
 
     def beat(self, beat: Beat) -> None:
         """Writes the sign of life, in one piece. Raises OSError."""
-        path = self.work.with_suffix(".beat")
-        partial = path.with_suffix(".beat.partial")
-        partial.write_text(json.dumps(asdict(beat)), encoding="ascii")
-        partial.replace(path)
+        locations.write(self._beat, json.dumps(asdict(beat)).encode("ascii"))
+
+    @property
+    def _beat(self) -> Place:
+        return self.folder / f"{self.shard:05}-{self.attempt}.beat"
 
     def life(self) -> Beat | None:
         """The last sign of life, None where there is none yet."""
         with suppress(OSError, ValueError, TypeError):
-            return Beat(**json.loads(self.work.with_suffix(".beat").read_text(encoding="ascii")))
+            return Beat(**json.loads(locations.read(self._beat)))
         return None
 
 
-def last_attempts(ledger: Path, job: str) -> dict[int, int]:
+def last_attempts(ledger: Place, job: str) -> dict[int, int]:
     """The number of the last attempt at each shard of a job that has one."""
     found: dict[int, int] = {}
-    for path in (ledger / "shards" / job).glob("*-*.jsonl"):
+    for name in locations.names(ledger / "shards" / job, "*-*.jsonl"):
         with suppress(ValueError):
-            shard, attempt = (int(number) for number in path.stem.split("-"))
+            shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
             found[shard] = max(attempt, found.get(shard, 0))
     return found
 
 
-def _line(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":")) + "\n"
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"

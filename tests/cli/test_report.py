@@ -118,6 +118,15 @@ def test_code_that_was_changed_and_run_on_the_same_ledger_tells_its_latest_resul
     assert [outcome.a for outcome in past(str(root / "first")).outcomes()] == ["new"]
 
 
+def test_a_damaged_ledger_is_reported_on_without_what_is_damaged(root: Path, capsys: pytest.CaptureFixture[str]):
+    written(root / "first", "quick-fox", [Result({"a": 1}, Meta(index=0)), Result({"a": 2}, Meta(index=1))])
+    (part,) = (root / "first").glob("part-*")
+    first, second = part.read_text().splitlines()
+    part.write_text(json.dumps({**json.loads(first), "meta": 5}) + "\n[]\n" + second + "\n")
+    assert call("report", "quick-fox") == 0
+    assert [outcome.a for outcome in past("quick-fox").outcomes()] == [2]
+
+
 def test_what_is_no_run_is_one_sentence(root: Path, capsys: pytest.CaptureFixture[str]):
     (root / "empty").mkdir()
     for words, said in (

@@ -157,6 +157,18 @@ async def test_the_ledger_has_a_line_for_each_execution_with_what_it_is_read_for
     assert good["key"] != bad["key"]
 
 
+async def test_a_run_on_a_ledger_with_a_damaged_line_runs_that_execution_again(tmp_path):
+    code = "import os; SUBMIT(random=os.urandom(8).hex())"
+    first = await batch([code, code], results_path=str(tmp_path))
+    (part,) = tmp_path.glob("part-*.jsonl")
+    lines = [json.loads(line) for line in part.read_text().splitlines()]
+    damaged = [{**line, "meta": 5} if line["index"] == 0 else line for line in lines]
+    part.write_text("".join(json.dumps(line) + "\n" for line in damaged))
+    again = await batch([code, code], results_path=str(tmp_path))
+    assert again[0].random != first[0].random
+    assert again[1].random == first[1].random
+
+
 async def test_cached_results_serve_another_run_and_replicates_stay_apart():
     code = "import os; SUBMIT(random=os.urandom(8).hex())"
     first = await batch([code, code, code], cache_results=True)

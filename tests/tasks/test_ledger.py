@@ -1,5 +1,6 @@
 """What the ledger keeps, and what is read of it."""
 
+import json
 import os
 import random
 import resource
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -79,7 +81,7 @@ def test_a_ledger_that_is_followed_gives_each_line_once_when_it_is_whole(ledger)
     other = Ledger(ledger.path)
     other.write("c", success(3))
     other.close()
-    with open(next(iter(other.path.glob("part-*.jsonl"))), "ab") as torn:
+    with open(next(iter(Path(str(other.path)).glob("part-*.jsonl"))), "ab") as torn:
         torn.write(b'{"key": "d", ')
     assert {line.key for line in new()} == {"b", "c"}
     assert list(new()) == []
@@ -95,6 +97,36 @@ def test_a_torn_last_line_and_damaged_ones_are_passed_over(ledger):
     assert set(ledger.best()) == {"a"}
     part.write_bytes(b"not json\n{}\n" + whole)
     assert set(ledger.best()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("of", "change"),
+    [
+        ("a", {"meta": 5}),
+        ("a", {"outputs": [1]}),
+        ("a", {"at": "noon"}),
+        ("a", {"index": "first"}),
+        ("a", {"key": ["a"]}),
+        ("a", {"meta": {"layers": 5}}),
+        ("a", {"meta": {"queries": {"tree": 5}}}),
+        ("a", {"error": {}}),
+        ("b", {"error": "it failed"}),
+        ("b", {"error": {}}),
+        ("b", {"status": "done"}),
+    ],
+)
+def test_a_line_with_what_is_no_outcome_is_passed_over_as_a_damaged_one_is(ledger, of, change):
+    ledger.write("a", success(1))
+    ledger.write("b", failure())
+    lines = {line.key: line for line in ledger.lines()}
+    with open(lines["a"].where[0], "ab") as part:
+        part.write(json.dumps({**lines[of].data, "at": time.time() + 60, **change}).encode() + b"\n")
+        part.write(b"[" * 100_000 + b"\n5\n")
+    assert {key: (line.succeeded, line.at) for key, line in ledger.best().items()} == {
+        key: (line.succeeded, line.at) for key, line in lines.items()
+    }
+    for line in ledger.lines():
+        assert line.outcome() is not None
 
 
 def test_a_long_ledger_is_cut_into_parts(ledger, monkeypatch):
@@ -204,7 +236,7 @@ def test_the_index_forgets_a_ledger_that_is_gone(tmp_path):
     ledger.close()
     index = ResultIndex(tmp_path)
     index.refresh()
-    for part in ledger.path.glob("part-*"):
+    for part in (tmp_path / "run").glob("part-*"):
         part.unlink()
     assert index.find("a") is None
 

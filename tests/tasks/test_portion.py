@@ -3,6 +3,7 @@
 import pytest
 
 from rlm_batch import ConfigurationError
+from rlm_batch.blocks.locations import located, write
 from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.mark import Mark
 from rlm_batch.tasks.portion import Beat, Head, Portion, last_attempts
@@ -15,9 +16,12 @@ EXECUTIONS = [
 ]
 
 
-@pytest.fixture
-def portion(tmp_path):
-    found = Portion(tmp_path / "run", "abc", 3, 1)
+@pytest.fixture(params=["a directory", "a bucket"])
+def portion(request, tmp_path):
+    if request.param == "a bucket":
+        request.getfixturevalue("s3")
+    place = located("s3://results/run" if request.param == "a bucket" else tmp_path / "run")
+    found = Portion(place, "abc", 3, 1)
     found.write(HEAD, EXECUTIONS)
     return found
 
@@ -51,7 +55,7 @@ def test_work_that_is_not_there_says_that_the_location_has_to_be_shared(tmp_path
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", "[1, 2]\n", '{"version": 9, "later": true}\n'])
 def test_damaged_work_is_a_sentence(portion, text):
-    portion.work.write_text(text)
+    write(portion.work, text.encode())
     with pytest.raises(ConfigurationError, match="is damaged, or from another version"):
         portion.read()
 

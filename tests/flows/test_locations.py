@@ -1,0 +1,170 @@
+"""Results and inputs where several machines find them: in a bucket, and through Prefect's storage blocks."""
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import get_client
+from prefect.filesystems import LocalFileSystem, RemoteFileSystem
+
+from rlm_batch import ConfigurationError, batch, sweep
+from rlm_batch.flows.past import past
+from rlm_batch.flows.record import records_of
+from rlm_batch.tasks.ledger import Ledger
+
+from ..standins.counts import BEGUN, Counts
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "a-secret-that-nobody-may-read"
+KILLED = BEGUN + "import time\ntimes = begun(x)\nif x in (3, 4) and times == 1:\n    time.sleep(60)\nSUBMIT(y=x * x)"
+
+
+@pytest.fixture
+async def block(server: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A block with the bucket's credentials, which are nowhere else; a location below it."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    name = f"bucket-{uuid.uuid4().hex[:8]}"
+    settings = {"key": "key-of-the-block", "secret": SECRET, "client_kwargs": {"endpoint_url": s3.hello["url"]}}
+    await RemoteFileSystem(basepath="s3://results/base", settings=settings).save(name)  # type: ignore[misc]
+    return f"block://remote-file-system/{name}"
+
+
+def begun_and_killed(place: str, results: int, folder: Path) -> None:
+    """Begins the batch in a process of its own, and kills it once so many results are in the bucket."""
+    program = (
+        "import asyncio, sys\nfrom rlm_batch import batch\nfrom rlm_batch.tasks import outbox\n"
+        "outbox.INTERVAL = 0.2\n"
+        "asyncio.run(batch(sys.argv[1], sys.argv[2] + '/inputs.jsonl', provider='local:none', max_workers=2,\n"
+        "                  results_path=sys.argv[2]))\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(folder)}  # where it leaves its sandboxes' folders
+    with subprocess.Popen([sys.executable, "-c", program, KILLED, place], env=environment) as run:
+        until = time.monotonic() + 100
+        while len(Ledger(place).best()) < results and time.monotonic() < until:
+            time.sleep(0.2)
+        run.kill()
+
+
+@pytest.mark.timeout(300)
+async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_from_there(
+    s3: Any, counts: Counts, tmp_path: Path
+) -> None:
+    inputs = [{"x": x, "address": counts.address} for x in range(6)]
+    place = "s3://results/killed"
+    Ledger(place).put("inputs.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in inputs))
+    await asyncio.to_thread(begun_and_killed, place, 3, tmp_path)
+    assert len(Ledger(place).best()) == 3
+    done = {x for x, times in counts.begun.items() if times}
+    results = await batch(KILLED, f"{place}/inputs.jsonl", provider="local:none", results_path=place)
+    assert [result.y for result in results] == [x * x for x in range(6)]
+    assert {x: counts.begun[x] for x in "012"} == {"0": 1, "1": 1, "2": 1}
+    assert done > {"0", "1", "2"}
+    found = past(place)
+    assert [outcome.y for outcome in found.outcomes()] == [x * x for x in range(6)]
+    assert [(record.results_path, record.ended is None) for record in found.records] == [(place, True), (place, False)]
+
+
+async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
+    block: str, s3: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)  # below it botocore itself tells the key's id, and never the secret
+    place = f"{block}/sweeps/one"
+    report = await sweep("SUBMIT(loss=x)", {"x": [2, 1]}, objective="loss", provider="local:none", results_path=place)
+    assert report.results_path == place
+    assert report.best.loss == 1
+    found = past(place)
+    assert [outcome.loss for outcome in found.outcomes()] == [2, 1]
+    s3.ask("refuse", methods=["PUT"])
+    with pytest.raises(ConfigurationError, match="expired") as raised:
+        await batch(["1"], provider="local:none", results_path=f"{block}/other")
+    s3.ask("refuse", methods=[])
+    async with get_client() as client:
+        run = await client.read_flow_run(uuid.UUID(found.records[0].flow_run_id))
+        logs = [line.message for line in await client.read_logs()]
+        artifacts = [str(artifact.data) for artifact in await client.read_artifacts()]
+    ledger = Ledger(place)
+    kept = [ledger.get(name).decode() for name in ledger.path.sizes()]  # type: ignore[union-attr]
+    assert len(kept) == 2
+    del found, ledger  # the error below holds this frame, and Prefect the error
+    told = [str(run.parameters), str(raised.value), repr(raised.value.__cause__), caplog.text, *kept, *artifacts]
+    assert any(place in text for text in (*logs, caplog.text))
+    for text in (*told, *logs):
+        assert SECRET not in text
+        assert "key-of-the-block" not in text
+
+
+def counts_one(counts: Counts) -> None:
+    """Returns when an execution has begun."""
+    until = time.monotonic() + 60
+    while not counts.begun and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+async def test_a_run_whose_last_results_cannot_be_sent_fails(
+    s3: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlm_batch.tasks.outbox.PATIENCE", 0.5)
+    code = BEGUN + "begun(x)\nimport time\ntime.sleep(4)\nSUBMIT(1)"
+    inputs = [{"x": 1, "address": counts.address}]
+    run = asyncio.create_task(batch(code, inputs, provider="local:none", results_path="s3://results/job"))
+    await asyncio.to_thread(counts_one, counts)
+    s3.ask("refuse", methods=["PUT"])
+    with pytest.raises(OSError, match=r"could not be written to the ledger s3://results/job: .*expired"):
+        await run
+    s3.ask("refuse", methods=[])
+    assert Ledger("s3://results/job").best() == {}
+
+
+async def test_a_block_of_a_directory_is_that_directory(server: str, tmp_path: Path) -> None:
+    name = f"share-{uuid.uuid4().hex[:8]}"
+    await LocalFileSystem(basepath=str(tmp_path / "share")).save(name)  # type: ignore[misc]
+    (result,) = await batch(["SUBMIT(1)"], provider="local:none", results_path=f"block://local-file-system/{name}/a/b")
+    assert [outcome.output for outcome in past(str(tmp_path / "share/a/b")).outcomes()] == [result.output] == [1]
+    assert records_of(tmp_path / "share/a/b")[0].results_path == str(tmp_path / "share/a/b")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"results_path": "block://remote-file-system/nosuch/job"}, "there is no block remote-file-system/nosuch"),
+        ({"results_path": "block://nosuch-kind/name/job"}, "there is no block nosuch-kind/name"),
+        ({"results_path": "s3://no-such-bucket/job"}, "bucket does not exist"),
+        ({"inputs": "s3://results/nosuch.jsonl"}, "the input file s3://results/nosuch.jsonl cannot be read"),
+        ({"inputs": "nosuch://results/nosuch.jsonl"}, "no location of the kind nosuch://"),
+        ({"code": "@s3://results/nosuch.txt", "inputs": None}, "the code in s3://results/nosuch.txt cannot be read"),
+    ],
+)
+async def test_a_location_that_is_wrong_is_one_sentence_before_anything_runs(
+    s3: Any, parameters: dict[str, Any], said: str
+) -> None:
+    given = {"code": "SUBMIT(x)", "inputs": [{"x": 1}], "provider": "local:none", **parameters}
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        await batch(**given)
+    assert "\n" not in str(raised.value)
+
+
+async def test_code_and_inputs_are_read_at_locations(s3: Any, tmp_path: Path) -> None:
+    bucket = Ledger("s3://results/in")
+    bucket.put("code.txt", b"SUBMIT(y=x + 1)")
+    bucket.put("points.csv", b"x\n1\n2\n")
+    (tmp_path / "points.csv").write_bytes(b"x\n1\n2\n")
+    for inputs in ("s3://results/in/points.csv", f"file://{tmp_path}/points.csv"):
+        results = await batch("@s3://results/in/code.txt", inputs, provider="local:none", max_workers=1)
+        assert [result.y for result in results] == [2, 3]
+
+
+async def test_the_results_root_must_be_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLM_BATCH_RESULTS", "s3://results/root")
+    with pytest.raises(ConfigurationError, match="RLM_BATCH_RESULTS is s3://results/root, and must be a directory"):
+        await batch(["1"], provider="local:none")
+    assert not os.path.exists("s3:")

@@ -1,0 +1,221 @@
+"""A ledger in a bucket: what is written there is read from there, and nobody is told of results that are not there."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import ConfigurationError, Result
+from rlm_batch.sandbox.result import Meta
+from rlm_batch.tasks import outbox
+from rlm_batch.tasks.ledger import Ledger, read_line
+
+
+def success(value: Any, index: int = 0) -> Result:
+    return Result({"value": value}, Meta(index=index, submitted=True))
+
+
+@pytest.fixture
+def ledger(s3: Any) -> Ledger:
+    """A ledger in a bucket, with nothing in it. Others read: what it had read would last as long as the fixture."""
+    found = Ledger("s3://results/some/job")
+    found.create()
+    s3.ask("requests")
+    return found
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outbox that sends sooner, and has less patience."""
+    monkeypatch.setattr(outbox, "INTERVAL", 0.05)
+    monkeypatch.setattr(outbox, "PATIENCE", 0.2)
+    monkeypatch.setattr(outbox, "DELAYS", (0.05,))
+
+
+def until(true: Any) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_what_is_written_is_there_when_it_is_closed_and_a_text_names_it_again(ledger: Ledger, s3: Any) -> None:
+    assert str(ledger.path) == "s3://results/some/job"
+    for number in range(3):
+        ledger.write(str(number), success(number, number))
+    assert s3.ask("requests") == []
+    ledger.close()
+    assert len(s3.ask("requests")) == 1
+    read = {line.key: line for line in Ledger(str(ledger.path)).lines()}
+    assert {key: line.outcome() for key, line in read.items()} == {str(n): success(n, n) for n in range(3)}
+    ledger.close()
+    assert not [request for request in s3.ask("requests") if request.startswith("PUT")]
+
+
+def test_what_is_written_is_there_after_a_while_without_closing(ledger: Ledger, quick: None) -> None:
+    reader = Ledger(ledger.path)
+    ledger.write("a", success(1))
+    until(lambda: set(reader.best()) == {"a"})
+    ledger.write("b", success(2))
+    until(lambda: set(reader.best()) == {"a", "b"})
+    ledger.close()
+    assert threading.active_count() < 10
+    assert not [thread for thread in threading.enumerate() if thread.name == "outbox"]
+
+
+def test_who_follows_gets_each_line_once_and_asks_only_for_what_is_new(ledger: Ledger, s3: Any) -> None:
+    follower = Ledger(ledger.path)
+    new = follower.follow()
+    shard = Ledger(ledger.path, part_of="job-0001-")
+    ledger.write("a", success(1))
+    ledger.close()
+    shard.write("b", success(2))
+    shard.close()
+    s3.ask("requests")
+    found = list(new())
+    assert sorted(line.key for line in found) == ["a", "b"]
+    assert [request[:4] for request in s3.ask("requests")] == ["GET "] * 3
+    assert list(new()) == []
+    assert len(s3.ask("requests")) == 1
+    ledger.write("c", success(3))
+    ledger.close()
+    assert [line.key for line in new()] == ["c"]
+    assert len(s3.ask("requests")) == 1 + 2  # the part's sending, a listing, and its fetching
+    assert set(follower.best("job-0001-")) == {"b"}
+    again = read_line(*found[0].where)
+    assert again is not None
+    assert again.outcome() == found[0].outcome()
+    folder = Path(found[0].where[0]).parent
+    del follower, new
+    assert not folder.exists()
+
+
+def test_a_file_below_a_ledger_is_written_whole_and_read_as_a_stream(ledger: Ledger, tmp_path: Path) -> None:
+    for place in (ledger, Ledger(tmp_path / "run")):
+        place.put("shards/1.jsonl", (b"%d\n" % number for number in range(1000)))
+        assert list(place.read("shards/1.jsonl")) == [b"%d\n" % number for number in range(1000)]
+        place.put("shards/1.beat", b"1")
+        place.put("shards/1.beat", b"2")
+        assert place.get("shards/1.beat") == b"2"
+        with pytest.raises(FileNotFoundError):
+            place.get("shards/2.beat")
+        assert list(place.lines()) == []
+    assert sorted(path.name for path in (tmp_path / "run" / "shards").iterdir()) == ["1.beat", "1.jsonl"]
+
+
+def test_a_sending_that_fails_is_tried_again_and_arrives_once(
+    ledger: Ledger, s3: Any, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "PATIENCE", 60.0)
+    s3.ask("refuse", methods=["PUT"])
+    ledger.write("a", success(1))
+    until(lambda: s3.ask("requests"))
+    until(lambda: s3.ask("requests"))
+    ledger.write("b", success(2))
+    s3.ask("refuse", methods=[])
+    ledger.close()
+    assert sorted(line.key for line in Ledger(ledger.path).lines()) == ["a", "b"]
+
+
+def test_a_sending_that_goes_on_failing_is_raised_at_the_next_write_and_at_the_end_and_nothing_is_lost(
+    ledger: Ledger, s3: Any, quick: None
+) -> None:
+    s3.ask("refuse", methods=["PUT"])
+    ledger.write("a", success(1))
+
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "outbox"])
+    said = "a result could not be written to the ledger s3://results/some/job: .*expired.*run only the rest"
+    with pytest.raises(OSError, match=said):
+        ledger.write("b", success(2))
+    with pytest.raises(OSError, match=said):
+        ledger.close()
+    s3.ask("refuse", methods=[])
+    ledger.close()
+    ledger.write("c", success(3))
+    ledger.close()
+    assert set(Ledger(ledger.path).best()) == {"a", "c"}
+
+
+def test_who_writes_much_faster_than_it_is_sent_waits_and_holds_no_more_than_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox, "SIZE", 10)
+    monkeypatch.setattr(outbox, "HELD", 30)
+    sent: list[bytes] = []
+
+    def send(number: int, data: bytes) -> None:
+        time.sleep(0.01)
+        sent.append(data)
+
+    box = outbox.Outbox(send)
+    for _ in range(50):
+        box.write(b"0123456789")
+    box.close()
+    assert b"".join(sent) == b"0123456789" * 50
+    assert max(map(len, sent)) <= 30
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("s3://no-such-bucket/job", "s3://no-such-bucket/job cannot be made: .*bucket does not exist.*results_path"),
+        ("gs://bucket/job", "needs a package that is not installed: pip install 'gcsfs'"),
+        ("nosuch://bucket/job", "no location of the kind nosuch://; there are s3://"),
+        ("simplecache::s3://bucket/job", "several locations in one"),
+        ("s3://key:secret-of-the-url@bucket/job", "has a password in it"),
+        ("file://data/job", "three slashes"),
+        ("block://remote-file-system", "names no block"),
+    ],
+)
+def test_a_location_that_cannot_be_used_is_one_sentence_before_anything_runs(s3: Any, location: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        Ledger(location).create()
+    assert "secret" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not [request for request in s3.ask("requests") if request.startswith("PUT /no-such-bucket?")]
+
+
+def test_s3_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
+    monkeypatch.delitem(
+        vars(sys.modules["fsspec.registry"])["_registry"], "s3", raising=False
+    )  # where those are that were used before
+    with pytest.raises(ConfigurationError, match=r"s3://results/other needs .*pip install 's3fs'"):
+        Ledger("s3://results/other")
+
+
+def test_a_location_that_cannot_be_written_is_one_sentence(s3: Any, quick: None) -> None:
+    s3.ask("refuse", methods=["PUT"])
+    with pytest.raises(ConfigurationError, match="the ledger s3://results/job cannot be made: "):
+        Ledger("s3://results/job").create()
+
+
+def test_a_file_location_is_a_directory_as_any_other(tmp_path: Path) -> None:
+    ledger = Ledger(f"file://{tmp_path}/run")
+    assert ledger.path == tmp_path / "run"
+    ledger.write("a", success(1))
+    assert set(Ledger(tmp_path / "run").best()) == {"a"}
+    ledger.close()
+
+
+def test_a_file_system_with_directories_has_them_made() -> None:
+    ledger = Ledger("memory://tests-of-rlm-batch/deep/down")
+    ledger.create()
+    ledger.write("a", success(1))
+    ledger.close()
+    assert set(Ledger("memory://tests-of-rlm-batch/deep/down").best()) == {"a"}
+
+
+def test_paths_of_this_machine_import_no_fsspec(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom rlm_batch.blocks.locations import located, write, read\n"
+        "write(located(sys.argv[1]) / 'x', b'1'); assert read(located(sys.argv[1]) / 'x') == b'1'\n"
+        "print([name for name in ('fsspec', 'upath') if name in sys.modules])\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    # Prefect, which the package's blocks are made of, imports fsspec by itself; universal-pathlib is ours alone.
+    assert "upath" not in subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
