@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -214,16 +214,16 @@ class Run:
         how = f"isolation: {await provider.check()}" if sharding is None else sharding.described
         ledger = Ledger(options.results_path or results_root() / _flow_run_id())
         run = await cls.made(provider, ledger, options, total, label)
-        ledger.create()
+        await asyncio.to_thread(ledger.create)
         run.log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, how, ledger.path)
         observer.get().begun(total, how, str(ledger.path))
         record = run.record = _record(about or About(), str(ledger.path), provider.provider_name, total)
-        record.write()
+        await asyncio.to_thread(record.write)
         try:
             if not ledger.claim():
                 run.warn(f"another run is writing to {ledger.path} at this moment: what both have to do is done twice")
             if sharding is None:
-                run.knows(ledger.best())
+                run.knows(await asyncio.to_thread(ledger.best))
             else:
                 run._shared_out(sharding)
             if options.cache_results:
@@ -234,12 +234,28 @@ class Run:
                 yield run
                 run._count()
                 record.ended = time.time()
+                await run.shut()  # before it is reported
+        except BaseException:
+            with run.said():
+                await asyncio.shield(run.shut())
+            raise
         finally:
-            await asyncio.to_thread(ledger.close)  # at a location it sends what is left, and raises where it cannot
             ledger.release()
             run._count()
-            record.end()
+            await asyncio.shield(asyncio.to_thread(record.end))
         run.log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
+
+    async def shut(self) -> None:
+        """Sees that all that was written is in the ledger. Raises OSError where a location does not take it."""
+        await asyncio.to_thread(self.ledger.close)
+
+    @contextmanager
+    def said(self) -> Iterator[None]:
+        """An OSError in it is for the log: there is another error, which is more than that."""
+        try:
+            yield
+        except OSError as error:
+            self.log.error("%s", error)
 
     def _count(self) -> None:
         self.record.sandboxes, self.record.sandbox_seconds = self.opened, self.open_seconds

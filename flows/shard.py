@@ -60,10 +60,10 @@ class _ShardRun(Run):
         isolation = await provider.check()
         assert options.results_path is not None
         ledger = Ledger(options.results_path, head.part_of)
-        ledger.create()
+        await asyncio.to_thread(ledger.create)
         run = await cls.made(provider, ledger, options, head.total, LABELS.get(head.what, execution_label))
         run.kept = run.counted = Counted()
-        run.knows(ledger.best(head.part_of))
+        run.knows(await asyncio.to_thread(ledger.best, head.part_of))
         run.log.info(
             "shard %d of %d: %d executions on %s: %s; results in %s",
             head.shard + 1,
@@ -76,8 +76,11 @@ class _ShardRun(Run):
         try:
             async with run.ready():
                 yield run
-        finally:
-            ledger.close()
+        except BaseException:
+            with run.said():
+                await asyncio.shield(run.shut())
+            raise
+        await run.shut()
 
     def tell(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
         if isinstance(outcome, Failure):
@@ -121,8 +124,13 @@ class _Beating:
             with suppress(OSError):  # where it cannot be written, nor can results, and those tell
                 await asyncio.to_thread(self._write)
             await asyncio.sleep(BEAT)
-            if await asyncio.to_thread(self.portion.next.exists):
+            if await asyncio.to_thread(self._replaced):
                 raise NotRun("this shard was silent for so long that its job has begun it anew: this attempt ends")
+
+    def _replaced(self) -> bool:
+        with suppress(OSError):
+            return self.portion.next.exists()
+        return False
 
     def _write(self) -> None:
         beat, run = self._beat, self.run

@@ -134,6 +134,7 @@ class Sharding:
     async def _cut(self, run: Run, executions: Iterator[Execution]) -> tuple[list[_Shard], str]:
         """Takes all executions into the catalogue, settles those that have a result, and shares out the rest."""
         if self._follow is None:
+            self.catalogue.ledger = run.ledger
             self._follow = run.ledger.follow()
             async for line in self._news():
                 self.catalogue.remember(line)
@@ -183,7 +184,7 @@ class Sharding:
         waiting = [shard for shard in shards if shard.number not in active]
         waiting.reverse()
         clock = asyncio.get_running_loop().time
-        looked = running = clock()
+        looked = running = gathered = clock()
         while True:
             while waiting and len(active) < self._at_once():
                 shard = waiting.pop()
@@ -194,7 +195,12 @@ class Sharding:
                 break
             await asyncio.sleep(LOOK)
             await self._look(client, active)
-            await self._gather(run)
+            try:
+                await self._gather(run)
+                gathered = clock()
+            except OSError:  # of a location that does not answer for the moment
+                if clock() - gathered > SILENT:
+                    raise
             for shard in list(active.values()):
                 if await self._over(client, run, shard):
                     del active[shard.number]
@@ -208,6 +214,7 @@ class Sharding:
             if now - running >= UNSEEN:
                 running = now
                 run.warn(self._nobody())
+        await run.shut()  # the results that were taken from elsewhere
         await self._gather(run)
 
     def _at_once(self) -> int:
@@ -259,7 +266,13 @@ class Sharding:
             what=run.record.what,
             commit=await run.provider.commit(),
         )
-        await asyncio.to_thread(portion.write, head, self.catalogue.undone(shard.start, shard.stop))
+        try:
+            await asyncio.to_thread(portion.write, head, self.catalogue.undone(shard.start, shard.stop))
+        except OSError as error:
+            raise ConfigurationError(
+                f"the work of a shard could not be written to {portion.work}: {error.strerror or error}. What has a "
+                "result stays: see to that place, and run again with the same results_path"
+            ) from error
         again = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
         found = await arun_deployment(
             self._workers.deployment_id,

@@ -15,7 +15,7 @@ from typing import Any, overload
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
 from .execution import Execution
-from .ledger import Line, read_line
+from .ledger import Ledger, Line, read_line
 from .mark import Mark
 
 Outcome = Result | Failure
@@ -51,6 +51,7 @@ class Catalogue:
         self._base = sqlite3.connect("", check_same_thread=False, isolation_level=None)
         self._base.executescript(SCHEMA)
         self._code, self._codes = "", 0  # the text of the last execution, and how many there are
+        self.ledger: Ledger | None = None  # that the lines are of: what it has fetched lasts as long as it
         self._parts: dict[str, int] = {}
         self._paths: dict[int, str] = {}
         self._indexed = False
