@@ -123,9 +123,9 @@ class _Beating:
         while True:
             with suppress(OSError):  # where it cannot be written, nor can results, and those tell
                 await asyncio.to_thread(self._write)
-            await asyncio.sleep(BEAT)
             if await asyncio.to_thread(self._replaced):
                 raise NotRun("this shard was silent for so long that its job has begun it anew: this attempt ends")
+            await asyncio.sleep(BEAT)
 
     def _replaced(self) -> bool:
         with suppress(OSError):

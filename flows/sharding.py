@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 LOOK = 1.0  # seconds between two looks at the shards
 SILENT = 60.0  # seconds without a sign of life, which is given every 10, after which a running shard is taken for dead
-STARTING = 180.0  # seconds from a worker's taking a shard to its first sign of life, and then the same
+STARTING = 120.0  # seconds from a worker's taking a shard to its first sign of life, and then the same
 UNSEEN = 60.0  # seconds without any shard running, after which that is said
 FRUITLESS = 3  # attempts at a shard, one after the other, that bring no outcome at all, before it is given up
 ENDING = 20.0  # seconds for shards to end that were cancelled: after 30 a worker kills the run that waits for them
