@@ -388,7 +388,7 @@ def part_speedup(options: argparse.Namespace, until: float) -> list[Row]:
             each = options.sandboxes * options.rounds
             run = job(
                 fleet, f"speedup-{count}", code, each * count, count, "--provider=daytona", "--reuse-sandboxes",
-                f"--max-workers={options.sandboxes}", "--executions-per-task=50",
+                f"--max-workers={options.sandboxes}", "--executions-per-task=10",
                 environment=standin.environment, ports=(port,),
             )  # fmt: skip
             before = cpu(standin.process.pid)
