@@ -6,12 +6,10 @@ import os
 import sys
 import threading
 
-from ..sandbox.errors import ConfigurationError
-
 DELIVERY = 10.0  # seconds for a server that only failed once
 
 
-class ServerGone(ConfigurationError):
+class ServerGone(Exception):
     """The server failed or went away while the flow ran, and could not be told how it ended."""
 
 

@@ -35,8 +35,10 @@ def main(arguments: list[str] | None = None) -> None:
     except RlmBatchError as error:
         _say(str(error))
         status = 2
-        if isinstance(error, ServerGone):
-            end_soon(status)
+    except ServerGone as error:
+        _say(str(error))
+        status = 2
+        end_soon(status)
     except KeyboardInterrupt:
         _say("interrupted; the results so far are in the ledger")
         status = 130

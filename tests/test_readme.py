@@ -55,7 +55,10 @@ FILES = {
     "rows.jsonl": "".join(f'{{"n": {n}}}\n' for n in range(250)),
     "report.txt": "a long report\n" * 1000,
 }
-RUNS = [line for line in COMMANDS if line.startswith("rlm-batch ") and line.split()[1] not in ("up", "deploy")]
+# Those that need a port, change the server or want workers are run by `tests/cli/test_up.py`, `tests/deployments` and
+# `tests/flows/test_shards.py`.
+ELSEWHERE = re.compile("rlm-batch (up|deploy)|.* --shards ")
+RUNS = [line for line in COMMANDS if line.startswith("rlm-batch ") and not ELSEWHERE.match(line)]
 
 
 def test_the_commands_run_one_after_the_other(
@@ -66,7 +69,6 @@ def test_the_commands_run_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """All but those that need a port or change the server: `tests/cli/test_up.py` and `tests/deployments` run these."""
     from rlm_batch.cli.app import app
 
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))

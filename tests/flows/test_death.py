@@ -57,7 +57,7 @@ def test_a_command_that_is_interrupted_leaves_no_sandbox_at_its_provider(
         process.wait()
     assert process.returncode == 130
     assert "interrupted" in errors
-    assert "Traceback" not in errors
+    assert "Traceback" not in errors, errors
     assert daytona.state()["sandboxes"] == []
 
 

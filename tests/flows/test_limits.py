@@ -73,7 +73,7 @@ async def test_three_flow_runs_share_the_slots_of_one_block(block, quick, reuse)
 
 
 async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(block, quick):
-    long = asyncio.create_task(naps(40, 0.15, max_workers=2, reuse_sandboxes=True))
+    long = asyncio.create_task(naps(80, 0.15, max_workers=2, reuse_sandboxes=True))
     await asyncio.sleep(1.5)
     short = await naps(2, 0.05)
     ended = await long
