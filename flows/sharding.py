@@ -58,6 +58,7 @@ ENDING = 20.0  # seconds for shards to end that were cancelled: after 30 a worke
 BY_ITSELF = 10_000  # executions in a shard where nobody says how many: minutes of work, and its outcomes fit in a page
 TASK_RUNS = 10_000  # of all shards together, where nobody says how many executions a task run has
 UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED)
+PAGE = 200  # flow runs that the server gives at one time
 LINES = 5000  # of the ledger that are read at a time
 
 
@@ -116,10 +117,12 @@ class Sharding:
         async with server() as client:
             active: dict[int, _Shard] = {}
             try:
-                async with asyncio.timeout_at(run.until):
+                async with asyncio.timeout_at(run.until) as limit:
                     await self._see_through(client, run, job, shards, active)
             except TimeoutError:
                 await self._end(client, run, active)
+                if not limit.expired():
+                    raise
                 for execution in self.catalogue.undone(shards[0].start, shards[-1].stop):
                     run.fail(execution, run.out_of_time(execution, "passed before this execution had ended"))
             except BaseException:
@@ -316,14 +319,16 @@ class Sharding:
 
     async def _look(self, client: PrefectClient, active: dict[int, _Shard]) -> None:
         """Looks at the states and the signs of life of the shards that are under way."""
-        by_id = {shard.run_id: shard for shard in active.values()}
-        only = FlowRunFilter(id=FlowRunFilterId(any_=[run_id for run_id in by_id if run_id is not None]))
+        by_id = {shard.run_id: shard for shard in active.values() if shard.run_id is not None}
+        ids = list(by_id)
         now = asyncio.get_running_loop().time()
         with suppress(httpx.HTTPError):  # a server that is away comes back, or the run ends by Prefect's own means
-            for found in await client.read_flow_runs(flow_run_filter=only, limit=len(by_id)):
-                shard = by_id[found.id]
-                if found.state is not None and (shard.state is None or found.state.id != shard.state.id):
-                    shard.state, shard.heard = found.state, now
+            for start in range(0, len(ids), PAGE):
+                only = FlowRunFilter(id=FlowRunFilterId(any_=ids[start : start + PAGE]))
+                for found in await client.read_flow_runs(flow_run_filter=only, limit=PAGE):
+                    shard = by_id[found.id]
+                    if found.state is not None and (shard.state is None or found.state.id != shard.state.id):
+                        shard.state, shard.heard = found.state, now
         for shard in active.values():
             assert shard.portion is not None
             beat = await asyncio.to_thread(shard.portion.life)
@@ -417,8 +422,12 @@ async def cancel_shards(_flow: Flow[Any, Any], flow_run: FlowRun, _state: State[
         parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))),
     )
+    asked = set[UUID]()
     async with get_client() as client:
-        while found := await client.read_flow_runs(flow_run_filter=only, limit=200):
-            for run in found:
+        while found := await client.read_flow_runs(flow_run_filter=only, limit=PAGE):
+            if not (new := [run.id for run in found if run.id not in asked]):
+                break
+            for run_id in new:
+                asked.add(run_id)
                 with suppress(ObjectNotFound):
-                    await client.set_flow_run_state(run.id, Cancelling())
+                    await client.set_flow_run_state(run_id, Cancelling())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.filesystems import RemoteFileSystem
 
 from rlm_batch import CodeError, ExecutionsFailed, Failure, batch, chunks, sweep
 from rlm_batch.deployments.deploy import deploy
@@ -27,11 +28,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def worker(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def worker(server: str, s3_process: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker of another machine, as it were, that takes three flow runs at one time."""
     asyncio.run(deploy())
     folder = tmp_path_factory.mktemp("worker")
-    with Worker(folder / "machine", server, "worker-of-shards", limit=3) as found:
+    ports = [int(s3_process.hello["url"].rpartition(":")[2])]
+    with Worker(folder / "machine", server, "worker-of-shards", limit=3, ports=ports) as found:
         yield found
 
 
@@ -114,6 +116,20 @@ async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing
         assert found["6"]["total"] == 18 + 19
         assert list(found.results) == [str(number) for number in range(7)]
     assert set(counted(shared).values()) == {1}
+
+
+@pytest.mark.full
+async def test_shards_meet_in_a_bucket_with_the_credentials_of_a_block(worker, s3):
+    settings = {"key": "of-the-block", "secret": "of-the-block", "client_kwargs": {"endpoint_url": s3.hello["url"]}}
+    await RemoteFileSystem(basepath="s3://results/jobs", settings=settings).save("bucket", overwrite=True)  # type: ignore[misc]
+    place = "block://remote-file-system/bucket/job-1"
+    options: dict[str, Any] = {"shards": 2, "results_path": place, "provider": "local:none"}
+    for _ in range(2):
+        results = await batch("SUBMIT(y=x * x)", inputs=[{"x": x} for x in range(10)], **options)
+        assert [result["y"] for result in results] == [x * x for x in range(10)]
+    found = Counter(line.key for line in Ledger(place).lines() if line.succeeded)
+    assert len(found) == 10
+    assert set(found.values()) == {1}
 
 
 @pytest.mark.full
