@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..sandbox.errors import DeadlineExceeded
 from ..sandbox.result import Failure, Result
 from ..tasks.execution import Execution
 
@@ -56,8 +57,12 @@ class Counted:
 
     def __init__(self) -> None:
         self.count = self.failures = 0
+        self.late = 0  # that the deadline left undone: no ledger has these
 
     def settle(self, execution: Execution, outcome: Outcome) -> None:
+        if isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded):
+            self.late += 1
+            return
         self.count += 1
         self.failures += isinstance(outcome, Failure)
 

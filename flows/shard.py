@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from ..blocks.provider import SandboxProvider
 from ..blocks.resolve import resolve
-from ..sandbox.errors import NotRun, RlmBatchError
+from ..sandbox.errors import ConfigurationError, NotRun, RlmBatchError
 from ..sandbox.result import Failure
 from ..tasks.execution import Execution
 from ..tasks.ledger import Ledger
@@ -60,7 +61,10 @@ class _ShardRun(Run):
         isolation = await provider.check()
         assert options.results_path is not None
         ledger = Ledger(options.results_path, head.part_of)
-        await asyncio.to_thread(ledger.create)
+        try:
+            await asyncio.to_thread(ledger.create)
+        except ConfigurationError as error:
+            raise OSError(str(error)) from error  # of this worker, or for now: the job could make it
         run = await cls.made(provider, ledger, options, head.total, LABELS.get(head.what, execution_label))
         run.kept = run.counted = Counted()
         run.knows(await asyncio.to_thread(ledger.best, head.part_of))
@@ -97,6 +101,7 @@ class _Beating:
         self.portion = portion
         self.run: _ShardRun | None = None
         self._beat = Beat()
+        self._lock = threading.Lock()
         self._group = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
 
@@ -133,10 +138,14 @@ class _Beating:
         return False
 
     def _write(self) -> None:
+        with self._lock:  # a beat that is still on its way is not to come after the last
+            self._write_now()
+
+    def _write_now(self) -> None:
         beat, run = self._beat, self.run
         beat.count += 1
         if run is not None:
-            beat.done, beat.failed = run.counted.count, run.counted.failures
+            beat.done, beat.failed, beat.late = run.counted.count, run.counted.failures, run.counted.late
             beat.sandboxes, beat.sandbox_seconds = run.opened, run.open_seconds
             if run.asking is not None:
                 used = run.asking.spent.used

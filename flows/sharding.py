@@ -38,7 +38,7 @@ from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, NotRun
 from ..tasks.catalogue import Catalogue
 from ..tasks.ledger import Line
-from ..tasks.portion import Beat, Head, Portion, last_attempts
+from ..tasks.portion import Beat, Head, Portion, kept_cut, last_attempts
 from .workers import Workers, server, workers
 
 if TYPE_CHECKING:
@@ -51,8 +51,11 @@ if TYPE_CHECKING:
 
 LOOK = 1.0  # seconds between two looks at the shards
 SILENT = 60.0  # seconds without a sign of life, which is given every 10, after which a running shard is taken for dead
-STARTING = 120.0  # seconds from a worker's taking a shard to its first sign of life, and then the same
 UNSEEN = 60.0  # seconds without any shard running, after which that is said
+AWAY = (
+    300.0  # seconds without an answer of the server or the ledger, after which the job ends: shards have ended before
+)
+ELSEWHERE = 32  # shards at one time that no worker runs itself
 FRUITLESS = 3  # attempts at a shard, one after the other, that bring no outcome at all, before it is given up
 ENDING = 20.0  # seconds for shards to end that were cancelled: after 30 a worker kills the run that waits for them
 BY_ITSELF = 10_000  # executions in a shard where nobody says how many: minutes of work, and its outcomes fit in a page
@@ -77,6 +80,8 @@ class _Shard:
     heard: float = 0.0  # when its sign of life changed last, or the state of its run, by the loop's clock
     left: int = 0  # executions without an outcome when the attempt began
     fruitless: int = 0
+    adopted: bool = False
+    deleted: bool = False  # the server has its run no longer
     spent: list[Beat] = field(default_factory=list[Beat])  # the last of each attempt's signs of life
 
 
@@ -90,6 +95,9 @@ class Sharding:
         enough = max(math.ceil(total / BY_ITSELF), online)
         self._shards = min(total, enough if asked == "auto" else asked)
         self._follow: Callable[[], Iterator[Line]] | None = None
+        self._looked = 0.0  # when the shards were looked at last, by the loop's clock
+        self._troubles = dict[str, float]()  # since when the server or the ledger has not answered
+        self._ledger_id = ""
 
     @classmethod
     async def checked(
@@ -116,8 +124,9 @@ class Sharding:
         shards, job = await self._cut(run, executions)
         async with server() as client:
             active: dict[int, _Shard] = {}
+            limit = asyncio.timeout_at(run.until)
             try:
-                async with asyncio.timeout_at(run.until) as limit:
+                async with limit:
                     await self._see_through(client, run, job, shards, active)
             except TimeoutError:
                 await self._end(client, run, active)
@@ -154,9 +163,10 @@ class Sharding:
                 run.tell(execution, result, cached=True)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
-        size = math.ceil(count / min(self._shards, max(1, count)))
+        job = hashlib.sha256(f"{keys.hexdigest()} {first}".encode()).hexdigest()[:12]
+        size = math.ceil(count / min(self._shards, count))
+        self._ledger_id, size = await asyncio.to_thread(kept_cut, run.ledger.path, job, size)
         starts = range(first, first + count, size)
-        job = hashlib.sha256(f"{keys.hexdigest()} {first} {size}".encode()).hexdigest()[:12]
         shards = [_Shard(number, start, min(start + size, first + count)) for number, start in enumerate(starts)]
         return shards, job
 
@@ -187,42 +197,64 @@ class Sharding:
         waiting = [shard for shard in shards if shard.number not in active]
         waiting.reverse()
         clock = asyncio.get_running_loop().time
-        looked = running = gathered = clock()
+        looked = running = self._looked = clock()
         while True:
             while waiting and len(active) < self._at_once():
                 shard = waiting.pop()
                 if self.catalogue.count(shard.start, shard.stop):
-                    await self._begin(client, run, job, shard, len(shards))
-                    active[shard.number] = shard
-            if not active:
+                    active[shard.number] = shard  # before its run is made: whoever ends the job has to find it
+                    try:
+                        await self._begin(client, run, job, shard, len(shards))
+                    except (httpx.HTTPError, OSError) as error:  # for the moment, perhaps
+                        del active[shard.number]
+                        waiting.append(shard)
+                        shard.attempt -= 1
+                        self._trouble("beginning", error)
+                        break
+                    self._fine("beginning")
+            if not active and not waiting:
                 break
             await asyncio.sleep(LOOK)
             await self._look(client, active)
             try:
                 await self._gather(run)
-                gathered = clock()
-            except OSError:  # of a location that does not answer for the moment
-                if clock() - gathered > SILENT:
-                    raise
-            for shard in list(active.values()):
-                if await self._over(client, run, shard):
-                    del active[shard.number]
-                    if self.catalogue.count(shard.start, shard.stop):
-                        waiting.append(shard)
+                for shard in list(active.values()):
+                    if await self._over(client, run, shard):
+                        del active[shard.number]
+                        if self.catalogue.count(shard.start, shard.stop):
+                            waiting.append(shard)
+                self._fine("ledger")
+            except OSError as error:  # of a location that does not answer for the moment
+                self._trouble("ledger", error)
             now = clock()
             if any(shard.beat is not None for shard in active.values()) or not active:
                 running = now
             if now - looked >= SILENT / 2 and self._workers.waits_for_workers:
-                looked, self._online = now, await self._workers.online(client)
+                with suppress(httpx.HTTPError):
+                    looked, self._online = now, await self._workers.online(client)
             if now - running >= UNSEEN:
                 running = now
                 run.warn(self._nobody())
         await run.shut()  # the results that were taken from elsewhere
         await self._gather(run)
 
+    def _trouble(self, what: str, error: Exception) -> None:
+        """That did not answer. Raises the error once it has been so for too long."""
+        now = asyncio.get_running_loop().time()
+        if now - self._troubles.setdefault(what, now) > AWAY:
+            raise error
+
+    def _fine(self, what: str) -> None:
+        self._troubles.pop(what, None)
+
     def _at_once(self) -> int:
-        """Shards at one time: one that runs and one that is ready for each worker, and no more than the pool takes."""
-        return min(max(2, 2 * self._online), self._workers.places or self._shards)
+        """Shards at one time, and no more than the pool takes.
+
+        For each worker that runs them itself one that runs and one that is ready. Where others run them, in containers
+        for example, workers say nothing of how many there may be.
+        """
+        most = max(2, 2 * self._online) if self._workers.runs_itself else ELSEWHERE
+        return min(most, self._workers.places or most)
 
     def _nobody(self) -> str:
         pool = self._workers.pool
@@ -238,11 +270,9 @@ class Sharding:
     def _portion(self, run: Run, job: str, shard: _Shard) -> Portion:
         return Portion(run.ledger.path, job, shard.number, shard.attempt)
 
-    @staticmethod
-    def _idempotency_key(portion: Portion) -> str:
-        # Two ledgers may have the same job, each its own shards.
-        where = hashlib.sha256(str(portion.ledger).encode()).hexdigest()[:16]
-        return f"rlm-batch {where} {portion.job} {portion.shard} {portion.attempt}"
+    def _idempotency_key(self, portion: Portion) -> str:
+        # Two ledgers may have the same job, each its own shards; and one may be removed and be made anew.
+        return f"rlm-batch {self._ledger_id} {portion.job} {portion.shard} {portion.attempt}"
 
     async def _adopt(self, client: PrefectClient, run: Run, job: str, shard: _Shard, active: dict[int, _Shard]) -> None:
         """Takes over the run of the last attempt at a shard, if there is one that is not over."""
@@ -250,15 +280,20 @@ class Sharding:
         only = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[self._idempotency_key(portion)]))
         found = await client.read_flow_runs(flow_run_filter=only, limit=1)
         if not found:
-            shard.attempt -= 1  # its work was written, and no run was made of it
-        elif found[0].state is None or not found[0].state.is_final():
-            run.log.info("shard %d is under way: its run %s is taken over", shard.number, found[0].name)
+            if await asyncio.to_thread(portion.life) is None:
+                shard.attempt -= 1  # its work was written, and no run was made of it
+        elif found[0].state is None or not (found[0].state.is_final() or found[0].state.is_cancelling()):
+            run.log.info("shard %d is under way: its run %s is taken over", shard.number + 1, found[0].name)
             self._under_way(shard, portion, found[0])
+            shard.adopted = True
             active[shard.number] = shard
 
     async def _begin(self, client: PrefectClient, run: Run, job: str, shard: _Shard, shards: int) -> None:
         shard.attempt += 1
-        portion = self._portion(run, job, shard)
+        shard.portion, shard.run_id = self._portion(run, job, shard), None
+        shard.state = shard.beat = None
+        shard.adopted = shard.deleted = False
+        portion = shard.portion
         shard.left = self.catalogue.count(shard.start, shard.stop)
         head = Head(
             job=job,
@@ -272,7 +307,8 @@ class Sharding:
         try:
             await asyncio.to_thread(portion.write, head, self.catalogue.undone(shard.start, shard.stop))
         except OSError as error:
-            raise ConfigurationError(
+            # With one argument, or its text would begin with a number in brackets.
+            raise OSError(
                 f"the work of a shard could not be written to {portion.work}: {error.strerror or error}. What has a "
                 "result stays: see to that place, and run again with the same results_path"
             ) from error
@@ -297,7 +333,8 @@ class Sharding:
         now = asyncio.get_running_loop().time()
         cost = None
         if given.max_cost is not None:
-            cost = max(0.0, given.max_cost / shards - sum(beat.cost or 0.0 for beat in shard.spent))
+            left = given.max_cost - (run.used_elsewhere.cost or 0.0)  # by the shards of what came before, if anything
+            cost = max(0.0, left / shards - sum(beat.cost or 0.0 for beat in shard.spent))
         per_task = max(math.ceil(run.total / TASK_RUNS), math.ceil(shard.left / 1000))
         options = replace(
             given,
@@ -319,16 +356,28 @@ class Sharding:
 
     async def _look(self, client: PrefectClient, active: dict[int, _Shard]) -> None:
         """Looks at the states and the signs of life of the shards that are under way."""
+        clock = asyncio.get_running_loop().time
         by_id = {shard.run_id: shard for shard in active.values() if shard.run_id is not None}
-        ids = list(by_id)
-        now = asyncio.get_running_loop().time()
-        with suppress(httpx.HTTPError):  # a server that is away comes back, or the run ends by Prefect's own means
+        ids, seen = list(by_id), set[UUID]()
+        try:
             for start in range(0, len(ids), PAGE):
                 only = FlowRunFilter(id=FlowRunFilterId(any_=ids[start : start + PAGE]))
                 for found in await client.read_flow_runs(flow_run_filter=only, limit=PAGE):
                     shard = by_id[found.id]
+                    seen.add(found.id)
                     if found.state is not None and (shard.state is None or found.state.id != shard.state.id):
-                        shard.state, shard.heard = found.state, now
+                        shard.state, shard.heard = found.state, clock()
+        except httpx.HTTPError as error:  # a server that is away comes back
+            self._trouble("server", error)
+        else:
+            self._fine("server")
+            for run_id, shard in by_id.items():
+                shard.deleted = run_id not in seen
+        # Time in which nobody looked, because the server or the ledger did not answer, is no silence of a shard's.
+        now, looked, self._looked = clock(), self._looked, clock()
+        if now - looked > SILENT / 6:
+            for shard in active.values():
+                shard.heard += now - looked
         for shard in active.values():
             assert shard.portion is not None
             beat = await asyncio.to_thread(shard.portion.life)
@@ -338,52 +387,62 @@ class Sharding:
     async def _over(self, client: PrefectClient, run: Run, shard: _Shard) -> bool:
         """Whether an attempt has ended, by itself or because it is taken for dead. Raises what ends the whole job."""
         state = shard.state
+        if shard.deleted:
+            self._ended(run, shard, "its flow run was deleted")
+            return True
         if state is not None and state.is_final():
-            await self._gather(run)  # what it wrote last
             assert shard.portion is not None
             shard.beat = await asyncio.to_thread(shard.portion.life) or shard.beat
-            await self._ended(run, shard)
+            await self._gather_last(run, shard)
+            error = shard.beat.error if shard.beat is not None else None
+            said = f"{error[0]}: {error[1]}" if error is not None else state.message or state.name
+            self._ended(run, shard, f"{state.name}: {said}" if said != state.name else said)
             return True
         silent = asyncio.get_running_loop().time() - shard.heard
-        pending = state is not None and state.type == StateType.PENDING
-        started = shard.beat is not None
-        running = state is not None and state.type in (StateType.RUNNING, StateType.CANCELLING)
-        if (started and silent > SILENT) or ((pending or running) and silent > STARTING):
+        begun = state is not None and state.type in (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+        if (
+            "server" not in self._troubles
+            and begun
+            and silent > (SILENT if shard.beat is not None else self._workers.starting)
+        ):
             assert shard.run_id is not None
-            run.log.warning(
-                "shard %d has given no sign of life for %.0f s: it is taken for dead, and begun again with what has no "
-                "result",
-                shard.number,
-                silent,
-            )
             text = "its worker or its process has gone: it gave no sign of life"
             with suppress(httpx.HTTPError, ObjectNotFound):
                 await client.set_flow_run_state(shard.run_id, Crashed(message=text), force=True)
-            self._count(shard)
+            self._ended(run, shard, f"no sign of life for {silent:.0f} s")
             return True
         return False
 
-    async def _ended(self, run: Run, shard: _Shard) -> None:
+    async def _gather_last(self, run: Run, shard: _Shard) -> None:
+        """Takes in all that an attempt has written which is over: a file system of a network may show it later."""
+        until = asyncio.get_running_loop().time() + SILENT
+        while True:
+            await self._gather(run)
+            taken = shard.left - self.catalogue.count(shard.start, shard.stop)
+            told = shard.beat.done if shard.beat is not None else 0
+            if shard.adopted or taken >= told or asyncio.get_running_loop().time() >= until:
+                return
+            await asyncio.sleep(LOOK)
+
+    def _ended(self, run: Run, shard: _Shard, how: str) -> None:
+        """What follows from an attempt's end: nothing more, another attempt, or that its executions are given up."""
         self._count(shard)
         left = self.catalogue.count(shard.start, shard.stop)
         if not left:
             return
-        error = shard.beat.error if shard.beat is not None else None
-        if error is not None and error[0] == "ConfigurationError":
-            raise ConfigurationError(f"shard {shard.number}: {error[1]}")
-        state = shard.state
-        if state.type == StateType.CANCELLED:
-            self._give_up(run, shard, f"its shard, number {shard.number}, was cancelled")
-            return
-        said = f"{error[0]}: {error[1]}" if error is not None else state.message or state.name
-        if shard.fruitless >= FRUITLESS:
-            self._give_up(
-                run, shard, f"its shard, number {shard.number}, ended {FRUITLESS} times with no result: {said}"
-            )
-            return
-        run.log.warning(
-            "shard %d ended %s with %d executions undone, and is begun again: %s", shard.number, state.name, left, said
-        )
+        beat, number = shard.beat, shard.number + 1
+        if beat is not None and beat.error is not None and beat.error[0] == "ConfigurationError":
+            raise ConfigurationError(f"shard {number}: {beat.error[1]}")
+        if beat is not None and beat.late:
+            for execution in self.catalogue.undone(shard.start, shard.stop):
+                run.fail(execution, run.out_of_time(execution, "is over before the provider opens more sandboxes"))
+        elif shard.state is not None and shard.state.type == StateType.CANCELLED:
+            self._give_up(run, shard, f"its shard, number {number}, was cancelled")
+        elif shard.fruitless >= FRUITLESS:
+            self._give_up(run, shard, f"its shard, number {number}, ended {FRUITLESS} times without a result: {how}")
+        else:
+            text = "shard %d ended with %d executions undone, and is begun again: %s"
+            run.log.warning(text, number, left, how)
 
     def _count(self, shard: _Shard) -> None:
         """Keeps what an attempt that is over has used, and whether it was of use."""
@@ -398,20 +457,33 @@ class Sharding:
 
     async def _end(self, client: PrefectClient, run: Run, active: dict[int, _Shard]) -> None:
         """Cancels the shards that are under way, waits until they are over, and takes in what they have written."""
-        with suppress(httpx.HTTPError):
-            for shard in active.values():
-                assert shard.run_id is not None
-                with suppress(ObjectNotFound):
+        for shard in active.values():
+            with suppress(httpx.HTTPError, ObjectNotFound):
+                if shard.run_id is None and shard.portion is not None:  # it was being made
+                    key = FlowRunFilterIdempotencyKey(any_=[self._idempotency_key(shard.portion)])
+                    found = await client.read_flow_runs(flow_run_filter=FlowRunFilter(idempotency_key=key), limit=1)
+                    shard.run_id = found[0].id if found else None
+                if shard.run_id is not None:
                     await client.set_flow_run_state(shard.run_id, Cancelling())
-            until = asyncio.get_running_loop().time() + ENDING
-            left = dict(active)
-            while left and asyncio.get_running_loop().time() < until:
-                await asyncio.sleep(LOOK)
+        until = asyncio.get_running_loop().time() + ENDING
+        left = {number: shard for number, shard in active.items() if shard.run_id is not None}
+        while left and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(LOOK)
+            with suppress(httpx.HTTPError):
                 await self._look(client, left)
-                left = {number: shard for number, shard in left.items() if not shard.state.is_final()}
-            for shard in left.values():
-                run.log.warning("shard %d was cancelled, and has not ended within %.0f s", shard.number, ENDING)
-        await self._gather(run)
+            left = {
+                number: shard
+                for number, shard in left.items()
+                if not shard.deleted and (shard.state is None or not shard.state.is_final())
+            }
+        for shard in left.values():
+            run.log.warning("shard %d was cancelled, and has not ended within %.0f s", shard.number + 1, ENDING)
+        for shard in active.values():
+            if shard.beat is not None:
+                shard.spent.append(shard.beat)
+        with run.said():
+            await run.shut()
+            await self._gather(run)
 
 
 async def cancel_shards(_flow: Flow[Any, Any], flow_run: FlowRun, _state: State[Any]) -> None:

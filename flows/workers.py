@@ -29,13 +29,21 @@ PATIENCE = 45.0  # seconds for a worker to come, before the first shard: it tell
 class Workers:
     """The work pool that shards run in; `places` are the flow runs that it takes beside this one, None without a limit.
 
-    A pool that has no workers, because what stands behind it begins runs by itself, has `waits_for_workers` False.
+    A pool that has no workers, because what stands behind it begins runs by itself, has `waits_for_workers` False. A
+    worker that `runs_itself` what it takes has a process for each; others ask something else to, which takes longer:
+    `starting` seconds are enough from a worker's taking a shard to its first sign of life.
     """
 
     deployment_id: UUID
     pool: str
     places: int | None
     waits_for_workers: bool
+    runs_itself: bool
+
+    @property
+    def starting(self) -> float:
+        """Seconds."""
+        return 120.0 if self.runs_itself else 900.0  # an image may have to be fetched first
 
     async def online(self, client: PrefectClient) -> int:
         """How many workers the server has heard of lately."""
@@ -86,7 +94,8 @@ async def workers(client: PrefectClient, log: logging.Logger | logging.LoggerAda
             f"the work pool {name} or its queue {queue.name} takes too few flow runs at one time for a shard beside "
             "the run that waits for it: raise its concurrency limit to 2 or more"
         )
-    found = Workers(deployment.id, name, places, not (pool.is_push_pool or pool.is_managed_pool))
+    apart = pool.is_push_pool or pool.is_managed_pool
+    found = Workers(deployment.id, name, places, not apart, pool.type == "process")
     await _wait_for_one(client, found, log)
     return found
 

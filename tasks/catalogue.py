@@ -28,8 +28,8 @@ pragma journal_mode = off;
 pragma synchronous = off;
 pragma cache_size = -{CACHE};
 create table executions (
-    number integer primary key, key blob not null, code integer not null, work text not null,
-    state integer not null default {UNDONE}, part integer, start integer, length integer, outcome text);
+    number integer primary key, key blob not null, code integer not null, state integer not null default {UNDONE},
+    part integer, start integer, length integer, outcome text, work text not null);
 create table codes (number integer primary key, text text not null);
 create table before (
     key blob primary key, at real not null, part integer not null, start integer not null, length integer not null
@@ -189,6 +189,12 @@ class Catalogue:
             (after, limit, skip),
         ).fetchall()
 
+    @property
+    def last(self) -> int:
+        """The greatest number, -1 where there is none."""
+        found = self._base.execute("select max(number) from executions").fetchone()[0]
+        return -1 if found is None else found
+
     def length(self, states: tuple[int, ...]) -> int:
         """How many there are."""
         query = f"select count(*) from executions where state in ({', '.join(map(str, states))})"
@@ -223,6 +229,7 @@ class Stored(Sequence[Outcome]):
 
     def __init__(self, catalogue: Catalogue, states: tuple[int, ...]) -> None:
         self._catalogue, self._states = catalogue, states
+        self._is_whole = False
 
     def __len__(self) -> int:
         return self._catalogue.length(self._states)
@@ -247,7 +254,13 @@ class Stored(Sequence[Outcome]):
         return [self._at(place, 1)[0] for place in places]
 
     def _at(self, place: int, count: int) -> list[Outcome]:
-        return [self._catalogue.outcome(row) for row in self._catalogue.rows(self._states, -1, count, place)]
+        # Where none is missing the place is the number, and the others need not be counted.
+        skip, after = (0, place - 1) if self._whole() else (place, -1)
+        return [self._catalogue.outcome(row) for row in self._catalogue.rows(self._states, after, count, skip)]
+
+    def _whole(self) -> bool:
+        self._is_whole = self._is_whole or len(self) == self._catalogue.last + 1
+        return self._is_whole
 
     def __repr__(self) -> str:
         return f"<{len(self):,} outcomes, read from the ledger as they are asked for>"

@@ -256,8 +256,9 @@ class Ledger:
         def new() -> Iterator[Line]:
             for part in self._parts():
                 offset = offsets.get(part, 0)
-                if os.path.getsize(part) <= offset:
+                if isinstance(self.path, Location) and os.path.getsize(part) <= offset:
                     continue
+                # Opened rather than asked for its size, which a file system of a network may have from a while ago.
                 for line in read_part(part, offset):
                     offsets[part] = line.where[1] + line.where[2]
                     yield line

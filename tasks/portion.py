@@ -8,6 +8,7 @@ A later attempt's work means that nobody waits for the earlier ones any more.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -61,6 +62,7 @@ class Beat:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = 0.0
+    late: int = 0  # executions that the deadline left undone
     error: tuple[str, str] | None = None
 
 
@@ -121,9 +123,9 @@ class Portion:
                 f"the work of this shard, {self.work}, is not there for this worker: the results_path of a job with "
                 "shards has to be a location that every worker reaches by the same name"
             ) from None
-        except OSError as error:
+        except PermissionError as error:
             raise ConfigurationError(
-                f"the work of this shard, {self.work}, cannot be read: {error.strerror or error}"
+                f"the work of this shard, {self.work}, may not be read: {error.strerror or error}"
             ) from error
         except (ValueError, TypeError, StopIteration) as error:
             raise ConfigurationError(
@@ -154,6 +156,24 @@ class Portion:
         with suppress(OSError, ValueError, TypeError):
             return Beat(**json.loads(locations.read(self._beat)))
         return None
+
+
+def kept_cut(ledger: Place, job: str, size: int) -> tuple[str, int]:
+    """An id of the ledger, and how many executions a shard of the job has: as they are there, and else made now.
+
+    So a job that is run again has the shards that it had, however many there would be today. Raises OSError.
+    """
+    return _kept(ledger / "shards" / "id", uuid.uuid4().hex[:16]), int(
+        _kept(ledger / "shards" / job / "size", str(size))
+    )
+
+
+def _kept(place: Place, value: str) -> str:
+    try:
+        return locations.read(place).decode("ascii")
+    except FileNotFoundError:
+        locations.write(place, value.encode("ascii"))
+        return locations.read(place).decode("ascii")  # another may have been as quick
 
 
 def last_attempts(ledger: Place, job: str) -> dict[int, int]:

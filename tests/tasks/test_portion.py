@@ -6,7 +6,7 @@ from rlm_batch import ConfigurationError
 from rlm_batch.blocks.locations import located, write
 from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.mark import Mark
-from rlm_batch.tasks.portion import Beat, Head, Portion, last_attempts
+from rlm_batch.tasks.portion import Beat, Head, Portion, kept_cut, last_attempts
 
 HEAD = Head(job="abc", shard=3, shards=8, attempt=1, total=3, what="chunk", commit=None)
 EXECUTIONS = [
@@ -46,6 +46,14 @@ def test_the_last_attempt_at_each_shard_is_known(portion):
     assert last_attempts(portion.ledger, "abc") == {3: 2, 11: 4}
     assert portion.next.exists()
     assert not portion.next.next.exists()
+
+
+def test_a_job_that_is_run_again_is_cut_as_it_was(portion):
+    where, size = kept_cut(portion.ledger, "abc", 500)
+    assert size == 500
+    assert kept_cut(portion.ledger, "abc", 250) == (where, 500)
+    assert kept_cut(portion.ledger, "other", 250) == (where, 250)
+    assert kept_cut(portion.ledger / "elsewhere", "abc", 500)[0] != where
 
 
 def test_work_that_is_not_there_says_that_the_location_has_to_be_shared(tmp_path):
