@@ -11,7 +11,7 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..blocks import locations
@@ -153,8 +153,10 @@ class Portion:
 
     def life(self) -> Beat | None:
         """The last sign of life, None where there is none yet."""
-        with suppress(OSError, ValueError, TypeError):
-            return Beat(**json.loads(locations.read(self._beat)))
+        known = {item.name for item in fields(Beat)}  # a worker may have another version, which says more
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            said = json.loads(locations.read(self._beat))
+            return Beat(**{name: value for name, value in said.items() if name in known})
         return None
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from rlm_batch import ConfigurationError
+from rlm_batch.blocks import locations
 from rlm_batch.blocks.locations import located, write
 from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.mark import Mark
@@ -36,6 +37,9 @@ def test_a_sign_of_life_is_the_last_that_was_given(portion):
     assert portion.life() is None
     for count in (1, 2):
         portion.beat(Beat(count=count, done=count, error=None))
+    assert portion.life() == Beat(count=2, done=2)
+    beat = portion.folder / "00003-1.beat"
+    locations.write(beat, locations.read(beat).replace(b"{", b'{"of a later version": 1, ', 1))
     assert portion.life() == Beat(count=2, done=2)
 
 
