@@ -486,8 +486,11 @@ class Sharding:
             await self._gather(run)
 
 
-async def cancel_shards(_flow: Flow[Any, Any], flow_run: FlowRun, _state: State[Any]) -> None:
-    """Cancels what is left of a cancelled flow run's shards: a hook, for when its process could not do that itself."""
+async def cancel_shards(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Cancels what is left of a cancelled flow run's shards: a hook, for when its process could not do that itself.
+
+    Prefect hands over its arguments by these names.
+    """
     if (flow_run.parameters or {}).get("shards") is None:
         return
     only = FlowRunFilter(

@@ -119,14 +119,24 @@ async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing
 
 
 @pytest.mark.full
-async def test_shards_meet_in_a_bucket_with_the_credentials_of_a_block(worker, s3):
+async def test_shards_meet_in_a_bucket_with_the_credentials_of_a_block(server, worker, s3, tmp_path):
     settings = {"key": "of-the-block", "secret": "of-the-block", "client_kwargs": {"endpoint_url": s3.hello["url"]}}
-    await RemoteFileSystem(basepath="s3://results/jobs", settings=settings).save("bucket", overwrite=True)  # type: ignore[misc]
+    block = RemoteFileSystem(basepath="s3://results/jobs", settings=settings)
+    await block.save("bucket", overwrite=True)  # type: ignore[misc]
     place = "block://remote-file-system/bucket/job-1"
-    options: dict[str, Any] = {"shards": 2, "results_path": place, "provider": "local:none"}
+    program = tmp_path / "job.py"
+    program.write_text(
+        "import asyncio\n"
+        "from rlm_batch import batch\n"
+        "results = asyncio.run(batch('SUBMIT(y=x * x)', inputs=[{'x': x} for x in range(10)], shards=2,\n"
+        f"    results_path={place!r}, provider='local:none'))\n"
+        "assert [result['y'] for result in results] == [x * x for x in range(10)]\n"
+    )
+    environment = {**os.environ, **its_own(tmp_path / "job", server)}
     for _ in range(2):
-        results = await batch("SUBMIT(y=x * x)", inputs=[{"x": x} for x in range(10)], **options)
-        assert [result["y"] for result in results] == [x * x for x in range(10)]
+        ran = [sys.executable, str(program)]
+        done = await asyncio.to_thread(subprocess.run, ran, env=environment, timeout=240, check=False)
+        assert done.returncode == 0
     found = Counter(line.key for line in Ledger(place).lines() if line.succeeded)
     assert len(found) == 10
     assert set(found.values()) == {1}

@@ -1,5 +1,6 @@
 """A job whose shards could not run is refused in a sentence before anything runs."""
 
+import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -87,3 +88,9 @@ async def test_a_number_of_shards_that_is_none(shards):
 
     with pytest.raises((ParameterTypeError, ConfigurationError), match="shards"):
         await batch("SUBMIT(y=1)", inputs=[{}], shards=shards)
+
+
+def test_the_hooks_of_a_flow_take_what_prefect_hands_over():
+    """By name: flow, flow_run and state."""
+    for hook in [*batch.on_cancellation_hooks, *batch.on_crashed_hooks]:
+        assert list(inspect.signature(hook).parameters) == ["flow", "flow_run", "state"]
