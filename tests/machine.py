@@ -275,6 +275,22 @@ class Inner(Side):
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._early = (
+            b""  # what comes all the same: some releases of Python 3.11 read although they were told not to yet
+        )
+        self._ended_early = False
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is None:
+            self._early += data
+        else:
+            super().data_received(data)
+
+    def eof_received(self) -> bool:
+        if self.other is None:
+            self._ended_early = True
+            return True
+        return super().eof_received()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -288,6 +304,10 @@ class Inner(Side):
             self.transport.abort()  # nobody listens there: inside it looks as if somebody did, and hung up
             return
         other.other, self.other = self, other
+        if self._early:
+            other.transport.write(self._early)
+        if self._ended_early:
+            self.eof_received()
         if self.transport.is_closing():
             other.transport.close()
         else:
