@@ -386,6 +386,8 @@ class ModalSandbox(SandboxProvider):
                 "change its resources or its network"
             ) from error
         except modal.exception.ResourceExhaustedError as error:
+            # Its client tries again by itself: what is refused may be a second try, whose first has opened one.
+            await self._discard_named(account, name)
             raise _mapped(error, "Modal opens no sandbox for now") from error
         except modal.exception.Error as error:
             if isinstance(error, modal.exception.NotFoundError):

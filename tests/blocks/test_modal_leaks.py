@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ModalSandbox, SandboxStartError
+from rlm_batch import ModalSandbox, QuotaExceeded, SandboxStartError
 
 pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
@@ -131,6 +131,20 @@ async def test_a_sandbox_whose_creation_was_never_answered_is_found_by_its_name(
     state = modal_standin.ask("state")
     assert state["peak"] == 1  # the client's own attempts carry one key
     assert state["counts"]["SandboxGetFromNameV2"] == 1
+    assert not state["sandboxes"]
+
+
+async def test_a_sandbox_whose_creation_was_refused_after_an_answer_was_lost_is_found_by_its_name(
+    modal_sandbox: Make, modal_standin: Any
+) -> None:
+    block = modal_sandbox()
+    await block.check()
+    lost = {"method": "SandboxCreateV2", "status": "UNAVAILABLE", "after": True, "times": 1}
+    modal_standin.ask("faults", rules=[lost, {"method": "SandboxCreateV2", "status": "RESOURCE_EXHAUSTED"}])
+    with pytest.raises(QuotaExceeded):
+        await block.open(block.labels(""))
+    state = modal_standin.ask("state")
+    assert state["peak"] == 1
     assert not state["sandboxes"]
 
 
