@@ -280,9 +280,10 @@ def wheel() -> bytes:
 @pytest.fixture
 def pip() -> None:
     """Skips where the Python of the stand-in's sandboxes, the one below ours, has no pip: Debian's has none."""
-    base = getattr(sys, "_base_executable", None) or sys.executable
-    if subprocess.run([base, "-I", "-m", "pip", "--version"], capture_output=True, check=False).returncode:
-        pytest.skip(f"{base} has no pip, which Daytona's sandboxes have")
+    own = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+    library = own.parents[1] / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    if not (library / "pip").is_dir():
+        pytest.skip(f"{own} has no pip of its own, which Daytona's sandboxes have")
 
 
 @pytest.mark.usefixtures("pip")
