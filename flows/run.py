@@ -35,7 +35,7 @@ from ..tasks.slots import Slots, slots_of
 from .garbage import set_aside
 from .kept import InMemory, Kept
 from .left import begun_here
-from .options import Options
+from .options import TASK_RUNS, Options
 from .record import Record
 from .report import described
 from .server_id import server_id
@@ -44,8 +44,6 @@ from .tally import About
 from .told import Told
 
 Outcome = Result | Failure
-
-TASK_RUNS = 1000  # of one flow run, at most: a server records some fifty a second, 250 with the settings that we ship
 
 
 class Observer:

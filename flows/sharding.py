@@ -39,6 +39,7 @@ from ..sandbox.errors import ConfigurationError, NotRun
 from ..tasks.catalogue import Catalogue
 from ..tasks.ledger import Line
 from ..tasks.portion import Beat, Head, Portion, kept_cut, last_attempts
+from .options import TASK_RUNS
 from .workers import Workers, server, workers
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ ELSEWHERE = 32  # shards at one time that no worker runs itself
 FRUITLESS = 3  # attempts at a shard, one after the other, that bring no outcome at all, before it is given up
 ENDING = 20.0  # seconds for shards to end that were cancelled: after 30 a worker kills the run that waits for them
 BY_ITSELF = 10_000  # executions in a shard where nobody says how many: minutes of work, and its outcomes fit in a page
-TASK_RUNS = 10_000  # of all shards together, where nobody says how many executions a task run has
+JOB_TASK_RUNS = 10_000  # of all shards together, where nobody says how many executions a task run has
 UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED)
 PAGE = 200  # flow runs that the server gives at one time
 LINES = 5000  # of the ledger that are read at a time
@@ -167,6 +168,8 @@ class Sharding:
         size = math.ceil(count / min(self._shards, count))
         self._ledger_id, size = await asyncio.to_thread(kept_cut, run.ledger.path, job, size)
         starts = range(first, first + count, size)
+        if len(starts) != min(self._shards, count):
+            run.log.info("the job goes on in the %d shards that it was cut into before", len(starts))
         shards = [_Shard(number, start, min(start + size, first + count)) for number, start in enumerate(starts)]
         return shards, job
 
@@ -335,7 +338,7 @@ class Sharding:
         if given.max_cost is not None:
             left = given.max_cost - (run.used_elsewhere.cost or 0.0)  # by the shards of what came before, if anything
             cost = max(0.0, left / shards - sum(beat.cost or 0.0 for beat in shard.spent))
-        per_task = max(math.ceil(run.total / TASK_RUNS), math.ceil(shard.left / 1000))
+        per_task = max(math.ceil(run.total / JOB_TASK_RUNS), math.ceil(shard.left / TASK_RUNS))
         options = replace(
             given,
             on_failure="return",

@@ -39,13 +39,14 @@ def lacks(rung: str, uid: int | None = None) -> str:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return f"isolation needs Linux on x86_64 or aarch64, and this is {sys.platform} on {platform.machine()}"
     if rung == "landlock":
-        version = _landlock()
+        version = landlock()
         return "" if version >= 1 else f"this kernel's version of Landlock is {version}"
     return _bubblewrap(shutil.which("bwrap"), os.getuid() if uid is None else uid)
 
 
 @cache
-def _landlock() -> int:
+def landlock() -> int:
+    """The version of the kernel's Landlock, as the kernel says it; below 1 there is none."""
     libc = ctypes.CDLL(None, use_errno=True)
     return int(libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION))
 
