@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlm_batch.blocks.local import LocalSandbox
-from rlm_batch.sandbox.blocking import BlockingInterpreter
 from rlm_batch.sandbox.errors import ConfigurationError
+from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
 
 BIG = "x" * (1 << 20)
 CALLS = 50  # host calls in one execution, whose own time is spread over them

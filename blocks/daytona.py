@@ -28,7 +28,6 @@ from weakref import WeakKeyDictionary
 from pydantic import Field, HttpUrl, PrivateAttr, SecretStr, model_validator
 
 from ..sandbox import driver
-from ..sandbox.contract import DriverSettings, Sandbox
 from ..sandbox.errors import (
     ConfigurationError,
     QuotaExceeded,
@@ -38,6 +37,7 @@ from ..sandbox.errors import (
     VolumeError,
 )
 from ..sandbox.interpreter import shielded
+from ..sandbox.provider_api import DriverSettings, Sandbox
 from . import repository
 from .provider import SandboxInfo, SandboxProvider
 

@@ -6,7 +6,6 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..sandbox.blocking import BlockingInterpreter
 from ..sandbox.driver import QUERIES
 from ..sandbox.errors import (
     CodeError,
@@ -16,6 +15,7 @@ from ..sandbox.errors import (
     RlmBatchError,
     SubmitError,
 )
+from ..sandbox.sync_interpreter import BlockingInterpreter
 from .served_model import EXTRA, offline
 
 offline()

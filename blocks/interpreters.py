@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
 
-from ..sandbox.blocking import BlockingInterpreter
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.sync_interpreter import BlockingInterpreter
 from .asking import Asking, asking
 from .daytona import DaytonaSandbox
 from .language_model import LanguageModel
@@ -19,8 +19,8 @@ from .provider import SandboxProvider
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..sandbox.contract import Sandbox
     from ..sandbox.interpreter import Interpreter
+    from ..sandbox.provider_api import Sandbox
     from ..sandbox.queries import Queries
 
 DEFAULT = "default"  # the saved block that is asked for credentials that nobody else has

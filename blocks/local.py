@@ -27,9 +27,9 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, HttpUrl
 
 from ..sandbox import confinement, driver
-from ..sandbox.contract import DriverSettings, Sandbox
 from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ..sandbox.interpreter import Interpreter, shielded
+from ..sandbox.provider_api import DriverSettings, Sandbox
 from . import cached
 from .beneath import read_beneath, write_beneath
 from .local_volume import UMASK, LocalVolume, volumes_root

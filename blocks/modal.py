@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import Field, HttpUrl, SecretStr
 
 from ..sandbox import driver
-from ..sandbox.contract import DriverSettings, Sandbox
 from ..sandbox.errors import (
     ConfigurationError,
     QuotaExceeded,
@@ -37,6 +36,7 @@ from ..sandbox.errors import (
     VolumeError,
 )
 from ..sandbox.interpreter import shielded
+from ..sandbox.provider_api import DriverSettings, Sandbox
 from . import repository
 from .beneath import parts
 from .provider import SandboxInfo, SandboxProvider

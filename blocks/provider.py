@@ -19,7 +19,7 @@ from . import repository
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..sandbox.contract import Sandbox
+    from ..sandbox.provider_api import Sandbox
     from .volume import VolumeStore
 
 

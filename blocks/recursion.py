@@ -20,7 +20,7 @@ from dspy import lm15
 
 from ..sandbox.errors import QueryError, RlmBatchError
 from ..sandbox.interpreter import shielded
-from ..sandbox.threads import Threads
+from ..sandbox.thread_pool import Threads
 from .dspy_interpreter import DSPyInterpreter
 
 if TYPE_CHECKING:

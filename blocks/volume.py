@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ..sandbox.blocking import run_blocking
 from ..sandbox.driver import OUR_FILES
 from ..sandbox.errors import ConfigurationError, VolumeError
+from ..sandbox.sync_interpreter import run_blocking
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

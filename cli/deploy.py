@@ -7,7 +7,7 @@ import shlex
 import sys
 
 from ..deployments.deploy import deploy
-from ..sandbox.shown import shown
+from ..sandbox.text_escape import shown
 from .arguments import wrong
 
 

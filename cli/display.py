@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..flows.run import Observer, Outcome
 from ..sandbox.result import Failure
-from ..sandbox.shown import shown
+from ..sandbox.text_escape import shown
 
 PLAIN_INTERVAL = 5.0  # seconds between two lines where there is no terminal
 TABLE_ROWS = 200  # of a table that are printed; the ledger has all

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _say(text: str) -> None:
-    from ..sandbox.shown import shown
+    from ..sandbox.text_escape import shown
 
     print(f"rlm-batch: {shown(text, keep=chr(10))}", file=sys.stderr)
 

@@ -14,7 +14,7 @@ from ..flows.past import Past, past
 from ..flows.report import report, summary, table
 from ..flows.server import embedded_server
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.shown import shown
+from ..sandbox.text_escape import shown
 from .display import show_table
 
 

@@ -15,7 +15,7 @@ from ..blocks.resolve import unsaved
 from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
-from ..sandbox.shown import shown
+from ..sandbox.text_escape import shown
 from .display import TABLE_ROWS, Display, show_table
 from .gone import ServerGone
 

@@ -15,24 +15,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .conversation import (
-    FILE_OVER,
-    START_TIMEOUT,
-    Conversation,
-    Frame,
-    Pending,
-    answer,
-    arguments,
-    limit,
-    refusal,
-    request,
-)
 from .driver import OUR_FILES, BadFrame
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
-from .threads import Threads
+from .protocol import FILE_OVER, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, limit, refusal, request
+from .thread_pool import Threads
 
 if TYPE_CHECKING:
-    from .contract import Channel, Sandbox
+    from .provider_api import Channel, Sandbox
     from .queries import Queries
     from .result import Result
 

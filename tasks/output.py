@@ -14,7 +14,7 @@ from typing import Any
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
-from ..sandbox.shown import shown
+from ..sandbox.text_escape import shown
 
 LINES = 200  # of one attempt at an execution
 LETTERS = 1000  # characters of a line

@@ -8,8 +8,8 @@ import pytest
 
 from rlm_batch import CodeError, Result
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.sandbox.contract import OUTPUT_CAP
 from rlm_batch.sandbox.interpreter import Interpreter
+from rlm_batch.sandbox.provider_api import OUTPUT_CAP
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 
 from rlm_batch.sandbox import driver
-from rlm_batch.sandbox.contract import DriverSettings
+from rlm_batch.sandbox.provider_api import DriverSettings
 
 Frame = tuple[dict[str, Any], bytes | None]
 PATIENCE = 20.0  # seconds after which a driver that says nothing fails the test

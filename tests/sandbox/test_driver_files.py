@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlm_batch.sandbox import driver
-from rlm_batch.sandbox.contract import DriverSettings
+from rlm_batch.sandbox.provider_api import DriverSettings
 
 Launch = Callable[..., Any]
 

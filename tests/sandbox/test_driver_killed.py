@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlm_batch import LocalSandbox, OutcomeUnknown, SandboxLost
-from rlm_batch.sandbox.blocking import BlockingInterpreter
 from rlm_batch.sandbox.interpreter import Interpreter
+from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
 
 pytestmark = pytest.mark.anyio
 Processes = Callable[[], dict[int, str]]

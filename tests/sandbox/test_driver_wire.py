@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlm_batch.sandbox import driver
-from rlm_batch.sandbox.contract import DriverSettings
+from rlm_batch.sandbox.provider_api import DriverSettings
 
 Launch = Callable[..., Any]
 

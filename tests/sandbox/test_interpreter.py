@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, LocalSandbox, OutcomeUnknown, QuotaExceeded, SandboxLost, SandboxStartError
-from rlm_batch.sandbox import conversation, direct, interpreter
-from rlm_batch.sandbox.blocking import BlockingInterpreter
-from rlm_batch.sandbox.contract import Channel, Sandbox
+from rlm_batch.sandbox import interpreter
+from rlm_batch.sandbox import pipe_transport as direct
+from rlm_batch.sandbox import protocol as conversation
 from rlm_batch.sandbox.interpreter import Interpreter
+from rlm_batch.sandbox.provider_api import Channel, Sandbox
+from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
 
 pytestmark = pytest.mark.anyio
 Open = Callable[[], Awaitable[Sandbox]]
@@ -42,7 +44,7 @@ class Deaf(Sandbox):
     id, provider, isolation, layers = "deaf-1", "deaf", "none", ()
 
     def __init__(self) -> None:
-        from rlm_batch.sandbox.contract import DriverSettings
+        from rlm_batch.sandbox.provider_api import DriverSettings
 
         self.settings = DriverSettings(cwd="/")
         self.removed = 0

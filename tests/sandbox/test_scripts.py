@@ -210,7 +210,7 @@ def test_ctrl_c_while_a_large_variable_is_sent_is_no_end_or_a_clear_one(script: 
 
 def test_ctrl_c_during_the_start_waits_for_what_was_opened_to_be_removed(script: Run, tmp_path: Path) -> None:
     process = script("""
-        from rlm_batch.sandbox.blocking import BlockingInterpreter
+        from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
         async def open_slowly():
             try:
                 ready()
@@ -252,7 +252,7 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing(script: Run, local: Loca
 def test_ctrl_c_before_the_start_has_begun_ends_it(script: Run) -> None:
     process = script("""
         import signal, threading
-        from rlm_batch.sandbox.blocking import BlockingInterpreter
+        from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
         busy = threading.Event()
         async def open_after_a_second():

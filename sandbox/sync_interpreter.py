@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from .conversation import Conversation, limit, request
-from .direct import DirectConversation
 from .interpreter import Interpreter, shielded
+from .pipe_transport import DirectConversation
+from .protocol import Conversation, limit, request
 
 if TYPE_CHECKING:
-    from .contract import Sandbox
+    from .provider_api import Sandbox
     from .queries import Queries
     from .result import Result
 

@@ -15,17 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .driver import (
-    COMMIT_LIMIT,
-    FILES_LIMIT,
-    QUERIES,
-    QUERY_ERRORS,
-    VOLUME_NAMES,
-    Frames,
-    NotJson,
-    encode,
-    strict_json,
-)
+from .driver import COMMIT_LIMIT, FILES_LIMIT, QUERIES, QUERY_ERRORS, VOLUME_NAMES, Frames, NotJson, encode, strict_json
 from .errors import (
     CodeCrashed,
     CodeError,
@@ -43,7 +33,7 @@ from .errors import (
 from .result import Meta, Result
 
 if TYPE_CHECKING:
-    from .contract import Sandbox
+    from .provider_api import Sandbox
 
 START_TIMEOUT = 60.0  # seconds for the driver to answer in a sandbox that its provider calls started
 ANSWER_GRACE = 30.0  # seconds beyond a timeout after which a driver that has not reported it is taken for lost

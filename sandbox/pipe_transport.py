@@ -16,13 +16,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .conversation import ANSWER_GRACE, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, refusal
 from .driver import BadFrame
 from .errors import ConfigurationError, SandboxLost
-from .threads import Threads
+from .protocol import ANSWER_GRACE, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, refusal
+from .thread_pool import Threads
 
 if TYPE_CHECKING:
-    from .conversation import Tools
+    from .protocol import Tools
     from .result import Result
 
 READ_SIZE = 64 * 1024  # a larger buffer would be mapped anew for each read

@@ -21,7 +21,7 @@ from rlm_batch import (
     SubmitError,
 )
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.sandbox.blocking import BlockingInterpreter
+from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
 
 Make = Callable[..., BlockingInterpreter]
 
