@@ -17,7 +17,7 @@ from ..blocks.local_volume import volumes_root
 from ..blocks.modal import ModalSandbox
 from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, RlmBatchError
-from ..tasks.ledger import results_root
+from ..tasks.ledger.ledger import results_root
 
 
 def examine() -> int:

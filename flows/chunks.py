@@ -18,7 +18,7 @@ from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
 from ..tasks.execute import asked_wait, backoff
 from ..tasks.execution import Execution, key_of
-from ..tasks.mark import Mark, Marker, folder_of, name_of, read_markers
+from ..tasks.ledger.completion_markers import Mark, Marker, folder_of, name_of, read_markers
 from .flow import batch_flow
 from .inputs import referred_text
 from .labels import chunk_label

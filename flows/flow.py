@@ -11,7 +11,7 @@ from prefect import Flow
 from pydantic.fields import FieldInfo
 
 from ..sandbox.errors import ConfigurationError
-from ..tasks.ledger import results_root
+from ..tasks.ledger.ledger import results_root
 from .inputs import spilled, spilled_text
 from .left import remove_sandboxes
 from .parts import with_text_ids

@@ -9,8 +9,8 @@ from pathlib import Path
 from ..blocks.locations import Location, Place, is_remote, located, names
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Failure, Result
-from ..tasks.ledger import Ledger, read_line, results_root
-from .record import Record, find_record, records_of
+from ..tasks.ledger.ledger import Ledger, read_line, results_root
+from ..tasks.ledger.run_record import Record, find_record, records_of
 from .tally import Tally
 
 

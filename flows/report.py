@@ -8,9 +8,9 @@ from typing import Any
 
 from ..sandbox.budget import Usage
 from ..sandbox.errors import RlmBatchError
+from ..tasks.ledger.run_record import Record
 from .chart import heat_map, in_order
 from .page import Heading, Part, Picture, Table, Text, Verbatim
-from .record import Record
 from .table import cell_text
 from .tally import ROWS, TOLD, Tally
 

@@ -24,19 +24,19 @@ from ..blocks.volume import check_name
 from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
+from ..tasks.capacity.slots import Slots, slots_of
 from ..tasks.execute import RetryPolicy, Work, with_policy
 from ..tasks.execution import Execution, identified
-from ..tasks.index import ResultIndex
 from ..tasks.lane import Lane, ProviderUnusable
-from ..tasks.ledger import Ledger, Line, results_root
-from ..tasks.output import RunLines
-from ..tasks.query import Tracker
-from ..tasks.slots import Slots, slots_of
+from ..tasks.ledger.ledger import Ledger, Line, results_root
+from ..tasks.ledger.result_index import ResultIndex
+from ..tasks.ledger.run_record import Record
+from ..tasks.query_task import Tracker
+from ..tasks.task_log import RunLines
 from .garbage import set_aside
 from .kept import InMemory, Kept
 from .left import begun_here
 from .options import TASK_RUNS, Options
-from .record import Record
 from .report import described
 from .server_id import server_id
 from .sharding import Sharding

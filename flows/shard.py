@@ -15,8 +15,8 @@ from ..blocks.resolve import resolve
 from ..sandbox.errors import ConfigurationError, NotRun, RlmBatchError
 from ..sandbox.result import Failure
 from ..tasks.execution import Execution
-from ..tasks.ledger import Ledger
-from ..tasks.portion import Beat, Head, Portion
+from ..tasks.ledger.ledger import Ledger
+from ..tasks.ledger.shard_files import Beat, Head, Portion
 from .flow import batch_flow
 from .kept import Counted
 from .labels import LABELS, execution_label

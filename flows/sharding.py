@@ -36,9 +36,9 @@ from prefect.states import Cancelling, Crashed
 
 from ..sandbox.budget import Usage
 from ..sandbox.errors import ConfigurationError, NotRun
-from ..tasks.catalogue import Catalogue
-from ..tasks.ledger import Line
-from ..tasks.portion import Beat, Head, Portion, kept_cut, last_attempts
+from ..tasks.ledger.ledger import Line
+from ..tasks.ledger.shard_files import Beat, Head, Portion, kept_cut, last_attempts
+from ..tasks.ledger.shard_store import Catalogue
 from .options import TASK_RUNS
 from .workers import Workers, server, workers
 

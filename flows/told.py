@@ -17,8 +17,8 @@ from uuid import UUID
 from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, aupdate_progress_artifact
 
 from ..sandbox.result import Failure, Result
+from ..tasks.ledger.run_record import Record
 from .page import as_markdown
-from .record import Record
 from .report import report
 from .tally import Tally
 

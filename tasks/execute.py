@@ -15,8 +15,8 @@ from prefect.cache_policies import NO_CACHE
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
-from .output import OutputLog, RunLines
-from .tags import limited, tag, tags_of
+from .concurrency_tags import limited, tag, tags_of
+from .task_log import OutputLog, RunLines
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State, TaskRun
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .execution import Execution
     from .lane import Lane
-    from .ledger import Ledger
+    from .ledger.ledger import Ledger
 
 TASK_NAME = "execute"
 QUERY_NAME = "query"

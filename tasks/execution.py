@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sandbox.errors import RlmBatchError
-from .mark import Mark
+from .ledger.completion_markers import Mark
 
 
 @dataclass(slots=True)

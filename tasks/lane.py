@@ -13,10 +13,10 @@ from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.result import Meta, Result
-from .mark import mark as write_mark
-from .mark import unmark
-from .ramp import Place
-from .slots import Slot, Slots
+from .capacity.admission import Place
+from .capacity.slots import Slot, Slots
+from .ledger.completion_markers import mark as write_mark
+from .ledger.completion_markers import unmark
 
 if TYPE_CHECKING:
     from collections.abc import Callable

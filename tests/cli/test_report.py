@@ -13,9 +13,9 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.cli.main import main
 from rlm_batch.flows.past import past
-from rlm_batch.flows.record import Record
 from rlm_batch.sandbox.result import Meta, QuerySummary
-from rlm_batch.tasks.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger.run_record import Record
 
 from .conftest import Run
 

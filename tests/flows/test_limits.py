@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, batch, chunks, sequence
 from rlm_batch.blocks.limits import ProcessLimits, keep_in_step, limits_of
-from rlm_batch.tasks import slots
+from rlm_batch.tasks.capacity import slots
 
 pytestmark = pytest.mark.anyio
 

@@ -17,8 +17,8 @@ from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, batch, sweep
 from rlm_batch.flows.past import past
-from rlm_batch.flows.record import records_of
-from rlm_batch.tasks.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger.run_record import records_of
 
 from ..standins.counts import BEGUN, Counts
 
@@ -113,7 +113,7 @@ def counts_one(counts: Counts) -> None:
 async def test_a_run_whose_last_results_cannot_be_sent_fails(
     s3: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.outbox.PATIENCE", 0.5)
+    monkeypatch.setattr("rlm_batch.tasks.ledger.upload_buffer.PATIENCE", 0.5)
     code = BEGUN + "begun(x)\nimport time\ntime.sleep(4)\nSUBMIT(1)"
     inputs = [{"x": 1, "address": counts.address}]
     run = asyncio.create_task(batch(code, inputs, provider="local:none", results_path="s3://results/job"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlm_batch import DaytonaSandbox, QuotaExceeded, batch
+from rlm_batch.tasks.capacity.slots import Slots
 from rlm_batch.tasks.lane import Lane
-from rlm_batch.tasks.slots import Slots
 
 pytestmark = pytest.mark.anyio
 

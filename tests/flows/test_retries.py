@@ -163,8 +163,8 @@ async def test_the_time_that_a_provider_asks_for_is_waited_out_also_by_execution
 async def test_a_run_that_a_workspace_has_no_room_for_at_all_fails_after_its_retries(
     daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.ramp.PATIENCE", 0.0)
-    monkeypatch.setattr("rlm_batch.tasks.ramp.LOOK_AGAIN", (0.05,))
+    monkeypatch.setattr("rlm_batch.tasks.capacity.admission.PATIENCE", 0.0)
+    monkeypatch.setattr("rlm_batch.tasks.capacity.admission.LOOK_AGAIN", (0.05,))
     daytona.set(max_sandboxes=0)
     failures = await batch(SQUARE, inputs(counts, 3), provider="daytona", max_workers=2, retries=2, on_failure="return")
     for failure in failures:

@@ -9,8 +9,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import LocalSandbox
 from rlm_batch.blocks.limits import LimitNames, ProcessLimits, wanted
+from rlm_batch.tasks.capacity.slots import LimitedSlots, slots_of
 from rlm_batch.tasks.lane import Lane
-from rlm_batch.tasks.slots import LimitedSlots, slots_of
 
 pytestmark = pytest.mark.anyio
 LOG = logging.getLogger("slots")

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
-from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
-from .execution import Execution
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
+from ..execution import Execution
+from .completion_markers import Mark
 from .ledger import Ledger, Line, read_line
-from .mark import Mark
 
 Outcome = Result | Failure
 

@@ -13,12 +13,12 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..sandbox.driver import OUR_FILES
-from ..sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError, VolumeError
+from ...sandbox.driver import OUR_FILES
+from ...sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError, VolumeError
 
 if TYPE_CHECKING:
-    from ..sandbox.interpreter import Interpreter
-    from ..sandbox.result import Result
+    from ...sandbox.interpreter import Interpreter
+    from ...sandbox.result import Result
 
 VERSION = 1
 MARK = "save_to_volume(path, text)"

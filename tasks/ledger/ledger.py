@@ -24,12 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..blocks import locations
-from ..blocks.locations import Copies, Location, located
-from ..blocks.places import kept
-from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
-from .outbox import Outbox
+from ...blocks import locations
+from ...blocks.locations import Copies, Location, located
+from ...blocks.places import kept
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
+from .upload_buffer import Outbox
 
 VERSION = 1
 # What of an outcome's meta is computed with, and of which type it has to be for that.

@@ -18,10 +18,10 @@ from uuid import UUID
 
 import httpx
 
-from ..blocks.limits import LEASE, LimitNames, Limits, limits_of, names_of
-from ..blocks.provider import SandboxProvider
-from ..sandbox.interpreter import shielded
-from .ramp import Ramp
+from ...blocks.limits import LEASE, LimitNames, Limits, limits_of, names_of
+from ...blocks.provider import SandboxProvider
+from ...sandbox.interpreter import shielded
+from .admission import Ramp
 
 T = TypeVar("T")
 Log = logging.Logger | logging.LoggerAdapter[Any]

@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from ..blocks import locations
-from ..blocks.locations import Copies, Location, Place, located
-from ..sandbox.errors import ConfigurationError
-from .tally import About, Direction
+from ...blocks import locations
+from ...blocks.locations import Copies, Location, Place, located
+from ...flows.tally import About, Direction
+from ...sandbox.errors import ConfigurationError
 
 VERSION = 1
 

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from rlm_batch.tasks import ramp
-from rlm_batch.tasks.ramp import AT_ONCE, FIRST_PACE, LAST_PACE, Place, Ramp, Room
+from rlm_batch.tasks.capacity import admission as ramp
+from rlm_batch.tasks.capacity.admission import AT_ONCE, FIRST_PACE, LAST_PACE, Place, Ramp, Room
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.result import Meta
-from rlm_batch.tasks.index import ResultIndex
-from rlm_batch.tasks.ledger import Ledger, Line
+from rlm_batch.tasks.ledger.ledger.ledger import Ledger, Line
+from rlm_batch.tasks.ledger.ledger.result_index import ResultIndex
 
 
 def value_of(line: Line | None):
@@ -130,7 +130,7 @@ def test_a_line_with_what_is_no_outcome_is_passed_over_as_a_damaged_one_is(ledge
 
 
 def test_a_long_ledger_is_cut_into_parts(ledger, monkeypatch):
-    monkeypatch.setattr("rlm_batch.tasks.ledger.PART_SIZE", 1000)
+    monkeypatch.setattr("rlm_batch.tasks.ledger.ledger.PART_SIZE", 1000)
     for number in range(20):
         ledger.write(str(number), success(number))
     assert len(list(ledger.path.glob("part-*.jsonl"))) > 3
@@ -187,7 +187,7 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(
     """Two writers of one ledger, each killed at any moment: every line that is read is whole, and each its own."""
     program = (
         "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.result import Meta\n"
-        "from rlm_batch.tasks.ledger import Ledger\nledger = Ledger(sys.argv[1])\nledger.create()\n"
+        "from rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\nledger.create()\n"
         "for number in range(10**9):\n"
         "    ledger.write(sys.argv[2] + str(number), Result({'value': sys.argv[2] * 300_000}, Meta(index=number)))\n"
         "    print(number, flush=True)\n"
@@ -250,7 +250,7 @@ def test_a_second_writer_is_told_of_the_first_until_that_has_done_its_work_or_di
     second.release()
     third.release()
     program = (
-        "import sys, time\nfrom rlm_batch.tasks.ledger import Ledger\nledger = Ledger(sys.argv[1])\n"
+        "import sys, time\nfrom rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\n"
         "print(ledger.claim(), flush=True)\ntime.sleep(60)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
