@@ -53,7 +53,7 @@ def provider(name: str, isolation: str | None) -> str:
 
 def grid(words: list[str]) -> dict[str, list[Any]]:
     """Variables and their values, from words such as `lr=0.001,0.01` or `layers=[[64],[64,64]]`."""
-    from ..flows.inputs import cell
+    from ..flows.inputs.readers import cell
 
     found: dict[str, list[Any]] = {}
     for word in words:

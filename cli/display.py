@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..flows.run import Observer, Outcome
+from ..flows.engine.job import Observer, Outcome
 from ..sandbox.result import Failure
 from ..sandbox.text_escape import shown
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..blocks.locations import Location, is_remote, located, scheme_of
-from ..flows.export import write_csv, write_parquet
-from ..flows.page import as_html
-from ..flows.past import Past, past
-from ..flows.report import report, summary, table
-from ..flows.server import embedded_server
+from ..flows.prefect_server import embedded_server
+from ..flows.reporting.export import write_csv, write_parquet
+from ..flows.reporting.ledger_reader import Past, past
+from ..flows.reporting.page import as_html
+from ..flows.reporting.report import report, summary, table
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.text_escape import shown
 from .display import show_table

@@ -47,7 +47,7 @@ def run_sweep(parameters: dict[str, Any]) -> int:
 def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
     """Runs the batch flow, prints its table, and returns the exit status."""
     from ..flows.batch import batch, executions
-    from ..flows.table import table
+    from ..flows.reporting.text_table import table
 
     _check(batch, parameters)
     if not _wants_server(parameters["inputs"]):
@@ -65,7 +65,7 @@ def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
 
 def run_rlm(parameters: dict[str, Any]) -> int:
     """Runs the rlm flow, prints the answer, and returns the exit status."""
-    from ..flows.report import described
+    from ..flows.reporting.report import described
     from ..flows.rlm import RlmAnswer, question, rlm
     from ..sandbox.budget import Usage
 
@@ -86,9 +86,9 @@ def run_rlm(parameters: dict[str, Any]) -> int:
 def run_chunks(parameters: dict[str, Any]) -> int:
     """Runs the chunks flow, prints its table and what the reduction submitted, and returns the exit status."""
     from ..flows.chunks import chunks, overlap, report
-    from ..flows.parts import parts_of
-    from ..flows.run import Outcomes
-    from ..flows.table import cell_text
+    from ..flows.engine.job import Outcomes
+    from ..flows.inputs.chunking import parts_of
+    from ..flows.reporting.text_table import cell_text
 
     _check(chunks, parameters)
     if parameters["volume_name"] is not None:
@@ -114,8 +114,8 @@ def run_chunks(parameters: dict[str, Any]) -> int:
 
 def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
     """Runs the sequence flow, prints a row for each step, and returns the exit status."""
+    from ..flows.reporting.text_table import table
     from ..flows.sequence import sequence, texts
-    from ..flows.table import table
 
     _check(sequence, parameters)
     texts(parameters["steps"])
@@ -131,7 +131,7 @@ def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
 
 def run_reap(parameters: dict[str, Any]) -> int:
     """Runs the reap flow, prints a row for each sandbox and what all have cost, and returns the exit status."""
-    from ..flows.left import Left, described
+    from ..flows.cleanup.orphans import Left, described
     from ..flows.reap import listener, reap
 
     _check(reap, parameters)
@@ -182,7 +182,7 @@ def _check(flow: Any, parameters: dict[str, Any]) -> None:
     """What the flow would refuse once it runs, refused before a server is started for it."""
     from prefect.exceptions import ParameterTypeError
 
-    from ..flows.flow import within_limit
+    from ..flows.decorator import within_limit
 
     try:
         flow.validate_parameters(within_limit(parameters))
@@ -199,7 +199,7 @@ def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None =
     import httpx
     from prefect.exceptions import TerminationSignal
 
-    from ..flows.run import observer
+    from ..flows.engine.job import observer
 
     display = display or Display()
 

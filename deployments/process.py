@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ..flows.server import server_environment
+from ..flows.prefect_server import server_environment
 
 # Runs a module as `python -m` does, in a process that is told to end when its parent does, were it by SIGKILL. A shell
 # starts what is in its background with SIGINT ignored, and a Prefect worker that inherits that never ends.

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
-from .flow import batch_flow
-from .inputs import read_inputs, referred
-from .labels import execution_label
-from .options import (
+from .decorator import batch_flow
+from .engine.job import Outcome, raise_failures, run_all
+from .engine.labels import execution_label
+from .inputs.readers import read_inputs, referred
+from .parameters import (
     BatchConcurrency,
     CacheResults,
     Deadline,
@@ -34,7 +35,6 @@ from .options import (
     Shards,
     Timeout,
 )
-from .run import Outcome, raise_failures, run_all
 
 
 @batch_flow("batch")

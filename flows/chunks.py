@@ -19,10 +19,12 @@ from ..sandbox.result import Failure, Meta, Result
 from ..tasks.execute import asked_wait, backoff
 from ..tasks.execution import Execution, key_of
 from ..tasks.ledger.completion_markers import Mark, Marker, folder_of, name_of, read_markers
-from .flow import batch_flow
-from .inputs import referred_text
-from .labels import chunk_label
-from .options import (
+from .decorator import batch_flow
+from .engine.job import Outcome, Outcomes, Run, raise_failures, with_volume
+from .engine.labels import chunk_label
+from .inputs.chunking import Parts, parts_of
+from .inputs.readers import referred_text
+from .parameters import (
     BatchConcurrency,
     CacheResults,
     Deadline,
@@ -45,10 +47,8 @@ from .options import (
     Shards,
     Timeout,
 )
-from .parts import Parts, parts_of
-from .run import Outcome, Outcomes, Run, raise_failures, with_volume
-from .table import table
-from .tally import About
+from .reporting.summary import About
+from .reporting.text_table import table
 
 REDUCTION = "reduction.json"  # the name of its marker; those of chunks are hexadecimal
 

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from ..blocks.resolve import resolve
 from ..sandbox.errors import SandboxesLeft
-from .flow import batch_flow
-from .left import Left, described, find, remove
-from .options import Provider
-from .server_id import server_id
+from .cleanup.orphans import Left, described, find, remove
+from .cleanup.server_identity import server_id
+from .decorator import batch_flow
+from .parameters import Provider
 
 SILENCE = 360  # seconds: twice the interval at which Prefect has a flow run say that it lives
 

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import QuerySummary, Result
-from .flow import batch_flow
-from .options import (
+from .decorator import batch_flow
+from .engine.job import raise_failures, run_all
+from .parameters import (
     BatchConcurrency,
     CacheResults,
     Deadline,
@@ -27,8 +28,7 @@ from .options import (
     Retries,
     Timeout,
 )
-from .run import raise_failures, run_all
-from .tally import About
+from .reporting.summary import About
 
 # Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.
 ASK = "SUBMIT(answer=rlm_query(query, context=context))"

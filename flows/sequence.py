@@ -12,9 +12,10 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
 from ..tasks.execution import Execution, key_of
 from ..tasks.lane import Lane
-from .flow import batch_flow
-from .inputs import referred
-from .options import (
+from .decorator import batch_flow
+from .engine.job import Outcome, Run, raise_failures
+from .inputs.readers import referred
+from .parameters import (
     BatchConcurrency,
     Deadline,
     Idempotent,
@@ -32,8 +33,7 @@ from .options import (
     RetryCodeErrors,
     Timeout,
 )
-from .run import Outcome, Run, raise_failures
-from .tally import About
+from .reporting.summary import About
 
 CONTEXT = "main"
 

@@ -17,11 +17,11 @@ from ..sandbox.result import Failure
 from ..tasks.execution import Execution
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.shard_files import Beat, Head, Portion
-from .flow import batch_flow
-from .kept import Counted
-from .labels import LABELS, execution_label
-from .options import Options, VolumeName
-from .run import Outcome, Run, with_volume
+from .decorator import batch_flow
+from .engine.job import Outcome, Run, with_volume
+from .engine.labels import LABELS, execution_label
+from .engine.outcome_store import Counted
+from .parameters import Options, VolumeName
 
 BEAT = 10.0  # seconds between two signs of life
 

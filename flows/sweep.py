@@ -11,10 +11,11 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
-from .flow import batch_flow
-from .inputs import Grid, Inputs, read_inputs, referred_text, same_names
-from .labels import trial_label
-from .options import (
+from .decorator import batch_flow
+from .engine.job import Outcome, raise_failures, run_all
+from .engine.labels import trial_label
+from .inputs.readers import Grid, Inputs, read_inputs, referred_text, same_names
+from .parameters import (
     BatchConcurrency,
     CacheResults,
     Deadline,
@@ -37,9 +38,8 @@ from .options import (
     Shards,
     Timeout,
 )
-from .run import Outcome, raise_failures, run_all
-from .table import table
-from .tally import About, Direction
+from .reporting.summary import About, Direction
+from .reporting.text_table import table
 
 
 @dataclass(frozen=True, slots=True)

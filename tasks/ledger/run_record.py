@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...blocks import locations
 from ...blocks.locations import Copies, Location, Place, located
-from ...flows.tally import About, Direction
+from ...flows.reporting.summary import About, Direction
 from ...sandbox.errors import ConfigurationError
 
 VERSION = 1

@@ -12,7 +12,7 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.cli.main import main
-from rlm_batch.flows.past import past
+from rlm_batch.flows.reporting.ledger_reader import past
 from rlm_batch.sandbox.result import Meta, QuerySummary
 from rlm_batch.tasks.ledger.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.ledger.run_record import Record
@@ -171,7 +171,7 @@ def test_an_export_to_no_file_is_one_sentence(root: Path, capsys: pytest.Capture
 def test_parquet_without_pyarrow_says_what_to_install(root: Path, monkeypatch: pytest.MonkeyPatch):
     import sys
 
-    from rlm_batch.flows.export import write_parquet
+    from rlm_batch.flows.reporting.export import write_parquet
 
     written(root / "first", "quick-fox", trials(1))
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from rlm_batch.flows.server import SERVER_SETTINGS
+from rlm_batch.flows.prefect_server import SERVER_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

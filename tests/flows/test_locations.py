@@ -16,7 +16,7 @@ from prefect import get_client
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, batch, sweep
-from rlm_batch.flows.past import past
+from rlm_batch.flows.reporting.ledger_reader import past
 from rlm_batch.tasks.ledger.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.ledger.run_record import records_of
 

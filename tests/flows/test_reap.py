@@ -26,10 +26,10 @@ from prefect.states import Cancelling, Completed, Crashed, Pending, Running
 from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft, reap
 from rlm_batch.blocks.local import MAKING_SECONDS
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.flows import server_id as identity
-from rlm_batch.flows.left import Left, begun_here, find, remove_sandboxes
+from rlm_batch.flows.cleanup import server_identity as identity
+from rlm_batch.flows.cleanup.orphans import Left, begun_here, find, remove_sandboxes
+from rlm_batch.flows.cleanup.server_identity import server_id
 from rlm_batch.flows.reap import SILENCE, listener
-from rlm_batch.flows.server_id import server_id
 
 from .conftest import becomes
 

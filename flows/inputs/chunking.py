@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol
 
-from ..sandbox.errors import ConfigurationError
-from .inputs import FileInputs, FileRows
+from ...sandbox.errors import ConfigurationError
+from .readers import FileInputs, FileRows
 
 Part = tuple[str, Any]
 

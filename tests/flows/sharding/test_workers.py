@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .workers import Fleet, Machine
+from ...infra.workers import Fleet, Machine
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="machines of their own are Linux's"),

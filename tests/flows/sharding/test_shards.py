@@ -21,8 +21,8 @@ from rlm_batch.deployments.deploy import deploy
 from rlm_batch.sandbox.errors import DeadlineExceeded
 from rlm_batch.tasks.ledger.ledger.ledger import Ledger
 
-from ..workers import Worker, its_own
-from .conftest import last_run
+from ...infra.workers import Worker, its_own
+from ..conftest import last_run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..sandbox.text_escape import shown
+from ...sandbox.text_escape import shown
 
 LINES = 40  # of a verbatim text that are shown, and
 LETTERS = 4000  # characters

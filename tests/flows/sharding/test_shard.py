@@ -12,7 +12,7 @@ import pytest
 from rlm_batch import ConfigurationError
 from rlm_batch.blocks.locations import names
 from rlm_batch.flows import shard as module
-from rlm_batch.flows.options import Options
+from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
 from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.tasks.execution import identified

@@ -20,9 +20,9 @@ from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOcc
 from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import flow_run_logger
 
-from ..blocks.provider import SandboxInfo, SandboxProvider
-from ..blocks.resolve import resolve
-from ..sandbox.errors import RlmBatchError
+from ...blocks.provider import SandboxInfo, SandboxProvider
+from ...blocks.resolve import resolve
+from ...sandbox.errors import RlmBatchError
 
 PAGE = 200  # flow runs in one question to the server, which answers with that many at most
 AT_A_TIME = 8  # removals under way

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..sandbox.budget import Usage
-from ..sandbox.errors import RlmBatchError
-from ..tasks.ledger.run_record import Record
-from .chart import heat_map, in_order
+from ...sandbox.budget import Usage
+from ...sandbox.errors import RlmBatchError
+from ...tasks.ledger.run_record import Record
 from .page import Heading, Part, Picture, Table, Text, Verbatim
-from .table import cell_text
-from .tally import ROWS, TOLD, Tally
+from .summary import ROWS, TOLD, Tally
+from .svg_chart import heat_map, in_order
+from .text_table import cell_text
 
 SPAN = 1e200  # of values in a chart: what is wider has no axis
 

@@ -16,11 +16,11 @@ from uuid import UUID
 
 from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, aupdate_progress_artifact
 
-from ..sandbox.result import Failure, Result
-from ..tasks.ledger.run_record import Record
-from .page import as_markdown
-from .report import report
-from .tally import Tally
+from ...sandbox.result import Failure, Result
+from ...tasks.ledger.run_record import Record
+from ..reporting.page import as_markdown
+from ..reporting.report import report
+from ..reporting.summary import Tally
 
 INTERVAL = 1.0  # seconds between two looks at the progress
 PATIENCE = 20.0  # seconds for the server to take an artifact

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..tasks.execution import Execution
-from .table import cell_text
+from ...tasks.execution import Execution
+from ..reporting.text_table import cell_text
 
 LENGTH = 120  # characters of what tells one from another
 

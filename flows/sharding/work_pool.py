@@ -16,7 +16,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
-from ..sandbox.errors import ConfigurationError
+from ...sandbox.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient

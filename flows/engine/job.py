@@ -17,31 +17,31 @@ from typing import Any, Self
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
 
-from ..blocks.asking import Asking
-from ..blocks.provider import SandboxProvider
-from ..blocks.resolve import resolve
-from ..blocks.volume import check_name
-from ..sandbox.budget import Usage
-from ..sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
-from ..sandbox.result import Failure, Meta, Result
-from ..tasks.capacity.slots import Slots, slots_of
-from ..tasks.execute import RetryPolicy, Work, with_policy
-from ..tasks.execution import Execution, identified
-from ..tasks.lane import Lane, ProviderUnusable
-from ..tasks.ledger.ledger import Ledger, Line, results_root
-from ..tasks.ledger.result_index import ResultIndex
-from ..tasks.ledger.run_record import Record
-from ..tasks.query_task import Tracker
-from ..tasks.task_log import RunLines
-from .garbage import set_aside
-from .kept import InMemory, Kept
-from .left import begun_here
-from .options import TASK_RUNS, Options
-from .report import described
-from .server_id import server_id
-from .sharding import Sharding
-from .tally import About
-from .told import Told
+from ...blocks.asking import Asking
+from ...blocks.provider import SandboxProvider
+from ...blocks.resolve import resolve
+from ...blocks.volume import check_name
+from ...sandbox.budget import Usage
+from ...sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
+from ...sandbox.result import Failure, Meta, Result
+from ...tasks.capacity.slots import Slots, slots_of
+from ...tasks.execute import RetryPolicy, Work, with_policy
+from ...tasks.execution import Execution, identified
+from ...tasks.lane import Lane, ProviderUnusable
+from ...tasks.ledger.ledger import Ledger, Line, results_root
+from ...tasks.ledger.result_index import ResultIndex
+from ...tasks.ledger.run_record import Record
+from ...tasks.query_task import Tracker
+from ...tasks.task_log import RunLines
+from ..cleanup.orphans import begun_here
+from ..cleanup.server_identity import server_id
+from ..parameters import TASK_RUNS, Options
+from ..reporting.report import described
+from ..reporting.summary import About
+from ..sharding.coordinator import Sharding
+from .artifacts import Told
+from .gc_freeze import set_aside
+from .outcome_store import InMemory, Kept
 
 Outcome = Result | Failure
 

@@ -12,13 +12,13 @@ from pydantic.fields import FieldInfo
 
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger.ledger import results_root
-from .inputs import spilled, spilled_text
-from .left import remove_sandboxes
-from .parts import with_text_ids
-from .sentences import in_sentences
-from .server import embedded_server
-from .sharding import cancel_shards
-from .workers import server_url
+from .cleanup.orphans import remove_sandboxes
+from .error_log_filter import in_sentences
+from .inputs.chunking import with_text_ids
+from .inputs.readers import spilled, spilled_text
+from .prefect_server import embedded_server
+from .sharding.coordinator import cancel_shards
+from .sharding.work_pool import server_url
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
-from rlm_batch.flows.chart import heat_map, in_order
-from rlm_batch.flows.page import Heading, Picture, Table, Text, Verbatim, as_html, as_markdown
+from rlm_batch.flows.reporting.page import Heading, Picture, Table, Text, Verbatim, as_html, as_markdown
+from rlm_batch.flows.reporting.svg_chart import heat_map, in_order
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",

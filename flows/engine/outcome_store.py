@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..sandbox.errors import DeadlineExceeded
-from ..sandbox.result import Failure, Result
-from ..tasks.execution import Execution
+from ...sandbox.errors import DeadlineExceeded
+from ...sandbox.result import Failure, Result
+from ...tasks.execution import Execution
 
 Outcome = Result | Failure
 

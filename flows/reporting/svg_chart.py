@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..sandbox.text_escape import shown
+from ...sandbox.text_escape import shown
 
 WIDTH, HEIGHT = 760, 400  # pixels of the picture
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 44, 56  # pixels around the plot

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..blocks.locations import Location, Place, is_remote, located, names
-from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import Failure, Result
-from ..tasks.ledger.ledger import Ledger, read_line, results_root
-from ..tasks.ledger.run_record import Record, find_record, records_of
-from .tally import Tally
+from ...blocks.locations import Location, Place, is_remote, located, names
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.result import Failure, Result
+from ...tasks.ledger.ledger import Ledger, read_line, results_root
+from ...tasks.ledger.run_record import Record, find_record, records_of
+from .summary import Tally
 
 
 @dataclass(frozen=True, slots=True)

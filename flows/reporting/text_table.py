@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from ..sandbox.result import Failure, Result
+from ...sandbox.result import Failure, Result
 
 Outcome = Result | Failure
 CELL = 40  # characters of a value that are shown

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..sandbox.errors import NotRun
-from ..sandbox.result import Failure, Result
-from .table import cell_text
+from ...sandbox.errors import NotRun
+from ...sandbox.result import Failure, Result
+from .text_table import cell_text
 
 Direction = Literal["minimize", "maximize"]
 

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from rlm_batch import batch
-from rlm_batch.flows.garbage import OTHERS, set_aside
+from rlm_batch.flows.engine.gc_freeze import OTHERS, set_aside
 
 
 class Circle:

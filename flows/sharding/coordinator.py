@@ -34,21 +34,21 @@ from prefect.deployments.flow_runs import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelling, Crashed
 
-from ..sandbox.budget import Usage
-from ..sandbox.errors import ConfigurationError, NotRun
-from ..tasks.ledger.ledger import Line
-from ..tasks.ledger.shard_files import Beat, Head, Portion, kept_cut, last_attempts
-from ..tasks.ledger.shard_store import Catalogue
-from .options import TASK_RUNS
-from .workers import Workers, server, workers
+from ...sandbox.budget import Usage
+from ...sandbox.errors import ConfigurationError, NotRun
+from ...tasks.ledger.ledger import Line
+from ...tasks.ledger.shard_files import Beat, Head, Portion, kept_cut, last_attempts
+from ...tasks.ledger.shard_store import Catalogue
+from ..parameters import TASK_RUNS
+from .work_pool import Workers, server, workers
 
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.objects import FlowRun, State
 
-    from ..tasks.execution import Execution
-    from .run import Run
+    from ...tasks.execution import Execution
+    from ..engine.job import Run
 
 LOOK = 1.0  # seconds between two looks at the shards
 SILENT = 60.0  # seconds without a sign of life, which is given every 10, after which a running shard is taken for dead

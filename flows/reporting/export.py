@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import Failure, Result
-from .past import Past
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.result import Failure, Result
+from .ledger_reader import Past
 
 COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
 BATCH = 5000  # rows that Parquet takes at once
