@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from . import arguments
+from . import argument_parsing as arguments
 
 app = App(
     name="rlm-batch",
@@ -125,7 +125,7 @@ def batch(
     inputs
         A file of variables for one FILE: JSON lines or CSV, an execution a line.
     """
-    from .run import run_batch
+    from .run_flow import run_batch
 
     code: Any = [arguments.code(file) for file in files]
     parameters = (common or Common()).parameters()
@@ -162,7 +162,7 @@ def sweep(
     maximize
         The submitted field that is greatest in the best trial.
     """
-    from .run import run_sweep
+    from .run_flow import run_sweep
 
     if minimize is not None and maximize is not None:
         arguments.wrong("--minimize and --maximize were both given: a sweep has one objective")
@@ -225,7 +225,7 @@ def rlm(
     results_path
         The ledger's directory; by default one below the results root.
     """
-    from .run import run_rlm
+    from .run_flow import run_rlm
 
     return run_rlm(
         {
@@ -274,7 +274,7 @@ def chunks(
     reduce
         A file of Python code that runs once when all chunks are done; what they submitted is in results.
     """
-    from .run import run_chunks
+    from .run_flow import run_chunks
 
     return run_chunks(
         {
@@ -306,7 +306,7 @@ def sequence(
     stop_on_error
         Run no further step once one has failed.
     """
-    from .run import run_sequence
+    from .run_flow import run_sequence
 
     steps = [arguments.code(file) for file in files]
     return run_sequence({"steps": steps, "stop_on_error": stop_on_error, **(basics or Basics()).parameters()}, files)
@@ -415,7 +415,7 @@ def reap(
     dry_run
         Say what would be removed, and remove nothing.
     """
-    from .run import run_reap
+    from .run_flow import run_reap
 
     return run_reap({"provider": provider, "older_than": older_than, "dry_run": dry_run})
 

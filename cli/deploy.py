@@ -8,7 +8,7 @@ import sys
 
 from ..deployments.deploy import deploy
 from ..sandbox.text_escape import shown
-from .arguments import wrong
+from .argument_parsing import wrong
 
 
 def run_deploy(work_pool: str, reset: bool) -> int:

@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     from ..sandbox.errors import RlmBatchError
     from .app import app
-    from .gone import ServerGone, end_soon
+    from .shutdown import ServerGone, end_soon
 
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")

@@ -15,7 +15,7 @@ from ..flows.reporting.page import as_html
 from ..flows.reporting.report import report, summary, table
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.text_escape import shown
-from .display import show_table
+from .progress import show_table
 
 
 def show_report(run: str, html: str | None, csv: str | None, parquet: str | None) -> int:

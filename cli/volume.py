@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..blocks.resolve import resolve
 from ..blocks.volume import VolumeStore, check_name, names
-from .arguments import wrong
+from .argument_parsing import wrong
 
 T = TypeVar("T")
 

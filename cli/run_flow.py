@@ -16,8 +16,8 @@ from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
 from ..sandbox.text_escape import shown
-from .display import TABLE_ROWS, Display, show_table
-from .gone import ServerGone
+from .progress import TABLE_ROWS, Display, show_table
+from .shutdown import ServerGone
 
 if TYPE_CHECKING:
     from ..flows.sweep import SweepReport
