@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .blocks.daytona import DaytonaSandbox
+    from .blocks.daytona.block import DaytonaSandbox
     from .blocks.dspy_interpreter import InterpreterFactory
     from .blocks.interpreters import DaytonaInterpreter, LocalInterpreter, ModalInterpreter
-    from .blocks.language_model import LanguageModel
-    from .blocks.local import LocalSandbox
-    from .blocks.modal import ModalSandbox
+    from .blocks.language_model.block import LanguageModel
+    from .blocks.local.block import LocalSandbox
+    from .blocks.modal.block import ModalSandbox
     from .blocks.volume import Volume
     from .flows.batch import batch
     from .flows.chunks import ChunksReport, chunks
@@ -85,14 +85,14 @@ __all__ = [
 # Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
 _MODULES = {
     "DaytonaInterpreter": ".blocks.interpreters",
-    "DaytonaSandbox": ".blocks.daytona",
+    "DaytonaSandbox": ".blocks.daytona.block",
     "InterpreterFactory": ".blocks.dspy_interpreter",
-    "LanguageModel": ".blocks.language_model",
+    "LanguageModel": ".blocks.language_model.block",
     "LocalInterpreter": ".blocks.interpreters",
-    "LocalSandbox": ".blocks.local",
+    "LocalSandbox": ".blocks.local.block",
     "Volume": ".blocks.volume",
     "ModalInterpreter": ".blocks.interpreters",
-    "ModalSandbox": ".blocks.modal",
+    "ModalSandbox": ".blocks.modal.block",
     "batch": ".flows.batch",
     "ChunksReport": ".flows.chunks",
     "chunks": ".flows.chunks",

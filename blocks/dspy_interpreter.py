@@ -16,7 +16,7 @@ from ..sandbox.errors import (
     SubmitError,
 )
 from ..sandbox.sync_interpreter import BlockingInterpreter
-from .served_model import EXTRA, offline
+from .language_model.litellm_client import EXTRA, offline
 
 offline()
 try:

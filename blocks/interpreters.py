@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.sync_interpreter import BlockingInterpreter
-from .asking import Asking, asking
-from .daytona import DaytonaSandbox
-from .language_model import LanguageModel
-from .local import LocalSandbox
-from .modal import ModalSandbox
+from .daytona.block import DaytonaSandbox
+from .language_model.block import LanguageModel
+from .language_model.model_access import Asking, asking
+from .local.block import LocalSandbox
+from .modal.block import ModalSandbox
 from .provider import SandboxProvider
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
-from . import repository
+from . import git as repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -89,7 +89,7 @@ class Volume:
     def _run(self, method: str, *arguments: Any) -> Any:
         async def call() -> Any:
             if self._store is None:
-                from .resolve import resolve
+                from .registry import resolve
 
                 self._store = await (await resolve(self._provider)).volume(self._name)
             try:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..blocks import locations
+from ..blocks.storage import locations
 from ..sandbox.errors import ConfigurationError
 
 

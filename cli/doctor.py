@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..blocks.daytona import DaytonaSandbox
-from ..blocks.local import LocalSandbox
-from ..blocks.local_volume import volumes_root
-from ..blocks.modal import ModalSandbox
+from ..blocks.daytona.block import DaytonaSandbox
+from ..blocks.local.block import LocalSandbox
+from ..blocks.local.volume import volumes_root
+from ..blocks.modal.block import ModalSandbox
 from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.ledger.ledger import results_root

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ..blocks.locations import Location, is_remote, located, scheme_of
+from ..blocks.storage.locations import Location, is_remote, located, scheme_of
 from ..flows.prefect_server import embedded_server
 from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.ledger_reader import Past, past

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from ..blocks.locations import scheme_of
-from ..blocks.resolve import unsaved
+from ..blocks.registry import unsaved
+from ..blocks.storage.locations import scheme_of
 from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from ..blocks.resolve import resolve
+from ..blocks.registry import resolve
 from ..blocks.volume import VolumeStore, check_name, names
 from .argument_parsing import wrong
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..blocks.resolve import resolve
+from ..blocks.registry import resolve
 from ..sandbox.driver import NotJson, strict_json
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result

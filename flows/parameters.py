@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..blocks.asking import Asking, asking
+from ..blocks.language_model.model_access import Asking, asking
 from ..sandbox.queries import Track
 
 TASK_RUNS = 1000  # of one flow run, at most: a server records some fifty a second, 250 with the settings that we ship

@@ -9,7 +9,7 @@ from typing import Annotated
 from prefect import get_run_logger
 from pydantic import Field
 
-from ..blocks.resolve import resolve
+from ..blocks.registry import resolve
 from ..sandbox.errors import SandboxesLeft
 from .cleanup.orphans import Left, described, find, remove
 from .cleanup.server_identity import server_id

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..blocks.resolve import resolve
+from ..blocks.registry import resolve
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
 from ..tasks.execution import Execution, key_of

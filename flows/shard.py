@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..blocks.provider import SandboxProvider
-from ..blocks.resolve import resolve
+from ..blocks.registry import resolve
 from ..sandbox.errors import ConfigurationError, NotRun, RlmBatchError
 from ..sandbox.result import Failure
 from ..tasks.execution import Execution

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..blocks.asking import Asking
+from ..blocks.language_model.model_access import Asking
 from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter

@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import flow_run_logger
 
 from ...blocks.provider import SandboxInfo, SandboxProvider
-from ...blocks.resolve import resolve
+from ...blocks.registry import resolve
 from ...sandbox.errors import RlmBatchError
 
 PAGE = 200  # flow runs in one question to the server, which answers with that many at most

@@ -17,9 +17,9 @@ from typing import Any, Self
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
 
-from ...blocks.asking import Asking
+from ...blocks.language_model.model_access import Asking
 from ...blocks.provider import SandboxProvider
-from ...blocks.resolve import resolve
+from ...blocks.registry import resolve
 from ...blocks.volume import check_name
 from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...blocks.locations import Copies, Location, located, scheme_of
-from ...blocks.locations import read as read_whole
+from ...blocks.storage.locations import Copies, Location, located, scheme_of
+from ...blocks.storage.locations import read as read_whole
 from ...sandbox.errors import ConfigurationError
 
 Variables = dict[str, Any]

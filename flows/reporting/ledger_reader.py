@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...blocks.locations import Location, Place, is_remote, located, names
+from ...blocks.storage.locations import Location, Place, is_remote, located, names
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result
 from ...tasks.ledger.ledger import Ledger, read_line, results_root

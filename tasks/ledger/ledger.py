@@ -24,9 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...blocks import locations
-from ...blocks.locations import Copies, Location, located
-from ...blocks.places import kept
+from ...blocks.storage import locations
+from ...blocks.storage.data_dirs import kept
+from ...blocks.storage.locations import Copies, Location, located
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
 from .upload_buffer import Outbox

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from ...blocks import locations
-from ...blocks.locations import Copies, Location, Place, located
+from ...blocks.storage import locations
+from ...blocks.storage.locations import Copies, Location, Place, located
 from ...flows.reporting.summary import About, Direction
 from ...sandbox.errors import ConfigurationError
 

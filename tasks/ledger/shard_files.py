@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ...blocks import locations
-from ...blocks.locations import Place, located
+from ...blocks.storage import locations
+from ...blocks.storage.locations import Place, located
 from ...sandbox.errors import ConfigurationError
 from ..execution import Execution
 from .shard_store import execution_from, work_of

@@ -19,7 +19,7 @@ from rlm_batch import (
     SandboxStartError,
     batch,
 )
-from rlm_batch.blocks import daytona as block
+from rlm_batch.blocks.daytona.block import block
 from rlm_batch.sandbox.errors import RlmBatchError
 
 CREATE = "POST /api/sandbox"

@@ -19,7 +19,7 @@ from rlm_batch import (
     SandboxLost,
     SandboxStartError,
 )
-from rlm_batch.blocks import daytona as block
+from rlm_batch.blocks.daytona.block import block
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left")]
 

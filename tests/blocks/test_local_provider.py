@@ -18,7 +18,7 @@ import pytest
 from pydantic import SecretStr
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
-from rlm_batch.blocks import local
+from rlm_batch.blocks.local.block import block as local
 
 from ..rungs import needs, strongest
 

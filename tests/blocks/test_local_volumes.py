@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rlm_batch import ConfigurationError, LocalInterpreter, Volume, VolumeError
-from rlm_batch.blocks.local_volume import LocalVolume
+from rlm_batch.blocks.local.block.volume import LocalVolume
 from rlm_batch.blocks.volume import VolumeFile
 
 from ..rungs import needs

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, ExecutionTimeout, LanguageModel
-from rlm_batch.blocks.asking import Asking
+from rlm_batch.blocks.language_model.block.model_access import Asking
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.result import Result
@@ -28,7 +28,7 @@ THREE = ["Summarise chunk one", "Summarise chunk two", "Summarise chunk three"]
 def imported() -> None:
     """What the first query of a process waits for, seconds, is not counted against the tests' deadlines."""
     importlib.import_module("litellm")
-    importlib.import_module("rlm_batch.blocks.recursion")
+    importlib.import_module("rlm_batch.blocks.language_model.recursive_model")
 
 
 def model(chat: ChatServer, **settings: Any) -> LanguageModel:

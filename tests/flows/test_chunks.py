@@ -31,7 +31,7 @@ from rlm_batch import (
     chunks,
     reap,
 )
-from rlm_batch.blocks.resolve import resolve
+from rlm_batch.blocks.registry import resolve
 
 from ..rungs import needs
 from .conftest import sandboxes_are_open

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError
-from rlm_batch.blocks.locations import names
+from rlm_batch.blocks.storage.locations import names
 from rlm_batch.flows import shard as module
 from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard

@@ -213,7 +213,7 @@ def test_a_file_system_with_directories_has_them_made() -> None:
 
 def test_paths_of_this_machine_import_no_fsspec(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom rlm_batch.blocks.locations import located, write, read\n"
+        "import sys\nfrom rlm_batch.blocks.storage.locations import located, write, read\n"
         "write(located(sys.argv[1]) / 'x', b'1'); assert read(located(sys.argv[1]) / 'x') == b'1'\n"
         "print([name for name in ('fsspec', 'upath') if name in sys.modules])\n"
     )

@@ -3,8 +3,8 @@
 import pytest
 
 from rlm_batch import ConfigurationError
-from rlm_batch.blocks import locations
-from rlm_batch.blocks.locations import located, write
+from rlm_batch.blocks.storage import locations
+from rlm_batch.blocks.storage.locations import located, write
 from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.ledger.ledger.completion_markers import Mark
 from rlm_batch.tasks.ledger.ledger.shard_files import Beat, Head, Portion, kept_cut, last_attempts

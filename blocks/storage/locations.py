@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..sandbox.errors import ConfigurationError
+from ...sandbox.errors import ConfigurationError
 
 SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 HERE = ("file", "local")  # the schemes of this machine's own paths

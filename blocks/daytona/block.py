@@ -27,8 +27,8 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field, HttpUrl, PrivateAttr, SecretStr, model_validator
 
-from ..sandbox import driver
-from ..sandbox.errors import (
+from ...sandbox import driver
+from ...sandbox.errors import (
     ConfigurationError,
     QuotaExceeded,
     RlmBatchError,
@@ -36,10 +36,10 @@ from ..sandbox.errors import (
     SandboxStartError,
     VolumeError,
 )
-from ..sandbox.interpreter import shielded
-from ..sandbox.provider_api import DriverSettings, Sandbox
-from . import repository
-from .provider import SandboxInfo, SandboxProvider
+from ...sandbox.interpreter import shielded
+from ...sandbox.provider_api import DriverSettings, Sandbox
+from .. import git as repository
+from ..provider import SandboxInfo, SandboxProvider
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field, HttpUrl, SecretStr
 
-from ..sandbox import driver
-from ..sandbox.errors import (
+from ...sandbox import driver
+from ...sandbox.errors import (
     ConfigurationError,
     QuotaExceeded,
     RlmBatchError,
@@ -35,11 +35,11 @@ from ..sandbox.errors import (
     SandboxStartError,
     VolumeError,
 )
-from ..sandbox.interpreter import shielded
-from ..sandbox.provider_api import DriverSettings, Sandbox
-from . import repository
-from .beneath import parts
-from .provider import SandboxInfo, SandboxProvider
+from ...sandbox.interpreter import shielded
+from ...sandbox.provider_api import DriverSettings, Sandbox
+from .. import git as repository
+from ..provider import SandboxInfo, SandboxProvider
+from ..storage.safe_paths import parts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable

@@ -10,10 +10,10 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ..sandbox.errors import ConfigurationError, VolumeError
-from .beneath import folder_beneath, read_beneath, replace_beneath
-from .places import kept
-from .volume import VolumeFile, VolumeStore, check_name, names, ours
+from ...sandbox.errors import ConfigurationError, VolumeError
+from ..storage.data_dirs import kept
+from ..storage.safe_paths import folder_beneath, read_beneath, replace_beneath
+from ..volume import VolumeFile, VolumeStore, check_name, names, ours
 
 FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
 GIDS = 1 << 24

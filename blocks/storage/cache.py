@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..sandbox.errors import ConfigurationError
-from .repository import git
+from ...sandbox.errors import ConfigurationError
+from ..git import git
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import dspy
 from dspy import lm15
 
-from ..sandbox.errors import QueryError, RlmBatchError
-from ..sandbox.interpreter import shielded
-from ..sandbox.thread_pool import Threads
-from .dspy_interpreter import DSPyInterpreter
+from ...sandbox.errors import QueryError, RlmBatchError
+from ...sandbox.interpreter import shielded
+from ...sandbox.thread_pool import Threads
+from ..dspy_interpreter import DSPyInterpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..sandbox.queries import Given, Message, Queries, Query
-    from ..sandbox.result import Result
+    from ...sandbox.queries import Given, Message, Queries, Query
+    from ...sandbox.result import Result
 
 T = TypeVar("T")
 

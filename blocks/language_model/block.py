@@ -9,11 +9,11 @@ from prefect.blocks.core import Block
 from prefect.context import FlowRunContext
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, ValidationError, field_validator
 
-from ..sandbox.errors import ConfigurationError
-from .served_model import ServedModel, installed
+from ...sandbox.errors import ConfigurationError
+from .litellm_client import ServedModel, installed
 
 if TYPE_CHECKING:
-    from ..sandbox.queries import Model
+    from ...sandbox.queries import Model
 
 SLUG = "language-model"
 # What a request is made of besides its options.

@@ -13,12 +13,12 @@ import os
 import random
 from typing import TYPE_CHECKING, Any
 
-from ..sandbox.budget import Usage
-from ..sandbox.errors import ConfigurationError, QueryError
-from ..sandbox.queries import Answer, Unanswered
+from ...sandbox.budget import Usage
+from ...sandbox.errors import ConfigurationError, QueryError
+from ...sandbox.queries import Answer, Unanswered
 
 if TYPE_CHECKING:
-    from ..sandbox.queries import Message
+    from ...sandbox.queries import Message
 
 LATE = 10.0  # seconds beyond a request's timeout: the first request of a process imports for seconds
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry that was given no delay of its own

@@ -8,8 +8,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from ..sandbox.driver import OUR_FILES
-from ..sandbox.errors import VolumeError
+from ...sandbox.driver import OUR_FILES
+from ...sandbox.errors import VolumeError
 
 
 def parts(path: str) -> tuple[str, ...]:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..sandbox.budget import Budget
-from ..sandbox.errors import ConfigurationError
-from ..sandbox.queries import Given, Queries, Query, Track, Tree, untracked
-from .language_model import LanguageModel, resolve_model
-from .served_model import EXTRA, offline
+from ...sandbox.budget import Budget
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.queries import Given, Queries, Query, Track, Tree, untracked
+from .block import LanguageModel, resolve_model
+from .litellm_client import EXTRA, offline
 
 if TYPE_CHECKING:
-    from ..sandbox.interpreter import Interpreter
-    from ..sandbox.queries import Model
+    from ...sandbox.interpreter import Interpreter
+    from ...sandbox.queries import Model
 
 
 @dataclass(kw_only=True)

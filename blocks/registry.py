@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..sandbox.errors import ConfigurationError
-from .daytona import DaytonaSandbox
-from .local import LocalSandbox
-from .modal import ModalSandbox
+from .daytona.block import DaytonaSandbox
+from .local.block import LocalSandbox
+from .modal.block import ModalSandbox
 from .provider import SandboxProvider
 
 PROVIDERS: dict[str, type[SandboxProvider]] = {

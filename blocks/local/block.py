@@ -26,14 +26,14 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, HttpUrl
 
-from ..sandbox import confinement, driver
-from ..sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError, VolumeError
-from ..sandbox.interpreter import Interpreter, shielded
-from ..sandbox.provider_api import DriverSettings, Sandbox
-from . import cached
-from .beneath import read_beneath, write_beneath
-from .local_volume import UMASK, LocalVolume, volumes_root
-from .provider import SandboxInfo, SandboxProvider
+from ...sandbox import confinement, driver
+from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError, VolumeError
+from ...sandbox.interpreter import Interpreter, shielded
+from ...sandbox.provider_api import DriverSettings, Sandbox
+from ..provider import SandboxInfo, SandboxProvider
+from ..storage import cache as cached
+from ..storage.safe_paths import read_beneath, write_beneath
+from .volume import UMASK, LocalVolume, volumes_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
