@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .rungs import needs
-from .standins.counts import Counts
+from .infra.execution_counter import Counts
+from .infra.isolation_levels import needs
 from .standins.openai_chat import ChatServer
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from .infra.scripted_turns import plays
 from .standins.openai_chat import ChatServer
-from .standins.turns import plays
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()

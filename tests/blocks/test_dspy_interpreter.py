@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from rlm_batch import InterpreterFactory, LanguageModel, LocalInterpreter
 
-from ..standins.turns import plays
+from ..infra.scripted_turns import plays
 
 NAME = "openai/gpt-4o-mini"
 

@@ -20,7 +20,7 @@ from rlm_batch.sandbox.result import Result
 from rlm_batch.tasks.ledger.ledger.ledger import Ledger
 
 from ..conftest import descendants
-from ..standins.counts import BEGUN, Counts
+from ..infra.execution_counter import BEGUN, Counts
 from .faults import TIMEOUT, Host, Hosts, Provider, Proxy, chance, until
 
 NAMES = ("local", "daytona", "modal")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ..infra.scripted_turns import plays
 from ..standins.openai_chat import ChatServer, Reply
-from ..standins.turns import plays
 from .conftest import Run
 
 NAME = "openai/gpt-4o-mini"

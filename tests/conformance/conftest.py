@@ -14,7 +14,7 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
-from ..rungs import lacks, needs
+from ..infra.isolation_levels import lacks, needs
 
 PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap", "daytona", "modal")
 # Code without isolation runs as under bubblewrap, less what that adds: where bubblewrap is there, it waits for the full

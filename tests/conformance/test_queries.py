@@ -15,8 +15,8 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.result import Result
 
+from ..infra.scripted_turns import plays
 from ..standins.openai_chat import ChatServer, Reply
-from ..standins.turns import plays
 
 pytestmark = pytest.mark.anyio
 

@@ -22,8 +22,8 @@ from rlm_batch import ConfigurationError, LocalSandbox
 from rlm_batch.deployments.deploy import Deployed, deploy, entries
 from rlm_batch.deployments.server import WORK_POOL
 
+from ..infra.scripted_turns import plays
 from ..standins.openai_chat import ChatServer
-from ..standins.turns import plays
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = str(Path(sys.executable).with_name("prefect"))

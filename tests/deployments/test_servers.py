@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from rlm_batch.deployments.process import WITH_PARENT
 
-from ..servers import SERVICES, Servers
+from ..infra.servers import SERVICES, Servers
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

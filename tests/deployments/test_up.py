@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ..postgres import Postgres
+from ..infra.postgres import Postgres
 
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 START = 240  # seconds; a first start migrates a database, beside everything else that is tested

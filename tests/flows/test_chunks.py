@@ -33,7 +33,7 @@ from rlm_batch import (
 )
 from rlm_batch.blocks.registry import resolve
 
-from ..rungs import needs
+from ..infra.isolation_levels import needs
 from .conftest import sandboxes_are_open
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]

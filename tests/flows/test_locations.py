@@ -20,7 +20,7 @@ from rlm_batch.flows.reporting.ledger_reader import past
 from rlm_batch.tasks.ledger.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.ledger.run_record import records_of
 
-from ..standins.counts import BEGUN, Counts
+from ..infra.execution_counter import BEGUN, Counts
 
 pytestmark = pytest.mark.anyio
 

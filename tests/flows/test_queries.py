@@ -23,8 +23,8 @@ from rlm_batch import (
     sweep,
 )
 
+from ..infra.scripted_turns import plays
 from ..standins.openai_chat import Reply
-from ..standins.turns import plays
 from .conftest import last_run
 
 pytestmark = pytest.mark.anyio

@@ -24,7 +24,7 @@ from rlm_batch import DaytonaSandbox, ExecutionsFailed, LocalSandbox, ModalSandb
 from rlm_batch.tasks.execution import identified
 from rlm_batch.tasks.ledger.ledger.ledger import Ledger
 
-from ..standins.counts import BEGUN, Counts
+from ..infra.execution_counter import BEGUN, Counts
 
 pytestmark = pytest.mark.anyio
 

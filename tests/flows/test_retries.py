@@ -23,7 +23,7 @@ from rlm_batch import (
 )
 from rlm_batch.tasks.execute import RetryPolicy, with_policy
 
-from ..standins.counts import BEGUN, Counts
+from ..infra.execution_counter import BEGUN, Counts
 from .conftest import last_run
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ from prefect.client.orchestration import get_client
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, LocalSandbox, batch, rlm
 
+from ..infra.scripted_turns import plays
 from ..standins.openai_chat import Reply
-from ..standins.turns import plays
 
 pytestmark = pytest.mark.anyio
 

@@ -36,8 +36,8 @@ from rlm_batch.deployments.server import WORK_POOL, PrefectServer
 from rlm_batch.deployments.worker import QUERY_SECONDS
 from rlm_batch.flows.prefect_server import SERVER_SETTINGS
 
-from ..machine import below
-from ..postgres import Postgres, programs
+from .machine import below
+from .postgres import Postgres, programs
 
 MACHINE = Path(__file__).with_name("machine.py")
 ONLINE_TIMEOUT = 180.0  # seconds until a worker has been heard of: it imports Prefect first, on cores that are shared

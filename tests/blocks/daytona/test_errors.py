@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from rlm_batch import (
-    ConfigurationError,
-    DaytonaInterpreter,
-    DaytonaSandbox,
-    QuotaExceeded,
-    SandboxStartError,
-    batch,
-)
+from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, QuotaExceeded, SandboxStartError, batch
 from rlm_batch.blocks.daytona.block import block
 from rlm_batch.sandbox.errors import RlmBatchError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from .openai_chat import Reply, Request, Script
+from ..standins.openai_chat import Reply, Request, Script
 
 MARK = "[[ ## code ## ]]"  # stands in each request for a turn, and in no flat query
 

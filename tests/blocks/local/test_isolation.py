@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ..rungs import landlock
+from ...infra.isolation_levels import landlock
 
 if TYPE_CHECKING:
-    from .conftest import Box, Boxes, Files, Servers, Victim
+    from ..conftest import Box, Boxes, Files, Servers, Victim
 
 ENVIRONMENT_SECRET = "of the environment"
 FILE_SECRET = "of the file"

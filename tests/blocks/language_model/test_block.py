@@ -13,7 +13,7 @@ from rlm_batch.blocks.language_model.block import litellm_client as served_model
 from rlm_batch.blocks.language_model.block.block import resolve_model
 from rlm_batch.sandbox.budget import Usage
 
-from ..standins.openai_chat import Reply
+from ...standins.openai_chat import Reply
 
 pytestmark = pytest.mark.anyio
 
@@ -217,7 +217,7 @@ def test_what_is_no_option_is_refused_when_the_block_is_made_and_its_value_is_no
 
 
 def test_an_interpreter_for_scripts_recurses(chat):
-    from ..standins.turns import plays
+    from ...infra.scripted_turns import plays
 
     chat.script = plays(("", "SUBMIT(answer=context.upper())"))
     with LocalInterpreter(language_model=model(chat), timeout=60) as interpreter:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ..rungs import lacks
+from ...infra.isolation_levels import lacks
 
 if TYPE_CHECKING:
-    from .conftest import Box, Host, Marked
+    from ..conftest import Box, Host, Marked
 
 RUNGS = ("bubblewrap", "landlock", "none")
 SECONDS = 15

@@ -10,7 +10,7 @@ import pytest
 from rlm_batch import batch
 from rlm_batch.sandbox.result import Failure
 
-from ..standins.counts import BEGUN, Counts
+from ...infra.execution_counter import BEGUN, Counts
 
 COUNTED = f"""
 {BEGUN}

@@ -17,10 +17,10 @@ from rlm_batch import ConfigurationError, LocalInterpreter, Volume, VolumeError
 from rlm_batch.blocks.local.block.volume import LocalVolume
 from rlm_batch.blocks.volume import VolumeFile
 
-from ..rungs import needs
+from ...infra.isolation_levels import needs
 
 if TYPE_CHECKING:
-    from .conftest import Boxes
+    from ..conftest import Boxes
 
 
 @pytest.fixture
