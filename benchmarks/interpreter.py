@@ -28,7 +28,7 @@ import dspy
 from rich.console import Console
 from rich.table import Table
 
-from rlm_batch.blocks.local.block.block import LocalSandbox
+from rlm_batch.blocks.local.block import LocalSandbox
 from rlm_batch.sandbox.errors import ConfigurationError
 from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
 

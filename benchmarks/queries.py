@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlm_batch import LanguageModel, LocalSandbox, batch
-from rlm_batch.blocks.language_model.block.model_access import Asking
+from rlm_batch.blocks.language_model.model_access import Asking
 from rlm_batch.deployments.server import PrefectServer
 
 SERVER = Path(__file__).resolve().parents[1] / "tests" / "standins" / "openai_chat.py"

@@ -51,7 +51,7 @@ from rich.table import Table
 sys.modules["tests"] = types.ModuleType("tests")
 sys.modules["tests"].__path__ = [str(Path(__file__).resolve().parents[1] / "tests")]
 
-from tests.workers import Fleet, Machine, Worker, cpu  # noqa: E402
+from tests.infra.workers import Fleet, Machine, Worker, cpu  # noqa: E402
 
 TRIVIAL = "SUBMIT(y=x + 1)"
 PAUSE = "import time; time.sleep(0.02); SUBMIT(y=x + 1)"

@@ -19,6 +19,7 @@ from ..sandbox.result import Failure, Meta, Result
 from ..tasks.execute import asked_wait, backoff
 from ..tasks.execution import Execution, key_of
 from ..tasks.ledger.completion_markers import Mark, Marker, folder_of, name_of, read_markers
+from ..tasks.ledger.run_record import About
 from .decorator import batch_flow
 from .engine.job import Outcome, Outcomes, Run, raise_failures, with_volume
 from .engine.labels import chunk_label
@@ -47,7 +48,6 @@ from .parameters import (
     Shards,
     Timeout,
 )
-from .reporting.summary import About
 from .reporting.text_table import table
 
 REDUCTION = "reduction.json"  # the name of its marker; those of chunks are hexadecimal

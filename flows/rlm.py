@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import QuerySummary, Result
+from ..tasks.ledger.run_record import About
 from .decorator import batch_flow
 from .engine.job import raise_failures, run_all
 from .parameters import (
@@ -28,7 +29,6 @@ from .parameters import (
     Retries,
     Timeout,
 )
-from .reporting.summary import About
 
 # Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.
 ASK = "SUBMIT(answer=rlm_query(query, context=context))"

@@ -12,6 +12,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
 from ..tasks.execution import Execution, key_of
 from ..tasks.lane import Lane
+from ..tasks.ledger.run_record import About
 from .decorator import batch_flow
 from .engine.job import Outcome, Run, raise_failures
 from .inputs.readers import referred
@@ -33,7 +34,6 @@ from .parameters import (
     RetryCodeErrors,
     Timeout,
 )
-from .reporting.summary import About
 
 CONTEXT = "main"
 

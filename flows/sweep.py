@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
+from ..tasks.ledger.run_record import About, Direction
 from .decorator import batch_flow
 from .engine.job import Outcome, raise_failures, run_all
 from .engine.labels import trial_label
@@ -38,7 +39,6 @@ from .parameters import (
     Shards,
     Timeout,
 )
-from .reporting.summary import About, Direction
 from .reporting.text_table import table
 
 

@@ -220,7 +220,7 @@ def test_imports_go_down_the_floors_only() -> None:
     [
         ("rlm_batch.tasks.execute", "from ..flows.batch import batch"),
         ("rlm_batch.tasks.execute", "def f():\n    from ..flows import batch"),
-        ("rlm_batch.blocks.local.block", "from .. import tasks"),
+        ("rlm_batch.blocks.local.block", "from ... import tasks"),
         ("rlm_batch.flows.batch", "from .. import Result"),
         ("rlm_batch.flows.batch", "from rlm_batch.tasks import execute"),
         ("rlm_batch.sandbox.interpreter", "import prefect.blocks"),

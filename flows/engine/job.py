@@ -30,14 +30,13 @@ from ...tasks.execution import Execution, identified
 from ...tasks.lane import Lane, ProviderUnusable
 from ...tasks.ledger.ledger import Ledger, Line, results_root
 from ...tasks.ledger.result_index import ResultIndex
-from ...tasks.ledger.run_record import Record
+from ...tasks.ledger.run_record import About, Record
 from ...tasks.query_task import Tracker
 from ...tasks.task_log import RunLines
 from ..cleanup.orphans import begun_here
 from ..cleanup.server_identity import server_id
 from ..parameters import TASK_RUNS, Options
 from ..reporting.report import described
-from ..reporting.summary import About
 from ..sharding.coordinator import Sharding
 from .artifacts import Told
 from .gc_freeze import set_aside

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ...sandbox.errors import NotRun
 from ...sandbox.result import Failure, Result
+from ...tasks.ledger.run_record import About
 from .text_table import cell_text
-
-Direction = Literal["minimize", "maximize"]
 
 ROWS = 1000  # of the table: Prefect's UI takes tables of that size at once
 COLUMNS = 16  # variables and as many fields that have a column
 KINDS = 100  # of failures that are told apart, by their type and message
 TOLD = 20  # failures that are told in full
 POINTS = 1000  # of a chart, at most twice as many
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a flow says of its executions: what one is called, and the objective that one is better than another by."""
-
-    what: str = "execution"
-    objective: str | None = None
-    direction: Direction = "minimize"
 
 
 @dataclass(slots=True)

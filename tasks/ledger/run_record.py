@@ -12,13 +12,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Literal
 
 from ...blocks.storage import locations
 from ...blocks.storage.locations import Copies, Location, Place, located
-from ...flows.reporting.summary import About, Direction
 from ...sandbox.errors import ConfigurationError
 
 VERSION = 1
+Direction = Literal["minimize", "maximize"]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a flow says of its executions: what one is called, and the objective that one is better than another by."""
+
+    what: str = "execution"
+    objective: str | None = None
+    direction: Direction = "minimize"
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
-from rlm_batch.blocks.local.block.block import LABELS, MAKING_SECONDS
+from rlm_batch.blocks.local.block import LABELS, MAKING_SECONDS
 from rlm_batch.blocks.provider import SandboxProvider
 
 LIFETIME = 30  # seconds: long enough for an execution on a machine that is busy, and short enough to be waited for

@@ -15,7 +15,7 @@ from typing import Any
 import modal  # noqa: F401 - what a provider would import with its first sandbox
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from rlm_batch.blocks.daytona.block import block as daytona
+from rlm_batch.blocks.daytona import block as daytona
 from rlm_batch.flows.batch import batch
 from rlm_batch.flows.reap import reap
 from rlm_batch.sandbox.errors import ExecutionsFailed

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from rlm_batch.sandbox.result import Result
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ..conftest import descendants
 from ..infra.execution_counter import BEGUN, Counts

@@ -28,7 +28,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def kept(server: str) -> Iterator[subprocess.Popen[str]]:
     """The process that commands are forked from."""
-    kept = Path(__file__).with_name("kept.py")
+    kept = Path(__file__).with_name("fork_server.py")
     process = subprocess.Popen(
         [sys.executable, str(kept)],
         env={**QUIET, **os.environ},

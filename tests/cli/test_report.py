@@ -14,8 +14,8 @@ from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.cli.main import main
 from rlm_batch.flows.reporting.ledger_reader import past
 from rlm_batch.sandbox.result import Meta, QuerySummary
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.ledger.run_record import Record
+from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.run_record import Record
 
 from .conftest import Run
 

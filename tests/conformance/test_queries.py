@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, ExecutionTimeout, LanguageModel
-from rlm_batch.blocks.language_model.block.model_access import Asking
+from rlm_batch.blocks.language_model.model_access import Asking
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.result import Result

@@ -22,7 +22,7 @@ from prefect.states import Cancelling
 from rlm_batch import DaytonaSandbox, Failure, LocalSandbox, batch, reap
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.deployments.server import PrefectServer
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger import Ledger
 
 from .conftest import becomes, sandboxes_are_open
 

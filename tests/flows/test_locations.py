@@ -17,8 +17,8 @@ from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, batch, sweep
 from rlm_batch.flows.reporting.ledger_reader import past
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.ledger.run_record import records_of
+from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.run_record import records_of
 
 from ..infra.execution_counter import BEGUN, Counts
 

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from rlm_batch import DaytonaSandbox, ExecutionsFailed, LocalSandbox, ModalSandbox, batch
 from rlm_batch.tasks.execution import identified
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ..infra.execution_counter import BEGUN, Counts
 

@@ -20,7 +20,7 @@ from rlm_batch.deployments.process import WITH_PARENT
 from .postgres import Postgres
 from .redis_server import RedisServer
 
-DEPLOYMENTS = Path(__file__).resolve().parents[1] / "deployments"
+DEPLOYMENTS = Path(__file__).resolve().parents[2] / "deployments"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 START_SECONDS = 120.0

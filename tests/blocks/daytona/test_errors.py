@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, QuotaExceeded, SandboxStartError, batch
-from rlm_batch.blocks.daytona.block import block
+from rlm_batch.blocks.daytona import block
 from rlm_batch.sandbox.errors import RlmBatchError
 
 CREATE = "POST /api/sandbox"

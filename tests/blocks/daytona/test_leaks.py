@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, OutcomeUnknown, QuotaExceeded, SandboxLost, SandboxStartError
-from rlm_batch.blocks.daytona.block import block
+from rlm_batch.blocks.daytona import block
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left")]
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from rlm_batch import ConfigurationError, LanguageModel, LocalInterpreter, QueryError
-from rlm_batch.blocks.language_model.block import litellm_client as served_model
-from rlm_batch.blocks.language_model.block.block import resolve_model
+from rlm_batch.blocks.language_model import litellm_client as served_model
+from rlm_batch.blocks.language_model.block import resolve_model
 from rlm_batch.sandbox.budget import Usage
 
 from ...standins.openai_chat import Reply

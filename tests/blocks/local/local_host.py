@@ -15,7 +15,7 @@ import traceback
 from contextvars import ContextVar
 from typing import Any
 
-from rlm_batch.blocks.local.block import block as local
+from rlm_batch.blocks.local import block as local
 from rlm_batch.sandbox import confinement, errors
 from rlm_batch.sandbox.interpreter import Interpreter
 

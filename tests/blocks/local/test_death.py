@@ -15,7 +15,7 @@ import pytest
 from ...infra.isolation_levels import lacks
 
 if TYPE_CHECKING:
-    from ..conftest import Box, Host, Marked
+    from .conftest import Box, Host, Marked
 
 RUNGS = ("bubblewrap", "landlock", "none")
 SECONDS = 15

@@ -16,7 +16,7 @@ import pytest
 from ...infra.isolation_levels import landlock
 
 if TYPE_CHECKING:
-    from ..conftest import Box, Boxes, Files, Servers, Victim
+    from .conftest import Box, Boxes, Files, Servers, Victim
 
 ENVIRONMENT_SECRET = "of the environment"
 FILE_SECRET = "of the file"

@@ -18,12 +18,12 @@ import pytest
 from pydantic import SecretStr
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
-from rlm_batch.blocks.local.block import block as local
+from rlm_batch.blocks.local import block as local
 
 from ...infra.isolation_levels import needs, strongest
 
 if TYPE_CHECKING:
-    from ..conftest import Box, Boxes
+    from .conftest import Box, Boxes
 
 pytestmark = pytest.mark.anyio
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rlm_batch import ConfigurationError, LocalInterpreter, Volume, VolumeError
-from rlm_batch.blocks.local.block.volume import LocalVolume
+from rlm_batch.blocks.local.volume import LocalVolume
 from rlm_batch.blocks.volume import VolumeFile
 
 from ...infra.isolation_levels import needs
 
 if TYPE_CHECKING:
-    from ..conftest import Boxes
+    from .conftest import Boxes
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from rlm_batch import batch, chunks, sequence, sweep
 from rlm_batch.flows.engine.artifacts import Told
 from rlm_batch.sandbox.result import Meta, Result
-from rlm_batch.tasks.ledger.ledger.run_record import Record
+from rlm_batch.tasks.ledger.run_record import Record
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,8 @@ from uuid import uuid4
 
 import pytest
 
-from rlm_batch.flows.sharding.coordinator.coordinator import Sharding
-from rlm_batch.flows.sharding.coordinator.work_pool import Workers
+from rlm_batch.flows.sharding.coordinator import Sharding
+from rlm_batch.flows.sharding.work_pool import Workers
 
 
 def pool(*, places: int | None = None, runs_itself: bool = True) -> Workers:

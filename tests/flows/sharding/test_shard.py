@@ -16,8 +16,8 @@ from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
 from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.tasks.execution import identified
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.ledger.shard_files import Head, Portion
+from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.shard_files import Head, Portion
 
 pytestmark = pytest.mark.anyio
 

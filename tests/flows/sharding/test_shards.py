@@ -19,7 +19,7 @@ from prefect.filesystems import RemoteFileSystem
 from rlm_batch import CodeError, ExecutionsFailed, Failure, batch, chunks, sweep
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.sandbox.errors import DeadlineExceeded
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ...infra.workers import Worker, its_own
 from ..conftest import last_run

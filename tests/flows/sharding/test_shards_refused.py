@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, batch
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.flows.sharding.coordinator import work_pool as workers
+from rlm_batch.flows.sharding import work_pool as workers
 
 pytestmark = pytest.mark.anyio
 

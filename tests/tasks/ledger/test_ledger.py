@@ -14,8 +14,8 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.result import Meta
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger, Line
-from rlm_batch.tasks.ledger.ledger.result_index import ResultIndex
+from rlm_batch.tasks.ledger.ledger import Ledger, Line
+from rlm_batch.tasks.ledger.result_index import ResultIndex
 
 
 def value_of(line: Line | None):

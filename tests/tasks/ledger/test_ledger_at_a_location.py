@@ -11,8 +11,8 @@ import pytest
 
 from rlm_batch import ConfigurationError, Result
 from rlm_batch.sandbox.result import Meta
-from rlm_batch.tasks.ledger.ledger import upload_buffer as outbox
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger, read_line
+from rlm_batch.tasks.ledger import upload_buffer as outbox
+from rlm_batch.tasks.ledger.ledger import Ledger, read_line
 
 
 def success(value: Any, index: int = 0) -> Result:

@@ -6,8 +6,8 @@ from rlm_batch import ConfigurationError
 from rlm_batch.blocks.storage import locations
 from rlm_batch.blocks.storage.locations import located, write
 from rlm_batch.tasks.execution import Execution
-from rlm_batch.tasks.ledger.ledger.completion_markers import Mark
-from rlm_batch.tasks.ledger.ledger.shard_files import Beat, Head, Portion, kept_cut, last_attempts
+from rlm_batch.tasks.ledger.completion_markers import Mark
+from rlm_batch.tasks.ledger.shard_files import Beat, Head, Portion, kept_cut, last_attempts
 
 HEAD = Head(job="abc", shard=3, shards=8, attempt=1, total=3, what="chunk", commit=None)
 EXECUTIONS = [

@@ -6,9 +6,9 @@ from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.sandbox.result import Meta
 from rlm_batch.tasks.execution import Execution, identified
-from rlm_batch.tasks.ledger.ledger.completion_markers import Mark
-from rlm_batch.tasks.ledger.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.ledger.shard_store import Catalogue
+from rlm_batch.tasks.ledger.completion_markers import Mark
+from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.shard_store import Catalogue
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ import pytest
 from rlm_batch import LocalSandbox, ModalSandbox
 from rlm_batch.sandbox.confinement import CALLS, MACHINES
 
-from ..infra.isolation_levels import needs
+from ...infra.isolation_levels import needs
 
 HOST = Path(__file__).with_name("local_host.py")
 ATTACK = Path(__file__).with_name("attack.py").read_text()

@@ -1,0 +1,1 @@
+"""A job that is cut into shards, each a flow run of its own on a work pool."""
