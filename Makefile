@@ -48,7 +48,7 @@ bench: $(READY) ## measure against the peers and print the ratios
 scale: $(READY) ## measure one job over several workers; an hour and more (ARGS="workers speedup" is handed over)
 	@$(VENV)/bin/python benchmarks/scale.py $(ARGS)
 
-pictures: $(READY) ## make the README's pictures from a real run (needs chromium)
+pictures: $(READY) ## make the documentation's pictures from a real run (needs chromium)
 	@$(VENV)/bin/python examples/pictures.py
 
 clean: ## remove what make made: .venv, build, dist and the caches

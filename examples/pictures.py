@@ -1,4 +1,4 @@
-"""Makes the README's two pictures from a real run: the terminal's as SVG, the UI's as PNG by a Chromium.
+"""Makes the documentation's two pictures from a real run: the terminal's as SVG, the UI's as PNG by a Chromium.
 
     make pictures
 

@@ -68,7 +68,7 @@ async def batch(
     """Runs each piece of code in a sandbox, and returns their results in order.
 
     `code` is a list of texts; or one text with `inputs`, a list of variables or a path to JSON lines or CSV, and the
-    text runs once for each. What the parameters mean is in the README, under "Parameters".
+    text runs once for each. docs/reference.md says what the parameters mean.
 
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.

@@ -142,7 +142,7 @@ async def chunks(
     and so on. With a volume each chunk that is complete is marked there; a job that is run again executes only what
     has no marker of its code and data, or whose files have gone or changed since. `reduce` finds what the chunks
     submitted as `results`, a dict by chunk id, and their files on the volume; it runs if none of them failed. What the
-    other parameters mean is in the README, under "Parameters".
+    other parameters mean is in docs/reference.md.
 
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.

@@ -85,7 +85,7 @@ async def rlm(
     """Answers a question over a context of any length, with a recursive language model in a sandbox.
 
     The model does not read the context: it writes Python that does, in the sandbox, and that asks models about parts
-    of it. What the parameters mean is in the README, under "Parameters".
+    of it. docs/reference.md says what the parameters mean.
 
     Raises ExecutionsFailed where there is no answer, and ConfigurationError before anything runs.
     """

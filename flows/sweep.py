@@ -105,8 +105,8 @@ async def sweep(
 ) -> SweepReport:
     """Runs the code once for each point of the space, with the point's variables, and reports the best trial.
 
-    The space is a `grid` (every combination) or a list of `points`. What the other parameters mean is in the README,
-    under "Parameters".
+    The space is a `grid` (every combination) or a list of `points`. What the other parameters mean is in
+    docs/reference.md.
 
     Raises ExecutionsFailed when all are done and some trials failed (with `on_failure="return"` a `Failure` stands in
     their place), and ConfigurationError before anything runs, or at the end if no trial submitted the objective.

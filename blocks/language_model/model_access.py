@@ -80,14 +80,14 @@ async def asking(
 
 
 async def recurse(queries: Queries, prompt: str, given: Given, query: Query) -> str:
-    """Answers a recursive query; see `recursion.answer`. DSPy is imported for the first, in a thread."""
-    recursion = await asyncio.to_thread(_recursion)
-    return await recursion.answer(queries, prompt, given, query)
+    """Answers a recursive query; see `recursive_model.answer`. DSPy is imported for the first, in a thread."""
+    model = await asyncio.to_thread(_recursive_model)
+    return await model.answer(queries, prompt, given, query)
 
 
-def _recursion() -> Any:
+def _recursive_model() -> Any:
     offline()
     try:
-        return importlib.import_module(".recursion", __package__)
+        return importlib.import_module(".recursive_model", __package__)
     except ImportError as error:
         raise ConfigurationError(EXTRA) from error

@@ -73,7 +73,8 @@ def test_other_images_are_of_a_version_too() -> None:
 def test_the_image_has_every_room_and_what_it_is_built_with() -> None:
     *files, _ = instructions("COPY")[0]
     rooms = {source for source, target in instructions("COPY")[1:] if source == target}
-    assert rooms == {name.partition(".")[2] for name in PYPROJECT["tool"]["setuptools"]["packages"]} - {""}
+    packages = PYPROJECT["tool"]["setuptools"]["packages"]
+    assert rooms == {name.split(".")[1] for name in packages if "." in name}
     assert {"pyproject.toml", "constraints.txt", "__init__.py", PROJECT["readme"], *PROJECT["license-files"]} <= {
         *files
     }
@@ -107,7 +108,7 @@ def test_every_command_is_one_that_there_is() -> None:
 
 
 def test_every_setting_is_one_that_there_is(settings: set[str]) -> None:
-    source = "".join(path.read_text() for room in ("blocks", "tasks") for path in (ROOT / room).glob("*.py"))
+    source = "".join(path.read_text() for room in ("blocks", "tasks") for path in (ROOT / room).rglob("*.py"))
     unknown = [
         f"{where}: {name}"
         for where, environment in environments()

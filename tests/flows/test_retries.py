@@ -1,4 +1,4 @@
-"""What is tried again, how often, and what a person reads of it: each row of the README's table of errors."""
+"""What is tried again, how often, and what a person reads of it: the table of errors in docs/reference.md."""
 
 import asyncio
 import json

@@ -1,0 +1,135 @@
+"""The programs and commands of the documentation run as they stand there."""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ..infra.scripted_turns import plays
+from ..standins.openai_chat import ChatServer
+from .pages import PAGES, ROOT, Block, blocks, commands, read_page
+
+PROGRAMS = [block for block in blocks("python") if "rlm_batch" in block.text]
+CODE = [block for block in blocks("python") if "rlm_batch" not in block.text]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda block: f"{block.page}: {block.text.splitlines()[-1][:40]}")
+def test_a_program_runs(
+    program: Block,
+    server: str,
+    openai: ChatServer,
+    account: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it asks a model of OpenAI's, or wants an account, a server here answers in its place."""
+    account(*(name for name in ("daytona", "modal") if name.title() in program.text))
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.txt").write_text("a long report\n" * 1000)
+    openai.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
+    exec(compile(program.text, program.page, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("code", CODE, ids=lambda block: block.page)
+def test_code_for_a_sandbox_runs_in_one(code: Block) -> None:
+    from rlm_batch import LocalInterpreter
+
+    with LocalInterpreter(isolation="none") as interpreter:
+        assert interpreter.execute(code.text, {"lr": 0.01, "batch_size": 64}).loss > 0
+
+
+FILES = {
+    **{f"{name}.py": f"SUBMIT(name={name!r})" for name in ("one", "two", "load", "fit", "report")},
+    "code.py": "SUBMIT(y=x * x)",
+    "inputs.jsonl": '{"x": 1}\n{"x": 2}\n',
+    "points.csv": "lr,batch_size\n0.1,32\n0.01,64\n",
+    "count.py": "save_to_volume(f'results/{chunk_id}', str(len(data))); SUBMIT(count=len(data))",
+    "table.py": "save_to_volume('results/table.json', str(sum(fields['count'] for fields in results.values())))",
+    "rows.jsonl": "".join(f'{{"n": {n}}}\n' for n in range(250)),
+    "report.txt": "a long report\n" * 1000,
+}
+# Those that need a port, change the server or want workers are run by `tests/cli/test_up.py`, `tests/deployments` and
+# `tests/flows/test_shards.py`.
+ELSEWHERE = re.compile("rlm-batch (up|deploy)|.* --shards ")
+OURS = {page: [line for line in commands(page) if line.startswith("rlm-batch ")] for page in PAGES}
+RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page, lines in OURS.items()}
+
+
+@pytest.mark.parametrize("page", [page for page, lines in RUN_HERE.items() if lines])
+def test_the_commands_of_a_page_run_one_after_the_other(
+    page: str,
+    server: str,
+    account: Callable[..., None],
+    openai: ChatServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from rlm_batch.cli.app import app
+
+    account(*(name for name in ("daytona", "modal") if any(f"--provider {name}" in line for line in RUN_HERE[page])))
+    results = tmp_path / "results"
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(results))
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    openai.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
+    for command in RUN_HERE[page]:
+        words = shlex.split(command)[1:]
+        if "RUN" in words:
+            runs = [path for path in results.iterdir() if path.is_dir()]
+            words[words.index("RUN")] = str(max(runs, key=lambda path: path.stat().st_mtime))
+        status = app(words, exit_on_error=False, result_action="return_value")
+        assert status in (None, 0), f"{command}: {capfd.readouterr()}"
+
+
+def test_every_command_with_a_flow_is_run() -> None:
+    """So that no page's commands are passed over because a block was marked in another way."""
+    assert sum(map(len, RUN_HERE.values())) >= 12
+    assert {line.split()[1] for lines in RUN_HERE.values() for line in lines} >= {
+        *("batch", "sweep", "chunks", "sequence", "rlm", "reap", "report", "volume", "doctor")
+    }
+    assert {block.page for block in blocks("")} == set(), "a block of code without a language"
+
+
+@pytest.mark.parametrize("command", [line for lines in OURS.values() for line in lines])
+def test_a_command_is_one_that_there_is(command: str) -> None:
+    from rlm_batch.cli.app import app
+
+    app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_exists(page: str) -> None:
+    """Commands, targets, deployments, extras and files, in blocks and in sentences."""
+    from rlm_batch.cli.app import app
+
+    text = read_page(page)
+    made: dict[str, Any] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
+    deployments = {f"{found['entrypoint'].rpartition('.')[2]}/{found['name']}" for found in made["deployments"]}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [name for name in re.findall(r"`rlm-batch ([a-z]+)", text) if name not in app] == []
+    assert [name for name in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE) if name not in targets] == []
+    lines = "\n".join(commands(page))
+    assert [name for name in re.findall(r"deployment run (\S+)", lines) if name not in deployments] == []
+    extras = re.findall(r"pip install '\.\[(\w+)\]'", text)
+    assert [name for name in extras if name not in PROJECT["optional-dependencies"]] == []
+    rooms = "cli|flows|tasks|blocks|sandbox|deployments|tests|benchmarks|examples|docs"
+    files = re.findall(rf"(?<![\w/.])((?:{rooms})/[\w./-]*\w\.\w+)", text)
+    files += re.findall(rf"`((?:{rooms})/[\w./-]*)`", text)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+def test_every_extra_is_in_the_documentation() -> None:
+    named = {name for page in PAGES for name in re.findall(r"pip install '\.\[(\w+)\]'", read_page(page))}
+    assert named == {*PROJECT["optional-dependencies"]} - {"dev"}
