@@ -14,13 +14,12 @@ MANUAL = [page for page in PAGES if page not in ("README.md", "docs/index.md")]
 def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page: str) -> None:
     broken: list[str] = []
     for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / path if path else ROOT / page).resolve()
         if re.match(r"https?://", link):
             continue
-        path, _, anchor = link.partition("#")
-        target = (ROOT / page).parent / path if path else ROOT / page
-        if not target.resolve().is_relative_to(ROOT) or not target.is_file():
-            broken.append(link)
-        elif anchor and anchor not in anchors(str(target.resolve().relative_to(ROOT))):
+        there = target.is_relative_to(ROOT) and target.is_file()
+        if not there or (anchor and anchor not in anchors(str(target.relative_to(ROOT)))):
             broken.append(link)
     assert broken == []
 
