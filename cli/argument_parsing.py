@@ -53,7 +53,7 @@ def provider(name: str, isolation: str | None) -> str:
 
 def grid(words: list[str]) -> dict[str, list[Any]]:
     """Variables and their values, from words such as `lr=0.001,0.01` or `layers=[[64],[64,64]]`."""
-    from ..flows.inputs.readers import cell
+    from ..flows.inputs.readers import parse_cell
 
     found: dict[str, list[Any]] = {}
     for word in words:
@@ -71,5 +71,5 @@ def grid(words: list[str]) -> dict[str, list[Any]]:
             except ValueError as error:
                 wrong(f"--grid {word}: a list of values in brackets is JSON, and this is not: {error}")
         else:
-            found[name] = [cell(value.strip()) for value in values.split(",")]
+            found[name] = [parse_cell(value.strip()) for value in values.split(",")]
     return found

@@ -10,9 +10,9 @@ from pathlib import Path
 from ..blocks.storage.locations import Location, is_remote, located, scheme_of
 from ..flows.prefect_server import embedded_server
 from ..flows.reporting.export import write_csv, write_parquet
-from ..flows.reporting.ledger_reader import Past, past
-from ..flows.reporting.page import as_html
-from ..flows.reporting.report import report, summary, table
+from ..flows.reporting.html import render_html
+from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
+from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.text_escape import shown
 from .progress import show_table
@@ -27,25 +27,25 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
             raise ConfigurationError(
                 f"{option} writes a file of this machine, and {file} is none: copy it there yourself"
             )
-    found = asyncio.run(_through_block(run)) if scheme_of(run) == "block" else past(run)
+    found = asyncio.run(_through_block(run)) if scheme_of(run) == "block" else open_run_ledger(run)
     try:
-        tally = found.tally()
+        tally = found.summarize()
     except (TypeError, KeyError, AttributeError) as error:  # lines that are JSON, and not what we write
         raise ConfigurationError(f"the ledger {found.path} is damaged, and cannot be reported on: {error}") from None
     record = found.records[-1]
-    for name, value in summary(tally, found.records):
+    for name, value in build_summary_rows(tally, found.records):
         print(f"{shown(name)}: {shown(value)}", file=sys.stderr)
-    rows = table(tally)
+    rows = build_table_rows(tally)
     show_table(rows, len(rows) - 1, mark="best")
     name = record.name or record.flow
     page = located(html) if html else found.path / "report.html"
-    text = as_html(report(tally, found.records), name).encode("utf-8", "replace")
+    text = render_html(build_report(tally, found.records), name).encode("utf-8", "replace")
     if isinstance(page, Location):
         _put(page, text)
     else:
         _write(page, lambda path: path.write_bytes(text))
     print(f"Report: {page}")
-    exports: list[tuple[str | None, str, Callable[[Past, Path], object]]] = [
+    exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
         (csv, "CSV", write_csv),
         (parquet, "Parquet", write_parquet),
     ]
@@ -56,10 +56,10 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
     return 0
 
 
-async def _through_block(run: str) -> Past:
+async def _through_block(run: str) -> LedgerReader:
     """The ledger at a location of a block: the server that has the block is there meanwhile."""
     async with embedded_server():
-        return await asyncio.to_thread(past, run)
+        return await asyncio.to_thread(open_run_ledger, run)
 
 
 def _put(page: Location, text: bytes) -> None:

@@ -47,7 +47,7 @@ def run_sweep(parameters: dict[str, Any]) -> int:
 def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
     """Runs the batch flow, prints its table, and returns the exit status."""
     from ..flows.batch import batch, executions
-    from ..flows.reporting.text_table import table
+    from ..flows.reporting.text_table import format_rows
 
     _check(batch, parameters)
     if not _wants_server(parameters["inputs"]):
@@ -58,14 +58,14 @@ def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
         outcomes = _run(lambda: batch(**parameters), display)
     except ExecutionsFailed as error:
         failed, outcomes = error, error.results
-    rows = table(outcomes, limit=TABLE_ROWS)
+    rows = format_rows(outcomes, limit=TABLE_ROWS)
     show_table(_with_files(rows, files) if parameters["inputs"] is None else rows, len(outcomes))
     return _end(display.results_path, failed)
 
 
 def run_rlm(parameters: dict[str, Any]) -> int:
     """Runs the rlm flow, prints the answer, and returns the exit status."""
-    from ..flows.reporting.report import described
+    from ..flows.reporting.report import describe_usage
     from ..flows.rlm import RlmAnswer, question, rlm
     from ..sandbox.budget import Usage
 
@@ -79,7 +79,7 @@ def run_rlm(parameters: dict[str, Any]) -> int:
     print(shown(str(found), keep="\n\t"))
     asked = found.queries
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
-    print(f"{len(found.trajectory)} turns; the model was called {described(used)}", file=sys.stderr)
+    print(f"{len(found.trajectory)} turns; the model was called {describe_usage(used)}", file=sys.stderr)
     return _end(found.results_path, None)
 
 
@@ -87,14 +87,14 @@ def run_chunks(parameters: dict[str, Any]) -> int:
     """Runs the chunks flow, prints its table and what the reduction submitted, and returns the exit status."""
     from ..flows.chunks import chunks, overlap, report
     from ..flows.engine.job import Outcomes
-    from ..flows.inputs.chunking import parts_of
-    from ..flows.reporting.text_table import cell_text
+    from ..flows.inputs.chunking import build_chunks
+    from ..flows.reporting.text_table import format_cell
 
     _check(chunks, parameters)
     if parameters["volume_name"] is not None:
         check_name(parameters["volume_name"])
     if not _wants_server(parameters["chunks"]) and not _wants_server(parameters["data"]):
-        parts_of(parameters["chunks"], parameters["data"], parameters["chunk_size"])
+        build_chunks(parameters["chunks"], parameters["data"], parameters["chunk_size"])
     failed: ExecutionsFailed | None = None
     try:
         found = _run(lambda: chunks(**parameters))
@@ -104,7 +104,7 @@ def run_chunks(parameters: dict[str, Any]) -> int:
     show_table(found.rows(TABLE_ROWS), len(found.results))
     if isinstance(found.reduction, Result):
         values = ", ".join(
-            f"{shown(name)}={shown(cell_text(value))}" for name, value in found.reduction.outputs.items()
+            f"{shown(name)}={shown(format_cell(value))}" for name, value in found.reduction.outputs.items()
         )
         print(f"Reduction: {values}")
     for path, ids in found.overlaps.items():
@@ -114,7 +114,7 @@ def run_chunks(parameters: dict[str, Any]) -> int:
 
 def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
     """Runs the sequence flow, prints a row for each step, and returns the exit status."""
-    from ..flows.reporting.text_table import table
+    from ..flows.reporting.text_table import format_rows
     from ..flows.sequence import sequence, texts
 
     _check(sequence, parameters)
@@ -125,17 +125,17 @@ def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
         outcomes = _run(lambda: sequence(**parameters), display)
     except ExecutionsFailed as error:
         failed, outcomes = error, error.results
-    show_table(_with_files(table(outcomes, limit=TABLE_ROWS), files), len(outcomes))
+    show_table(_with_files(format_rows(outcomes, limit=TABLE_ROWS), files), len(outcomes))
     return _end(display.results_path, failed)
 
 
 def run_reap(parameters: dict[str, Any]) -> int:
     """Runs the reap flow, prints a row for each sandbox and what all have cost, and returns the exit status."""
-    from ..flows.cleanup.orphans import Left, described
+    from ..flows.cleanup.orphans import OrphanedSandbox, describe_removal
     from ..flows.reap import listener, reap
 
     _check(reap, parameters)
-    told: list[Left] = []
+    told: list[OrphanedSandbox] = []
     listener.set(told.extend)
     try:
         _run(lambda: reap(**parameters))
@@ -143,7 +143,7 @@ def run_reap(parameters: dict[str, Any]) -> int:
         if told:
             rows = [[found.info.id, found.info.labels.get("rlm-batch-host", ""), found.reason] for found in told]
             show_table([["sandbox", "host", "why"], *rows], len(rows))
-    print(described(told, parameters["provider"], "would be removed" if parameters["dry_run"] else "removed"))
+    print(describe_removal(told, parameters["provider"], "would be removed" if parameters["dry_run"] else "removed"))
     return 0
 
 
@@ -182,10 +182,10 @@ def _check(flow: Any, parameters: dict[str, Any]) -> None:
     """What the flow would refuse once it runs, refused before a server is started for it."""
     from prefect.exceptions import ParameterTypeError
 
-    from ..flows.decorator import within_limit
+    from ..flows.inputs.spilling import spill_long_parameters
 
     try:
-        flow.validate_parameters(within_limit(parameters))
+        flow.validate_parameters(spill_long_parameters(parameters))
     except ParameterTypeError as error:
         problems = [TAG.sub("", line.strip(" -")) for line in str(error).splitlines()[1:] if line.strip()]
         raise ConfigurationError("; ".join(problems) or str(error)) from None

@@ -11,7 +11,8 @@ from ..sandbox.errors import ConfigurationError
 from .decorator import batch_flow
 from .engine.job import Outcome, raise_failures, run_all
 from .engine.labels import execution_label
-from .inputs.readers import read_inputs, referred
+from .inputs.readers import read_inputs
+from .inputs.spilling import read_code_reference
 from .parameters import (
     BatchConcurrency,
     CacheResults,
@@ -125,7 +126,7 @@ def executions(code: list[str] | str, inputs: list[dict[str, Any]] | str | None)
         if not code:
             raise ConfigurationError("the list of code is empty: there is nothing to run")
         return _Items(code, None)
-    found = referred(code)
+    found = read_code_reference(code)
     if isinstance(found, list):
         return _Items(found, None)
     return _Items([found], None if inputs is None else read_inputs(inputs, "inputs"))

@@ -19,12 +19,12 @@ from ..sandbox.result import Failure, Meta, Result
 from ..tasks.execute import asked_wait, backoff
 from ..tasks.execution import Execution, key_of
 from ..tasks.ledger.completion_markers import Mark, Marker, folder_of, name_of, read_markers
-from ..tasks.ledger.run_record import About
+from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.job import Outcome, Outcomes, Run, raise_failures, with_volume
 from .engine.labels import chunk_label
-from .inputs.chunking import Parts, parts_of
-from .inputs.readers import referred_text
+from .inputs.chunking import ChunkSource, build_chunks
+from .inputs.spilling import read_text_reference
 from .parameters import (
     BatchConcurrency,
     CacheResults,
@@ -48,7 +48,7 @@ from .parameters import (
     Shards,
     Timeout,
 )
-from .reporting.text_table import table
+from .reporting.text_table import format_rows
 
 REDUCTION = "reduction.json"  # the name of its marker; those of chunks are hexadecimal
 
@@ -73,7 +73,7 @@ class ChunksReport:
     def rows(self, limit: int | None = None) -> list[list[str]]:
         """The table's rows of text, the header first; with a `limit` so many of the first."""
         shown = self.results.values() if limit is None else itertools.islice(self.results.values(), limit)
-        return table(list(shown))
+        return format_rows(list(shown))
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -147,9 +147,9 @@ async def chunks(
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.
     """
-    code = referred_text(code)
-    reduce = None if reduce is None else referred_text(reduce)
-    parts = parts_of(chunks, data, chunk_size)
+    code = read_text_reference(code)
+    reduce = None if reduce is None else read_text_reference(reduce)
+    parts = build_chunks(chunks, data, chunk_size)
     options = Options(
         provider=provider,
         max_workers=max_workers,
@@ -176,7 +176,7 @@ async def chunks(
     if volume_name is not None:
         block = with_volume(block, volume_name)
     total = len(parts) + (reduce is not None)
-    about = About("chunk" if reduce is None else "execution")
+    about = ReportSpec("chunk" if reduce is None else "execution")
     async with _Chunks.begun(block, total, options, chunk_label, about) as run:
         run.folder = None if block.volume_name is None else folder_of(code)
         fingerprint = await run.fingerprint()
@@ -221,7 +221,7 @@ def overlap(path: str, ids: list[str]) -> str:
     )
 
 
-def _executions(code: str, parts: Parts, fingerprint: dict[str, Any], run: _Chunks) -> Iterator[Execution]:
+def _executions(code: str, parts: ChunkSource, fingerprint: dict[str, Any], run: _Chunks) -> Iterator[Execution]:
     for index, (chunk_id, data) in enumerate(parts):
         encoded = {"data": _encoded(data, f"the data of chunk {chunk_id}")}
         variables = {"chunk_id": chunk_id}

@@ -7,7 +7,7 @@ import logging
 from ..sandbox.errors import RlmBatchError
 
 
-class _Sentences(logging.Filter):
+class _ErrorTextFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if isinstance(error, RlmBatchError):
@@ -16,9 +16,9 @@ class _Sentences(logging.Filter):
         return True
 
 
-_SENTENCES = _Sentences()
+_ERROR_TEXT_FILTER = _ErrorTextFilter()
 
 
-def in_sentences() -> None:
+def install_error_log_filter() -> None:
     """From now on in this process. Where what raised is no error of ours, the log has its traceback as before."""
-    logging.getLogger("prefect.flow_runs").addFilter(_SENTENCES)
+    logging.getLogger("prefect.flow_runs").addFilter(_ERROR_TEXT_FILTER)

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from ..blocks.registry import resolve
 from ..sandbox.errors import SandboxesLeft
-from .cleanup.orphans import Left, described, find, remove
-from .cleanup.server_identity import server_id
+from .cleanup.orphans import OrphanedSandbox, describe_removal, find_orphans, remove_orphans
+from .cleanup.server_identity import get_server_id
 from .decorator import batch_flow
 from .parameters import Provider
 
@@ -28,7 +28,9 @@ OlderThan = Annotated[
 DryRun = Annotated[bool, Field(description="Say what would be removed, and remove nothing")]
 
 # Whoever called the flow in this process is told of each sandbox that was removed, or would be.
-listener: ContextVar[Callable[[list[Left]], None]] = ContextVar("rlm_batch_reap_listener", default=lambda _: None)
+listener: ContextVar[Callable[[list[OrphanedSandbox]], None]] = ContextVar(
+    "rlm_batch_reap_listener", default=lambda _: None
+)
 
 
 @batch_flow("reap")
@@ -53,16 +55,16 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
     """
     log = get_run_logger()
     block = await resolve(provider)
-    left = await find(block, await server_id(), older_than)
+    left = await find_orphans(block, await get_server_id(), older_than)
     for found in left:
         log.info("sandbox %s of run %s: %s", found.info.id, found.info.run or "(a script)", found.reason)
     if dry_run:
         listener.get()(left)
-        log.info("%s", described(left, block.provider_name, "would be removed"))
+        log.info("%s", describe_removal(left, block.provider_name, "would be removed"))
         return [found.info.id for found in left]
-    removal = await remove(block, left)
+    removal = await remove_orphans(block, left)
     listener.get()(removal.removed)
-    log.info("%s", described(removal.removed, block.provider_name, "removed"))
+    log.info("%s", describe_removal(removal.removed, block.provider_name, "removed"))
     if removal.errors:
         sandbox, error = next(iter(removal.errors.items()))
         raise SandboxesLeft(

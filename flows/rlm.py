@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import QuerySummary, Result
-from ..tasks.ledger.run_record import About
+from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.job import raise_failures, run_all
 from .parameters import (
@@ -112,7 +112,9 @@ async def rlm(
         max_cost=max_cost,
     )
     shown = query if len(query) <= 100 else query[:97] + "..."
-    outcomes = await run_all([(code, variables)], 1, options, lambda _: f"rlm: {shown}", uploads, About("question"))
+    outcomes = await run_all(
+        [(code, variables)], 1, options, lambda _: f"rlm: {shown}", uploads, ReportSpec("question")
+    )
     raise_failures(outcomes, "questions")
     (result,) = outcomes.results
     assert isinstance(result, Result)

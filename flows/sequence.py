@@ -12,10 +12,10 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
 from ..tasks.execution import Execution, key_of
 from ..tasks.lane import Lane
-from ..tasks.ledger.run_record import About
+from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.job import Outcome, Run, raise_failures
-from .inputs.readers import referred
+from .inputs.spilling import read_code_reference
 from .parameters import (
     BatchConcurrency,
     Deadline,
@@ -91,7 +91,7 @@ async def sequence(
         max_cost=max_cost,
     )
     async with _Sequence.begun(
-        await resolve(provider), len(codes), options, lambda execution: f"step {execution.index}", About("step")
+        await resolve(provider), len(codes), options, lambda execution: f"step {execution.index}", ReportSpec("step")
     ) as run:
         executions = _chained(codes, await run.fingerprint())
         run.stop_on_error = stop_on_error
@@ -111,7 +111,7 @@ def texts(steps: list[str] | str) -> list[str]:
         if not steps:
             raise ConfigurationError("the list of steps is empty: there is nothing to run")
         return steps
-    found = referred(steps)
+    found = read_code_reference(steps)
     return found if isinstance(found, list) else [found]
 
 

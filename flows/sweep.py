@@ -11,11 +11,12 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
-from ..tasks.ledger.run_record import About, Direction
+from ..tasks.ledger.run_record import Direction, ReportSpec
 from .decorator import batch_flow
 from .engine.job import Outcome, raise_failures, run_all
 from .engine.labels import trial_label
-from .inputs.readers import Grid, Inputs, read_inputs, referred_text, same_names
+from .inputs.readers import Grid, Inputs, check_same_variables, read_inputs
+from .inputs.spilling import read_text_reference
 from .parameters import (
     BatchConcurrency,
     CacheResults,
@@ -39,7 +40,7 @@ from .parameters import (
     Shards,
     Timeout,
 )
-from .reporting.text_table import table
+from .reporting.text_table import format_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class SweepReport:
 
         With a `limit` they are so many of the first, and the best where that is not among them.
         """
-        return table(self.trials, self.best, limit)
+        return format_rows(self.trials, self.best, limit)
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -111,7 +112,7 @@ async def sweep(
     Raises ExecutionsFailed when all are done and some trials failed (with `on_failure="return"` a `Failure` stands in
     their place), and ConfigurationError before anything runs, or at the end if no trial submitted the objective.
     """
-    code = referred_text(code)
+    code = read_text_reference(code)
     points_of_space = space(grid, points)
     options = Options(
         provider=provider,
@@ -136,7 +137,7 @@ async def sweep(
         max_cost=max_cost,
     )
     items = ((code, point) for point in points_of_space)
-    about = About("trial", objective, direction)
+    about = ReportSpec("trial", objective, direction)
     outcomes = await run_all(items, len(points_of_space), options, trial_label, about=about)
     if on_failure == "raise":
         raise_failures(outcomes, "trials")
@@ -153,7 +154,7 @@ def space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str 
     if grid is not None and points is not None:
         raise ConfigurationError("the space was given twice: pass a grid or points, not both")
     if points is not None:
-        return same_names(read_inputs(points, "points"))
+        return check_same_variables(read_inputs(points, "points"))
     if grid is None:
         raise ConfigurationError("the space is missing: pass a grid (values of each variable) or a list of points")
     return Grid(grid)

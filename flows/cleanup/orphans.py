@@ -30,7 +30,7 @@ DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class OrphanedSandbox:
     """A sandbox that nobody uses any more, why that is so, and the seconds that it has been there."""
 
     info: SandboxInfo
@@ -42,13 +42,13 @@ class Left:
 class Removal:
     """What became of the sandboxes that were to be removed; `errors` has one for each that could not be."""
 
-    removed: list[Left]
+    removed: list[OrphanedSandbox]
     errors: dict[str, RlmBatchError]
 
 
-async def find(
+async def find_orphans(
     provider: SandboxProvider, server: str, older_than: float | None = None, now: float | None = None
-) -> list[Left]:
+) -> list[OrphanedSandbox]:
     """The sandboxes of a provider that nobody uses any more; see `reap` for the rules. Raises what listing raises."""
     now = time.time() if now is None else now
     # The sandboxes first: whatever run opens one later is not judged by what it was before.
@@ -64,20 +64,20 @@ async def find(
             doubtful.append(info)
     if doubtful:
         async with get_client() as client:
-            runs = await _runs(client, {uuid.UUID(info.run) for info in doubtful})
+            runs = await _read_flow_runs(client, {uuid.UUID(info.run) for info in doubtful})
             for run_id in {info.run for info in doubtful}:
                 boxes = [info for info in doubtful if info.run == run_id]
-                reason = await _over(client, runs.get(uuid.UUID(run_id)), boxes, older_than, now)
+                reason = await _explain_why_over(client, runs.get(uuid.UUID(run_id)), boxes, older_than, now)
                 if reason:
                     reasons.update((info.id, reason) for info in boxes)
     return [
-        Left(info, reasons[info.id], max(0.0, now - info.began) if info.began else 0.0)
+        OrphanedSandbox(info, reasons[info.id], max(0.0, now - info.began) if info.began else 0.0)
         for info in ours
         if info.id in reasons
     ]
 
 
-async def remove(provider: SandboxProvider, left: Iterable[Left]) -> Removal:
+async def remove_orphans(provider: SandboxProvider, left: Iterable[OrphanedSandbox]) -> Removal:
     """Removes them, some at a time. One that cannot be removed keeps no other from it."""
     left, errors, gate = list(left), dict[str, RlmBatchError](), asyncio.Semaphore(AT_A_TIME)
 
@@ -99,7 +99,7 @@ def _is_uuid(text: str) -> bool:
         return False
 
 
-async def _runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
+async def _read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
     """Those flow runs that the server has."""
     wanted, found = sorted(ids), dict[uuid.UUID, FlowRun]()
     for start in range(0, len(wanted), PAGE):
@@ -108,7 +108,7 @@ async def _runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UU
     return found
 
 
-async def _over(
+async def _explain_why_over(
     client: PrefectClient, run: FlowRun | None, boxes: list[SandboxInfo], older_than: float | None, now: float
 ) -> str:
     """Why a flow run of this server is over, empty if it is not, or may not be."""
@@ -116,7 +116,7 @@ async def _over(
         return "its flow run was deleted"
     if run.state is None or run.state.is_final():
         return f"its flow run is {run.state.name if run.state is not None else 'over'}"
-    above = await _caller(client, run)
+    above = await _find_outermost_caller(client, run)
     if above is not None and above.state is not None and above.state.is_final():
         return f"the flow run that called its own is {above.state.name}"
     if older_than is None:
@@ -125,7 +125,7 @@ async def _over(
     if max([run.state.timestamp.timestamp(), *(info.began for info in boxes)]) >= since:
         return ""
     # What is later than now was said on a machine whose clock is ahead of this one's.
-    lately = EventOccurredFilter(since=_date(since), until=_date(now + DAY))
+    lately = EventOccurredFilter(since=_to_datetime(since), until=_to_datetime(now + DAY))
     mine = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])
     page = await client.read_events(EventFilter(any_resource=mine, occurred=lately), limit=1)
     if page.events:
@@ -133,7 +133,7 @@ async def _over(
     return f"its flow run is {run.state.name}, and has been silent for more than {older_than:,.0f} s"
 
 
-async def _caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
+async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
     """The outermost of the flow runs whose process a flow run is in, None where it is in one of its own."""
     found: FlowRun | None = None
     with suppress(ObjectNotFound):
@@ -146,18 +146,18 @@ async def _caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
     return found
 
 
-def _date(seconds: float) -> Any:
+def _to_datetime(seconds: float) -> Any:
     return datetime.fromtimestamp(seconds, UTC)
 
 
 # ---------------------------------------------------------------------------------------------------------------- hooks
 
-_begun: set[str] = set()
+_own_runs: set[str] = set()
 
 
-def begun_here(run_id: str) -> None:
+def register_own_run(run_id: str) -> None:
     """Says that a flow run has begun in this process, whose lanes remove their own sandboxes whatever ends it."""
-    _begun.add(run_id)
+    _own_runs.add(run_id)
 
 
 async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -165,7 +165,7 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
 
     Prefect calls it in the worker, where there is no memory of the run: the provider comes from its parameters.
     """
-    if str(flow_run.id) in _begun:
+    if str(flow_run.id) in _own_runs:
         return
     log = flow_run_logger(flow_run, flow)
     try:
@@ -176,26 +176,26 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
         now, found = time.time(), await provider.list_sandboxes()
         reason = f"its flow run is {state.name}"
         left = [
-            Left(info, reason, max(0.0, now - info.began) if info.began else 0.0)
+            OrphanedSandbox(info, reason, max(0.0, now - info.began) if info.began else 0.0)
             for info in found
             if info.run == str(flow_run.id) and info.labels.get("managed-by") == "rlm-batch"
         ]
-        removal = await remove(provider, left)
+        removal = await remove_orphans(provider, left)
     except RlmBatchError as error:
         log.warning("the sandboxes of this run could not be looked for, and are left to their expiry: %s", error)
         return
-    told(log, removal, provider.provider_name)
+    log_removal(log, removal, provider.provider_name)
 
 
-def told(log: logging.Logger | logging.LoggerAdapter[Any], removal: Removal, provider: str) -> None:
+def log_removal(log: logging.Logger | logging.LoggerAdapter[Any], removal: Removal, provider: str) -> None:
     """Says in a log what was removed, and what it has cost."""
     if removal.removed:
-        log.info("%s", described(removal.removed, provider, "removed"))
+        log.info("%s", describe_removal(removal.removed, provider, "removed"))
     for sandbox, error in removal.errors.items():
         log.warning("sandbox %s could not be removed, and is left to its expiry: %s", sandbox, error.summary)
 
 
-def described(left: list[Left], provider: str, what: str) -> str:
+def describe_removal(left: list[OrphanedSandbox], provider: str, what: str) -> str:
     """How many sandboxes, and the sandbox seconds that they have cost, in a sentence."""
     if not left:
         return f"no sandbox of {provider} was left over"

@@ -14,25 +14,25 @@ from prefect.client.schemas.actions import VariableCreate
 from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 from prefect.logging import get_logger
 
-VARIABLE = "rlm_batch_server"
+VARIABLE_NAME = "rlm_batch_server"
 
 
-async def server_id() -> str:
+async def get_server_id() -> str:
     """This server's id. Empty where the server lets nobody have variables: then expiry alone decides on sandboxes."""
     try:
         async with get_client() as client:
-            found = await client.read_variable_by_name(VARIABLE)
+            found = await client.read_variable_by_name(VARIABLE_NAME)
             if found is None:
-                made = VariableCreate(name=VARIABLE, value=uuid.uuid4().hex, tags=["rlm-batch"])
+                made = VariableCreate(name=VARIABLE_NAME, value=uuid.uuid4().hex, tags=["rlm-batch"])
                 try:
                     found = await client.create_variable(made)
                 except ObjectAlreadyExists:  # somebody else has made it meanwhile: names are unique there
-                    found = await client.read_variable_by_name(VARIABLE)
+                    found = await client.read_variable_by_name(VARIABLE_NAME)
     except PrefectHTTPStatusError as error:
         get_logger("rlm_batch").warning(
             "the Prefect server refused the variable %s (%s): sandboxes of this run are left to their expiry if its "
             "process dies",
-            *(VARIABLE, str(error).partition("\n")[0]),
+            *(VARIABLE_NAME, str(error).partition("\n")[0]),
         )
         return ""
     return found.value if found is not None and isinstance(found.value, str) else ""

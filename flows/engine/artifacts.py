@@ -18,9 +18,9 @@ from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifa
 
 from ...sandbox.result import Failure, Result
 from ...tasks.ledger.run_record import Record
-from ..reporting.page import as_markdown
-from ..reporting.report import report
-from ..reporting.summary import Tally
+from ..reporting.markdown import render_markdown
+from ..reporting.report import build_report
+from ..reporting.summary import RunSummary
 
 INTERVAL = 1.0  # seconds between two looks at the progress
 PATIENCE = 20.0  # seconds for the server to take an artifact
@@ -31,7 +31,7 @@ class Told:
 
     def __init__(self, record: Record, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
         self._record = record
-        self._tally = Tally(record.about)
+        self._tally = RunSummary(record.report_spec)
         self._log = log
         self._key = re.sub("[^a-z0-9-]+", "-", record.flow.lower()).strip("-") or "run"
         self._shown = 0  # outcomes in the progress that the server has
@@ -81,7 +81,7 @@ class Told:
     async def _report(self) -> None:
         tally = self._tally
         if tally.done:
-            text = as_markdown(report(tally, [self._record]))
+            text = render_markdown(build_report(tally, [self._record]))
             about = f"{tally.succeeded:,} of {self._record.total:,} {tally.about.what}s succeeded"
             await acreate_markdown_artifact(text, f"{self._key}-report", about)
 

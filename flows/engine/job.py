@@ -30,13 +30,13 @@ from ...tasks.execution import Execution, identified
 from ...tasks.lane import Lane, ProviderUnusable
 from ...tasks.ledger.ledger import Ledger, Line, results_root
 from ...tasks.ledger.result_index import ResultIndex
-from ...tasks.ledger.run_record import About, Record
+from ...tasks.ledger.run_record import Record, ReportSpec
 from ...tasks.query_task import Tracker
 from ...tasks.task_log import RunLines
-from ..cleanup.orphans import begun_here
-from ..cleanup.server_identity import server_id
+from ..cleanup.orphans import register_own_run
+from ..cleanup.server_identity import get_server_id
 from ..parameters import TASK_RUNS, Options
-from ..reporting.report import described
+from ..reporting.report import describe_usage
 from ..sharding.coordinator import Sharding
 from .artifacts import Told
 from .gc_freeze import set_aside
@@ -79,7 +79,7 @@ async def run_all(
     options: Options,
     label: Callable[[Execution], str],
     uploads: dict[str, Path] | None = None,
-    about: About | None = None,
+    about: ReportSpec | None = None,
 ) -> Outcomes:
     """Runs every pair of code and variables, `max_workers` at a time, and returns when all have an outcome.
 
@@ -131,7 +131,7 @@ def _flow_run_id() -> str:
     return str(context.flow_run.id)
 
 
-def _record(about: About, results_path: str, provider: str, total: int) -> Record:
+def _record(about: ReportSpec, results_path: str, provider: str, total: int) -> Record:
     context = FlowRunContext.get()
     assert context is not None
     assert context.flow_run is not None
@@ -204,7 +204,7 @@ class Run:
         total: int,
         options: Options,
         label: Callable[[Execution], str],
-        about: About | None = None,
+        about: ReportSpec | None = None,
     ) -> AsyncIterator[Self]:
         """A run with its ledger open, which is told to whoever watches. Raises ConfigurationError."""
         sharding = None if options.shards is None else await Sharding.checked(options.shards, total, get_run_logger())
@@ -214,7 +214,7 @@ class Run:
         await asyncio.to_thread(ledger.create)
         run.log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, how, ledger.path)
         observer.get().begun(total, how, str(ledger.path))
-        record = run.record = _record(about or About(), str(ledger.path), provider.provider_name, total)
+        record = run.record = _record(about or ReportSpec(), str(ledger.path), provider.provider_name, total)
         await asyncio.to_thread(record.write)
         try:
             if not ledger.claim():
@@ -272,8 +272,8 @@ class Run:
         run = cls(provider, _flow_run_id(), ledger, options, total, label, get_run_logger())
         run._tracker = tracker
         run.asking = asking
-        run.server = await server_id()
-        begun_here(run.run_id)
+        run.server = await get_server_id()
+        register_own_run(run.run_id)
         return run
 
     @asynccontextmanager
@@ -284,7 +284,7 @@ class Run:
                 yield
         finally:
             if self.asking is not None:
-                self.log.info("the model was called %s", described(self.asking.spent.used + self.used_elsewhere))
+                self.log.info("the model was called %s", describe_usage(self.asking.spent.used + self.used_elsewhere))
 
     def knows(self, known: dict[str, Line]) -> None:
         """These are the lines that the ledger had at the start, by their keys."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...tasks.execution import Execution
-from ..reporting.text_table import cell_text
+from ..reporting.text_table import format_cell
 
 LENGTH = 120  # characters of what tells one from another
 
@@ -15,7 +15,7 @@ def execution_label(execution: Execution) -> str:
 
 def trial_label(execution: Execution) -> str:
     """By its number and the values of its variables."""
-    values = ", ".join(f"{name}={cell_text(value)}" for name, value in execution.variables.items())
+    values = ", ".join(f"{name}={format_cell(value)}" for name, value in execution.variables.items())
     return f"trial {execution.index}: {_cut(values)}"
 
 

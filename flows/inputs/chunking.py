@@ -9,14 +9,14 @@ from typing import Any, Protocol
 from ...sandbox.errors import ConfigurationError
 from .readers import FileInputs, FileRows
 
-Part = tuple[str, Any]
+Chunk = tuple[str, Any]
 
 
-class Parts(Iterable[Part], Sized, Protocol):
+class ChunkSource(Iterable[Chunk], Sized, Protocol):
     """Chunk ids with their data, in an order, and how many there are."""
 
 
-class _Given:
+class _MappedChunks:
     """The chunks of a dict."""
 
     def __init__(self, chunks: dict[str, Any]) -> None:
@@ -25,11 +25,11 @@ class _Given:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[Chunk]:
         return iter(self._chunks.items())
 
 
-class _FromFile:
+class _FileChunks:
     """The chunks of a file whose lines have an id and data; only one line at a time is in memory."""
 
     def __init__(self, path: str) -> None:
@@ -41,21 +41,21 @@ class _FromFile:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def __iter__(self) -> Iterator[Part]:
-        return ((chunk_id(line["id"]), line["data"]) for line in self._lines)
+    def __iter__(self) -> Iterator[Chunk]:
+        return ((normalize_chunk_id(line["id"]), line["data"]) for line in self._lines)
 
     def _checked(self, line: dict[str, Any], number: int, seen: set[str]) -> None:
         if set(line) != {"id", "data"}:
             raise ConfigurationError(
                 f"line {number} of {self._path} has {', '.join(map(str, line)) or 'nothing'}: a chunk has id and data"
             )
-        name = chunk_id(line["id"])
+        name = normalize_chunk_id(line["id"])
         if name in seen:
             raise ConfigurationError(f"line {number} of {self._path} has the id {name!r}, which an earlier one has too")
         seen.add(name)
 
 
-class _Cut:
+class _SlicedChunks:
     """Data in lists of so many items, numbered from 0; of a file only one list at a time is in memory."""
 
     def __init__(self, rows: list[Any] | FileRows, size: int) -> None:
@@ -64,7 +64,7 @@ class _Cut:
     def __len__(self) -> int:
         return (len(self._rows) + self._size - 1) // self._size
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[Chunk]:
         rows = iter(self._rows)
         for number in itertools.count():
             part = list(itertools.islice(rows, self._size))
@@ -73,7 +73,9 @@ class _Cut:
             yield str(number), part
 
 
-def parts_of(chunks: dict[str, Any] | str | None, data: list[Any] | str | None, chunk_size: int | None) -> Parts:
+def build_chunks(
+    chunks: dict[str, Any] | str | None, data: list[Any] | str | None, chunk_size: int | None
+) -> ChunkSource:
     """The parts that these parameters stand for. Raises ConfigurationError."""
     if (chunks is None) == (data is None):
         raise ConfigurationError("pass chunks (data by id), or data with chunk_size: one of the two")
@@ -82,27 +84,27 @@ def parts_of(chunks: dict[str, Any] | str | None, data: list[Any] | str | None, 
     if data is not None and chunk_size is None:
         raise ConfigurationError("chunk_size is missing: say how many items of the data make a chunk")
     if isinstance(chunks, str):
-        found: Parts = _FromFile(chunks)
+        found: ChunkSource = _FileChunks(chunks)
     elif chunks is not None:
-        found = _Given(with_text_ids(chunks))
+        found = _MappedChunks(normalize_chunk_ids(chunks))
     else:
         assert data is not None
         assert chunk_size is not None
-        found = _Cut(FileRows(data) if isinstance(data, str) else data, chunk_size)
+        found = _SlicedChunks(FileRows(data) if isinstance(data, str) else data, chunk_size)
     if not len(found):
         raise ConfigurationError("there are no chunks: the data is empty")
     return found
 
 
-def with_text_ids(chunks: dict[Any, Any]) -> dict[str, Any]:
+def normalize_chunk_ids(chunks: dict[Any, Any]) -> dict[str, Any]:
     """The chunks with ids that are text, as JSON has them. Raises ConfigurationError where two become one."""
-    found = {chunk_id(name): value for name, value in chunks.items()}
+    found = {normalize_chunk_id(name): value for name, value in chunks.items()}
     if len(found) < len(chunks):
         raise ConfigurationError("two chunks have the same id once ids are text, such as 1 and '1': rename one")
     return found
 
 
-def chunk_id(value: Any) -> str:
+def normalize_chunk_id(value: Any) -> str:
     """An id as text. Raises ConfigurationError for what is neither text nor a whole number."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ConfigurationError(f"{value!r} is no chunk id: ids are text or whole numbers")

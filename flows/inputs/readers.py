@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import csv
-import hashlib
-import io
 import itertools
 import json
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sized
-from pathlib import Path
 from typing import Any, Protocol
 
-from ...blocks.storage.locations import Copies, Location, located, scheme_of
-from ...blocks.storage.locations import read as read_whole
+from ...blocks.storage.locations import Copies, Location, located
 from ...sandbox.errors import ConfigurationError
 
 Variables = dict[str, Any]
@@ -102,7 +97,7 @@ class FileInputs:
                         f"line {reader.line_num} of {self._path} has not as many cells as the header: "
                         f"{', '.join(header)}"
                     )
-                yield {name: cell(text) for name, text in row.items()}
+                yield {name: parse_cell(text) for name, text in row.items()}
 
 
 class FileRows(FileInputs):
@@ -112,7 +107,7 @@ class FileRows(FileInputs):
         return True
 
 
-def cell(text: str) -> Any:
+def parse_cell(text: str) -> Any:
     """The value of a word in a CSV file or on the command line: JSON where it parses, else the text itself."""
     try:
         return json.loads(text, parse_constant=_no_json)
@@ -156,7 +151,7 @@ def read_inputs(inputs: list[Variables] | str, what: str) -> Inputs:
     return found
 
 
-def same_names(points: Inputs) -> Inputs:
+def check_same_variables(points: Inputs) -> Inputs:
     """The points, once it is sure that they all have the same variables. Raises ConfigurationError."""
     names: set[str] | None = None
     for number, point in enumerate(points, 1):
@@ -170,58 +165,3 @@ def same_names(points: Inputs) -> Inputs:
                 f"{which} has no variable {name!r}, which {there}: every point of a sweep has the same"
             )
     return points
-
-
-def spilled(value: list[Any], root: Path) -> str:
-    """Writes a list to a file of JSON lines below the results root, named after its content, and returns its path."""
-    lines = [json.dumps(item, separators=(",", ":")) + "\n" for item in value]
-    return _spill("".join(lines).encode("ascii"), root, ".jsonl")
-
-
-def referred(text: str) -> list[str] | str:
-    """What a parameter of code stands for: the text itself, or what is in the file that `@` and its path refer to.
-
-    Such a file has a list that was too long for a flow run's parameters, or one text. Its path is absolute or a
-    location, and no Python begins with `@/` or `@s3://`. Raises ConfigurationError.
-    """
-    if not text.startswith("@/") and (text[:1] != "@" or scheme_of(text[1:]) is None):
-        return text
-    try:
-        found = io.StringIO(read_whole(located(text[1:])).decode("utf-8"), newline=None).read()
-        return found if text.endswith(".txt") else [json.loads(line) for line in found.splitlines()]
-    except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigurationError(f"the code in {text[1:]} cannot be read: {why}") from None
-
-
-def referred_text(text: str) -> str:
-    """The same where it is one text. Raises ConfigurationError."""
-    found = referred(text)
-    if isinstance(found, list):
-        raise ConfigurationError(f"{text[1:]} has a list of code, and this takes one text")
-    return found
-
-
-def spilled_text(text: str, root: Path) -> str:
-    """Writes a text to such a file, and returns its path."""
-    return _spill(text.encode("utf-8", "replace"), root, ".txt")
-
-
-def _spill(data: bytes, root: Path, suffix: str) -> str:
-    path = root / "inputs" / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
-    # Of this writer alone: another program may be writing the same content.
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            try:
-                partial.write_bytes(data)
-                partial.rename(path)
-            finally:
-                partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"parameters too long for a flow run go to a file, and {path} cannot be written: {error.strerror}. Name "
-            "another root with the environment variable RLM_BATCH_RESULTS"
-        ) from error
-    return str(path)

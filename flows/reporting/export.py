@@ -16,7 +16,7 @@ from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result
-from .ledger_reader import Past
+from .ledger_reader import LedgerReader
 
 COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
 BATCH = 5000  # rows that Parquet takes at once
@@ -60,18 +60,18 @@ class Column:
         return next(iter(self.types)) if len(self.types) == 1 else "json"
 
 
-def write_csv(found: Past, path: Path) -> None:
+def write_csv(found: LedgerReader, path: Path) -> None:
     """Writes every outcome as CSV with a header: text as it is, all else as JSON. Raises OSError."""
-    columns = columns_of(found.outcomes())
+    columns = columns_of(found.read_outcomes())
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["index", *columns, *list(KNOWN)[1:]])
-        for outcome in found.outcomes():
+        for outcome in found.read_outcomes():
             known = [_cell(get(outcome)) for _, get in KNOWN.values()]
             writer.writerow([known[0], *(_cell(column.value(outcome)) for column in columns.values()), *known[1:]])
 
 
-def write_parquet(found: Past, path: Path) -> None:
+def write_parquet(found: LedgerReader, path: Path) -> None:
     """Writes every outcome as Parquet. Raises OSError, and ConfigurationError where pyarrow is not installed."""
     try:
         import pyarrow
@@ -80,7 +80,7 @@ def write_parquet(found: Past, path: Path) -> None:
         raise ConfigurationError(
             "Parquet is written by pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or use --csv"
         ) from None
-    columns = columns_of(found.outcomes())
+    columns = columns_of(found.read_outcomes())
     kinds = {
         "int": pyarrow.int64(),
         "float": pyarrow.float64(),
@@ -94,7 +94,7 @@ def write_parquet(found: Past, path: Path) -> None:
     getters |= {name: get for name, (_, get) in KNOWN.items()}
     schema = pyarrow.schema([(name, kinds[kind]) for name, kind in types.items()])
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for rows in _batches(found.outcomes()):
+        for rows in _batches(found.read_outcomes()):
             arrays = [
                 pyarrow.array([_typed(getters[name](row), kind) for row in rows], kinds[kind])
                 for name, kind in types.items()

@@ -11,11 +11,11 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result
 from ...tasks.ledger.ledger import Ledger, read_line, results_root
 from ...tasks.ledger.run_record import Record, find_record, records_of
-from .summary import Tally
+from .summary import RunSummary
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class LedgerReader:
     """A ledger's runs and outcomes."""
 
     ledger: Ledger
@@ -26,7 +26,7 @@ class Past:
         """Where it is."""
         return self.ledger.path
 
-    def outcomes(self) -> Iterator[Result | Failure]:
+    def read_outcomes(self) -> Iterator[Result | Failure]:
         """The outcome that counts of each execution, by their numbers.
 
         Success beats failure, then the later beats the earlier, for each execution; where the code was changed and run
@@ -52,30 +52,30 @@ class Past:
             if line is not None:
                 yield line.outcome()
 
-    def tally(self) -> Tally:
+    def summarize(self) -> RunSummary:
         """The counts of its outcomes."""
-        tally = Tally(self.records[-1].about)
-        for outcome in self.outcomes():
+        tally = RunSummary(self.records[-1].report_spec)
+        for outcome in self.read_outcomes():
             tally.add(outcome)
         return tally
 
 
-def past(run: str) -> Past:
+def open_run_ledger(run: str) -> LedgerReader:
     """The run with that id or name, or the ledger at that path or location.
 
     Raises ConfigurationError where there is none, or where a location cannot be read.
     """
-    path: Place = _ledger_of(run)
+    path: Place = _find_ledger(run)
     try:
         if not names(path, "part-*.jsonl") and not names(path, "run-*.json"):
             raise ConfigurationError(f"{path} has no results: it is not a ledger, or nothing was run yet")
         found = records_of(path) or [Record("run", str(path), name=path.name)]
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from None
-    return Past(Ledger(path), found)
+    return LedgerReader(Ledger(path), found)
 
 
-def _ledger_of(run: str) -> Place:
+def _find_ledger(run: str) -> Place:
     if is_remote(run):
         return located(run)
     path = located(run)

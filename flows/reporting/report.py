@@ -9,26 +9,26 @@ from typing import Any
 from ...sandbox.budget import Usage
 from ...sandbox.errors import RlmBatchError
 from ...tasks.ledger.run_record import Record
-from .page import Heading, Part, Picture, Table, Text, Verbatim
-from .summary import ROWS, TOLD, Tally
-from .svg_chart import heat_map, in_order
-from .text_table import cell_text
+from .document import Heading, Part, Picture, Table, Text, Verbatim
+from .summary import ROWS, TOLD, RunSummary
+from .svg_chart import draw_heat_map, draw_series
+from .text_table import format_cell
 
 SPAN = 1e200  # of values in a chart: what is wider has no axis
 
 
-def report(tally: Tally, records: Sequence[Record]) -> list[Part]:
+def build_report(tally: RunSummary, records: Sequence[Record]) -> list[Part]:
     """The page on what was counted; the last of `records` is the run that it is on, those before it wrote there too."""
     record = records[-1]
     parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
-    outcome, *rest = summary(tally, records)
+    outcome, *rest = build_summary_rows(tally, records)
     parts.append(Table(outcome, rest))
-    parts += charts(tally)
+    parts += build_charts(tally)
     alone = tally.single if tally.done == 1 else None
     if alone is not None:
         for name, value in list(alone.outputs.items())[:TOLD]:
-            parts += [Heading(name), Verbatim(value if isinstance(value, str) else cell_text(value))]
-    rows = table(tally)
+            parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
+    rows = build_table_rows(tally)
     if len(rows) > 1:
         what = f"{tally.about.what}s"
         parts.append(Heading(what.capitalize() if tally.best is None else f"{what.capitalize()}, the best first"))
@@ -38,10 +38,10 @@ def report(tally: Tally, records: Sequence[Record]) -> list[Part]:
             parts.append(Text(f"{tally.done - ROWS:,} more are in the ledger."))
         if tally.left_out:
             parts.append(Text("Some variables or fields have no column here; the ledger has all."))
-    return parts + failures(tally)
+    return parts + build_failure_parts(tally)
 
 
-def summary(tally: Tally, records: Sequence[Record]) -> list[list[str]]:
+def build_summary_rows(tally: RunSummary, records: Sequence[Record]) -> list[list[str]]:
     """The summary's rows: what, and how much."""
     record = records[-1]
     about = tally.about
@@ -53,33 +53,33 @@ def summary(tally: Tally, records: Sequence[Record]) -> list[list[str]]:
     if missing > 0:
         rows.append(["Missing", f"{missing:,} have no result: the run was ended before, or is not over"])
     if about.objective is not None:
-        rows.append([f"Best {about.objective}", best(tally) or "none"])
+        rows.append([f"Best {about.objective}", describe_best_trial(tally) or "none"])
     if record.began and record.ended is not None:
-        rows.append(["Time", f"{length(record.ended - record.began)}, from {_when(record.began)}"])
+        rows.append(["Time", f"{format_duration(record.ended - record.began)}, from {_format_time(record.began)}"])
     elif record.began:
-        rows.append(["Begun", _when(record.began)])
-    rows.append(["Code ran", f"{length(tally.seconds)} of all {about.what}s together"])
+        rows.append(["Begun", _format_time(record.began)])
+    rows.append(["Code ran", f"{format_duration(tally.seconds)} of all {about.what}s together"])
     opened, open_for = sum(r.sandboxes for r in records), sum(r.sandbox_seconds for r in records)
     if opened:
-        rows.append(["Sandboxes", f"{opened:,} opened, {length(open_for)} together"])
+        rows.append(["Sandboxes", f"{opened:,} opened, {format_duration(open_for)} together"])
     rows.append(["Provider", ", ".join(name for name in tally.providers if name) or record.provider])
     if tally.calls or tally.asked:
         used = Usage(tally.calls, tally.prompt_tokens, tally.completion_tokens, tally.cost)
-        rows.append(["Queries", f"{tally.asked:,} asked; the model was called {described(used)}"])
+        rows.append(["Queries", f"{tally.asked:,} asked; the model was called {describe_usage(used)}"])
     rows.append(["Results", record.results_path])
     return rows
 
 
-def best(tally: Tally) -> str:
+def describe_best_trial(tally: RunSummary) -> str:
     """The best trial in a line, empty where there is none."""
     if tally.best is None or tally.best_score is None:
         return ""
     variables = list(tally.best.meta.variables.items())[:8]
-    values = ", ".join(f"{name}={cell_text(value)}" for name, value in variables)
+    values = ", ".join(f"{name}={format_cell(value)}" for name, value in variables)
     return f"{tally.best_score:.6g} in trial {tally.best.meta.index}" + (f" with {values}" if values else "")
 
 
-def table(tally: Tally) -> list[list[str]]:
+def build_table_rows(tally: RunSummary) -> list[list[str]]:
     """Rows of text, the header first: number, variables, fields, seconds, and what became of it."""
     variables, fields = list(tally.variables), [name for name in tally.fields if name not in tally.variables]
     rows = [["", *variables, *fields, "seconds", ""]]
@@ -92,14 +92,14 @@ def table(tally: Tally) -> list[list[str]]:
     return rows
 
 
-def charts(tally: Tally) -> list[Part]:
+def build_charts(tally: RunSummary) -> list[Part]:
     """The chart of the objective (or, where there is none, of the seconds), and the heat map of two variables."""
     values = [value for _, _, value in tally.points]
     if len(values) < 2 or max(values) - min(values) > SPAN:
         return []
     about = tally.about
     what = about.objective or "seconds"
-    drawn = in_order(
+    drawn = draw_series(
         [(index, value) for index, _, value in tally.points],
         title=f"{what} over {about.what}s",
         across=about.what,
@@ -111,9 +111,9 @@ def charts(tally: Tally) -> list[Part]:
     if about.objective is None:
         return parts
     names = [name for name in tally.variables if len({repr(v.get(name))[:200] for _, v, _ in tally.points}) > 1]
-    if len(names) == 2 and all(_short(v.get(name)) for _, v, _ in tally.points for name in names):
+    if len(names) == 2 and all(_is_short_value(v.get(name)) for _, v, _ in tally.points for name in names):
         across, up = names
-        drawn = heat_map(
+        drawn = draw_heat_map(
             [(variables.get(across), variables.get(up), value) for _, variables, value in tally.points],
             title=f"{what} over {across} and {up}",
             across=across,
@@ -126,7 +126,7 @@ def charts(tally: Tally) -> list[Part]:
     return parts
 
 
-def failures(tally: Tally) -> list[Part]:
+def build_failure_parts(tally: RunSummary) -> list[Part]:
     """What went wrong: how often each message came, and the first failures in full."""
     if not tally.kinds:
         return []
@@ -135,28 +135,31 @@ def failures(tally: Tally) -> list[Part]:
     parts.append(Table(["count", "first", "what"], [[f"{kind.count:,}", str(kind.first), kind.text] for kind in kinds]))
     for failure in sorted(tally.failures, key=lambda failure: failure.meta.index or 0):
         what = tally.about.what.capitalize()
-        parts += [Heading(f"{what} {failure.meta.index}: {type(failure.error).__name__}", 3), Verbatim(_told(failure))]
+        parts += [
+            Heading(f"{what} {failure.meta.index}: {type(failure.error).__name__}", 3),
+            Verbatim(_describe_failure(failure)),
+        ]
     if tally.failed > len(tally.failures):
         parts.append(Text(f"{tally.failed - len(tally.failures):,} more failures are in the ledger."))
     return parts
 
 
-def _told(failure: Any) -> str:
+def _describe_failure(failure: Any) -> str:
     error: RlmBatchError = failure.error
-    values = ", ".join(f"{name}={cell_text(value)}" for name, value in list(failure.meta.variables.items())[:8])
+    values = ", ".join(f"{name}={format_cell(value)}" for name, value in list(failure.meta.variables.items())[:8])
     earlier = "".join(f"\nbefore that: {text}" for text in failure.meta.earlier_errors[:5])
     traceback = getattr(error, "traceback", "")
     more = f"\n{traceback}" if traceback and traceback not in str(error) else ""
     return (f"with {values}\n" if values else "") + f"{error}{more}{earlier}"
 
 
-def described(used: Usage) -> str:
+def describe_usage(used: Usage) -> str:
     """What calls of a model took, for a person."""
     price = "at a cost that is not known" if used.cost is None else f"for ${used.cost:.6f}"
     return f"{used.calls} times: {used.prompt_tokens:,} + {used.completion_tokens:,} tokens, {price}"
 
 
-def length(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time as a person says it."""
     if seconds < 120:
         return f"{seconds:.3g} s"
@@ -165,9 +168,9 @@ def length(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
-def _when(at: float) -> str:
+def _format_time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
-def _short(value: Any) -> bool:
+def _is_short_value(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= 200)

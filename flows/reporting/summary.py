@@ -8,8 +8,8 @@ from typing import Any
 
 from ...sandbox.errors import NotRun
 from ...sandbox.result import Failure, Result
-from ...tasks.ledger.run_record import About
-from .text_table import cell_text
+from ...tasks.ledger.run_record import ReportSpec
+from .text_table import format_cell
 
 ROWS = 1000  # of the table: Prefect's UI takes tables of that size at once
 COLUMNS = 16  # variables and as many fields that have a column
@@ -31,7 +31,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Kind:
+class FailureGroup:
     """Failures of one type and message: how many there are, and the first of them."""
 
     text: str
@@ -40,10 +40,10 @@ class Kind:
 
 
 @dataclass(slots=True)
-class Tally:
+class RunSummary:
     """Counts of a run's outcomes, the rows of its table and the points of its chart. `add` takes each outcome once."""
 
-    about: About
+    about: ReportSpec
     done: int = 0
     succeeded: int = 0
     not_run: int = 0
@@ -58,7 +58,7 @@ class Tally:
     variables: dict[str, None] = field(default_factory=dict[str, None])
     fields: dict[str, None] = field(default_factory=dict[str, None])
     left_out: bool = False  # some variables or fields have no column
-    kinds: dict[str, Kind] = field(default_factory=dict[str, Kind])
+    kinds: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])
     failures: list[Failure] = field(default_factory=list[Failure])
     best: Result | None = None
     best_score: float | None = None
@@ -102,9 +102,9 @@ class Tally:
         if self.about.objective is None:
             self._point(index, result, result.meta.seconds)
             return (0, 0.0, index), ""
-        score = number(result.outputs.get(self.about.objective))
+        score = to_finite_number(result.outputs.get(self.about.objective))
         if score is None:
-            return (1, 0.0, index), f"no number as {cell_text(self.about.objective)}"
+            return (1, 0.0, index), f"no number as {format_cell(self.about.objective)}"
         self._point(index, result, score)
         rank = (0, score if self.about.direction == "minimize" else -score, index)
         held = self.best
@@ -125,7 +125,7 @@ class Tally:
             text = "others"
             kind = self.kinds.get(text)
         if kind is None:
-            kind = self.kinds[text] = Kind(text, 0, index)
+            kind = self.kinds[text] = FailureGroup(text, 0, index)
         kind.count += 1
         kind.first = min(kind.first, index)
         if len(self.failures) < TOLD and not idle:
@@ -152,8 +152,10 @@ class Tally:
             self._last = self._rows[-1].rank
         if self._last is not None and rank > self._last:
             return  # there are enough that come before it, so that it needs no cells
-        variables = {name: cell_text(value) for name, value in outcome.meta.variables.items() if name in self.variables}
-        cells = {name: cell_text(value) for name, value in fields.items() if name in self.fields}
+        variables = {
+            name: format_cell(value) for name, value in outcome.meta.variables.items() if name in self.variables
+        }
+        cells = {name: format_cell(value) for name, value in fields.items() if name in self.fields}
         self._rows.append(Row(rank, index, variables, cells, outcome.meta.seconds, note))
 
     def _name(self, names: dict[str, None], found: Any) -> None:
@@ -168,7 +170,7 @@ class Tally:
         return sorted(self._rows, key=lambda row: row.rank)[:ROWS]
 
 
-def number(value: Any) -> float | None:
+def to_finite_number(value: Any) -> float | None:
     """The value as a number that others can be compared with, None where it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

@@ -24,7 +24,7 @@ NO_XML = {0xFFFE: "?", 0xFFFF: "?"}  # the only letters that XML cannot hold and
 SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 
 
-def in_order(
+def draw_series(
     points: Sequence[tuple[int, float]],
     *,
     title: str,
@@ -66,7 +66,7 @@ def in_order(
     return _picture(drawn)
 
 
-def heat_map(
+def draw_heat_map(
     points: Sequence[tuple[Any, Any, float]], *, title: str, across: str, up: str, value: str, best: str
 ) -> str | None:
     """Values over two variables, the better where trials fall together; None where there are too many to draw.

@@ -18,7 +18,7 @@ _brief.maxlevel = 4
 _brief.maxstring = _brief.maxlong = _brief.maxother = CELL
 
 
-def table(outcomes: Sequence[Outcome], best: Result | None = None, limit: int | None = None) -> list[list[str]]:
+def format_rows(outcomes: Sequence[Outcome], best: Result | None = None, limit: int | None = None) -> list[list[str]]:
     """Rows of text, the header first: number, variables, fields, and what became of it.
 
     With a `limit` they are so many of the first, and the best where that is not among them.
@@ -32,9 +32,9 @@ def table(outcomes: Sequence[Outcome], best: Result | None = None, limit: int | 
     fields = [name for name in found if name not in variables]
     rows = [["", *variables, *fields, ""]]
     for number, outcome in numbered:
-        values = [cell_text(outcome.meta.variables.get(name, "")) for name in variables]
+        values = [format_cell(outcome.meta.variables.get(name, "")) for name in variables]
         if isinstance(outcome, Result):
-            values += [cell_text(outcome.outputs.get(name, "")) for name in fields]
+            values += [format_cell(outcome.outputs.get(name, "")) for name in fields]
             note = "best" if best is not None and number == best.meta.index else ""
         else:
             values += [""] * len(fields)
@@ -43,7 +43,7 @@ def table(outcomes: Sequence[Outcome], best: Result | None = None, limit: int | 
     return rows
 
 
-def cell_text(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """A value as a cell shows it: numbers to six figures, and no more than `CELL` characters."""
     if isinstance(value, float):
         text = f"{value:.6g}"

@@ -23,7 +23,7 @@ Direction = Literal["minimize", "maximize"]
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ReportSpec:
     """What a flow says of its executions: what one is called, and the objective that one is better than another by."""
 
     what: str = "execution"
@@ -55,9 +55,9 @@ class Record:
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @property
-    def about(self) -> About:
+    def report_spec(self) -> ReportSpec:
         """What its flow says of its executions."""
-        return About(self.what, self.objective, self.direction)
+        return ReportSpec(self.what, self.objective, self.direction)
 
     def write(self) -> None:
         """Writes it to the ledger, in one piece. Where that cannot be done, nor can results, and those will tell."""

@@ -12,7 +12,7 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.cli.main import main
-from rlm_batch.flows.reporting.ledger_reader import past
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.sandbox.result import Meta, QuerySummary
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.run_record import Record
@@ -107,7 +107,7 @@ def test_csv_and_parquet_have_a_row_for_each_execution_in_order(root: Path):
 def test_a_result_that_came_later_stands_in_place_of_the_failure(root: Path, capsys: pytest.CaptureFixture[str]):
     written(root / "first", "one", [Failure(CodeError("no"), Meta(index=0)), Result({"a": 1}, Meta(index=1))])
     written(root / "first", "two", [Result({"a": 2}, Meta(index=0))])
-    assert [outcome.a for outcome in past("two").outcomes()] == [2, 1]
+    assert [outcome.a for outcome in open_run_ledger("two").read_outcomes()] == [2, 1]
 
 
 def test_code_that_was_changed_and_run_on_the_same_ledger_tells_its_latest_results(root: Path):
@@ -115,7 +115,7 @@ def test_code_that_was_changed_and_run_on_the_same_ledger_tells_its_latest_resul
     ledger.create()
     ledger.write("a" * 64, Result({"a": "old"}, Meta(index=0)))
     ledger.write("b" * 64, Result({"a": "new"}, Meta(index=0)))
-    assert [outcome.a for outcome in past(str(root / "first")).outcomes()] == ["new"]
+    assert [outcome.a for outcome in open_run_ledger(str(root / "first")).read_outcomes()] == ["new"]
 
 
 def test_a_damaged_ledger_is_reported_on_without_what_is_damaged(root: Path, capsys: pytest.CaptureFixture[str]):
@@ -124,7 +124,7 @@ def test_a_damaged_ledger_is_reported_on_without_what_is_damaged(root: Path, cap
     first, second = part.read_text().splitlines()
     part.write_text(json.dumps({**json.loads(first), "meta": 5}) + "\n[]\n" + second + "\n")
     assert call("report", "quick-fox") == 0
-    assert [outcome.a for outcome in past("quick-fox").outcomes()] == [2]
+    assert [outcome.a for outcome in open_run_ledger("quick-fox").read_outcomes()] == [2]
 
 
 def test_what_is_no_run_is_one_sentence(root: Path, capsys: pytest.CaptureFixture[str]):
@@ -176,7 +176,7 @@ def test_parquet_without_pyarrow_says_what_to_install(root: Path, monkeypatch: p
     written(root / "first", "quick-fox", trials(1))
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
     with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[parquet\]'"):
-        write_parquet(past("quick-fox"), root / "t.parquet")
+        write_parquet(open_run_ledger("quick-fox"), root / "t.parquet")
 
 
 def test_a_sweep_from_the_terminal_can_be_reported_afterwards(run: Run, tmp_path: Path):

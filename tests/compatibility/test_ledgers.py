@@ -8,7 +8,7 @@ import pytest
 
 from rlm_batch import ConfigurationError
 from rlm_batch.cli.main import main
-from rlm_batch.flows.reporting.ledger_reader import past
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 
 from .conftest import Job, assert_outcome_is, copy_job
 
@@ -27,7 +27,7 @@ def report(*words: object) -> int:
 
 
 def test_every_outcome_is_read_with_all_that_was_known_of_it(job: Job) -> None:
-    outcomes = list(past(str(job.ledger)).outcomes())
+    outcomes = list(open_run_ledger(str(job.ledger)).read_outcomes())
     assert len(outcomes) == len(job.outcomes)
     for outcome, expected in zip(outcomes, job.outcomes, strict=True):
         assert_outcome_is(outcome, expected)
@@ -52,14 +52,14 @@ def test_a_run_is_found_by_its_name_and_by_its_id(results: Path) -> None:
     results.mkdir()
     os.rename(copy_job("errors", results.parent).ledger, results / "of-then")
     for run in ("old-otter", "0f8fad5b-d9cb-469f-a165-70867728950e"):
-        found = past(run)
+        found = open_run_ledger(run)
         assert found.path == results / "of-then"
         (record,) = found.records
         assert (record.flow, record.total, record.sandboxes, record.sandbox_seconds) == ("batch", 22, 3, 20.5)
         assert (record.provider, record.began) == ("modal", 1.7e9)
         assert record.ended is not None
     with pytest.raises(ConfigurationError, match="there is no run"):
-        past("new-otter")
+        open_run_ledger("new-otter")
 
 
 def test_the_report_knows_the_best_trial_of_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from prefect import get_client
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, batch, sweep
-from rlm_batch.flows.reporting.ledger_reader import past
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.run_record import records_of
 
@@ -69,8 +69,8 @@ async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_fr
     assert [result.y for result in results] == [x * x for x in range(6)]
     assert {x: counts.begun[x] for x in "012"} == {"0": 1, "1": 1, "2": 1}
     assert done > {"0", "1", "2"}
-    found = past(place)
-    assert [outcome.y for outcome in found.outcomes()] == [x * x for x in range(6)]
+    found = open_run_ledger(place)
+    assert [outcome.y for outcome in found.read_outcomes()] == [x * x for x in range(6)]
     assert [(record.results_path, record.ended is None) for record in found.records] == [(place, True), (place, False)]
 
 
@@ -82,8 +82,8 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
     report = await sweep("SUBMIT(loss=x)", {"x": [2, 1]}, objective="loss", provider="local:none", results_path=place)
     assert report.results_path == place
     assert report.best.loss == 1
-    found = past(place)
-    assert [outcome.loss for outcome in found.outcomes()] == [2, 1]
+    found = open_run_ledger(place)
+    assert [outcome.loss for outcome in found.read_outcomes()] == [2, 1]
     s3.ask("refuse", methods=["PUT"])
     with pytest.raises(ConfigurationError, match="expired") as raised:
         await batch(["1"], provider="local:none", results_path=f"{block}/other")
@@ -129,7 +129,11 @@ async def test_a_block_of_a_directory_is_that_directory(server: str, tmp_path: P
     name = f"share-{uuid.uuid4().hex[:8]}"
     await LocalFileSystem(basepath=str(tmp_path / "share")).save(name)  # type: ignore[misc]
     (result,) = await batch(["SUBMIT(1)"], provider="local:none", results_path=f"block://local-file-system/{name}/a/b")
-    assert [outcome.output for outcome in past(str(tmp_path / "share/a/b")).outcomes()] == [result.output] == [1]
+    assert (
+        [outcome.output for outcome in open_run_ledger(str(tmp_path / "share/a/b")).read_outcomes()]
+        == [result.output]
+        == [1]
+    )
     assert records_of(tmp_path / "share/a/b")[0].results_path == str(tmp_path / "share/a/b")
 
 

@@ -27,8 +27,8 @@ from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft,
 from rlm_batch.blocks.local.block import MAKING_SECONDS
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.flows.cleanup import server_identity as identity
-from rlm_batch.flows.cleanup.orphans import Left, begun_here, find, remove_sandboxes
-from rlm_batch.flows.cleanup.server_identity import server_id
+from rlm_batch.flows.cleanup.orphans import OrphanedSandbox, find_orphans, register_own_run, remove_sandboxes
+from rlm_batch.flows.cleanup.server_identity import get_server_id
 from rlm_batch.flows.reap import SILENCE, listener
 
 from .conftest import becomes
@@ -88,7 +88,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     provider: tuple[str, SandboxProvider], client: PrefectClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     name, block = provider
-    server, now = await server_id(), time.time()
+    server, now = await get_server_id(), time.time()
     live = await client.create_flow_run(somebodys, state=Running())
     waiting = await client.create_flow_run(somebodys, state=Pending())
     over = await client.create_flow_run(somebodys, state=Completed())
@@ -114,7 +114,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     }
     boxes = dict(zip(owners, await asyncio.gather(*map(block.open, owners.values())), strict=True))
     gone = {boxes[owner].id for owner in list(owners)[:5]}
-    said: list[Left] = []
+    said: list[OrphanedSandbox] = []
     listener.set(said.extend)
     try:
         with caplog.at_level(logging.INFO):
@@ -147,9 +147,9 @@ async def test_the_hook_takes_what_the_parameters_say_and_leaves_a_run_of_its_ow
 ) -> None:
     block = LocalSandbox(isolation="none")
     mine, gone = [await client.create_flow_run(somebodys, state=Running()) for _ in range(2)]
-    boxes = [await block.open(block.labels(str(run.id), await server_id())) for run in (mine, gone)]
+    boxes = [await block.open(block.labels(str(run.id), await get_server_id())) for run in (mine, gone)]
     left = {box.id for box in boxes}
-    begun_here(str(mine.id))
+    register_own_run(str(mine.id))
     try:
 
         async def called(run: FlowRun, **parameters: Any) -> set[str]:
@@ -171,7 +171,7 @@ async def test_a_strangers_sandbox_in_the_same_account_is_not_touched(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     called, block = await place(name, request)
-    theirs = {"managed-by": "them", "rlm-batch-run": str(uuid.uuid4()), "rlm-batch-server": await server_id()}
+    theirs = {"managed-by": "them", "rlm-batch-run": str(uuid.uuid4()), "rlm-batch-server": await get_server_id()}
     if isinstance(block, DaytonaSandbox):
         from daytona import AsyncDaytona, CreateSandboxFromSnapshotParams
 
@@ -255,7 +255,7 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
             return all([len(await ids(block)) == 2 for block in blocks.values()])
 
         await becomes(all_open)
-        server = await server_id()
+        server = await get_server_id()
         runs: dict[str, str] = {}
         for name, block in blocks.items():
             assert await reap(name) == []
@@ -302,7 +302,7 @@ async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(reque
 
 async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_for(client: PrefectClient) -> None:
     block = LocalSandbox(isolation="none")
-    server, later = await server_id(), time.time() + 3000  # when the sandboxes are looked at
+    server, later = await get_server_id(), time.time() + 3000  # when the sandboxes are looked at
     silent, speaking, busy = [await client.create_flow_run(somebodys, state=Running()) for _ in range(3)]
     emit_event(
         "prefect.flow-run.heartbeat",
@@ -321,12 +321,12 @@ async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_
     boxes.append(await block.open(block.labels(str(busy.id), server) | new))
     try:
         assert await reap("local:none", older_than=SILENCE) == []
-        assert await find(block, server, None, later) == []
-        assert await find(block, "another", 1000, later) == []
-        (left,) = await find(block, server, 1000, later)
+        assert await find_orphans(block, server, None, later) == []
+        assert await find_orphans(block, "another", 1000, later) == []
+        (left,) = await find_orphans(block, server, 1000, later)
         assert left.info.id == boxes[0].id
         assert left.reason == "its flow run is Running, and has been silent for more than 1,000 s"
-        assert len(await find(block, server, 800, later)) == 4
+        assert len(await find_orphans(block, server, 800, later)) == 4
     finally:
         for box in boxes:
             await box.remove()
@@ -338,11 +338,11 @@ async def test_a_silence_that_a_live_run_may_keep_is_refused() -> None:
 
 
 async def test_whoever_asks_first_makes_the_servers_id_and_all_have_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "VARIABLE", f"test_{uuid.uuid4().hex[:12]}")
-    found = await asyncio.gather(*(server_id() for _ in range(12)))
+    monkeypatch.setattr(identity, "VARIABLE_NAME", f"test_{uuid.uuid4().hex[:12]}")
+    found = await asyncio.gather(*(get_server_id() for _ in range(12)))
     assert len(set(found)) == 1
     assert found[0]
-    assert await server_id() == found[0]
+    assert await get_server_id() == found[0]
 
 
 async def test_one_that_cannot_be_removed_keeps_no_other_and_is_told_at_the_end(

@@ -8,8 +8,10 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
-from rlm_batch.flows.reporting.page import Heading, Picture, Table, Text, Verbatim, as_html, as_markdown
-from rlm_batch.flows.reporting.svg_chart import heat_map, in_order
+from rlm_batch.flows.reporting.document import Heading, Picture, Table, Text, Verbatim
+from rlm_batch.flows.reporting.html import render_html
+from rlm_batch.flows.reporting.markdown import render_markdown
+from rlm_batch.flows.reporting.svg_chart import draw_heat_map, draw_series
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -51,10 +53,10 @@ def parts(text: str) -> list[object]:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_code_chose_is_text_wherever_it_stands(text: str) -> None:
-    markdown = as_markdown(parts(text))  # type: ignore[arg-type]
+    markdown = render_markdown(parts(text))  # type: ignore[arg-type]
     # As Prefect's UI does: with HTML let through, tables, and addresses made links.
     read = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable(["table", "strikethrough"])
-    for page in (read.render(markdown), as_html(parts(text), text)):  # type: ignore[arg-type]
+    for page in (read.render(markdown), render_html(parts(text), text)):  # type: ignore[arg-type]
         found = Parsed(page)
         ours = {"h2", "p", "table", "thead", "tbody", "tr", "th", "td", "pre", "code"}
         ours |= {"html", "head", "meta", "title", "style", "body"}
@@ -67,22 +69,22 @@ def test_what_code_chose_is_text_wherever_it_stands(text: str) -> None:
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE if "\n" not in text])
 def test_no_address_is_left_that_a_reader_would_make_a_link_of(text: str) -> None:
-    assert not re.search(r"https?://|www\.[a-z]|[^\\]@", as_markdown([Text(text), Table([text], [[text]])]))
+    assert not re.search(r"https?://|www\.[a-z]|[^\\]@", render_markdown([Text(text), Table([text], [[text]])]))
 
 
 def test_commands_for_a_terminal_and_signs_that_turn_text_around_are_shown_or_gone() -> None:
-    for page in (as_markdown(parts("a\x1b[31mb\u202egnp.exe")), as_html(parts("a\x1b[31mb\u202egnp.exe"), "t")):  # type: ignore[arg-type]
+    for page in (render_markdown(parts("a\x1b[31mb\u202egnp.exe")), render_html(parts("a\x1b[31mb\u202egnp.exe"), "t")):  # type: ignore[arg-type]
         assert "\x1b" not in page
         assert "\u202e" not in page
 
 
 def test_a_long_verbatim_text_is_cut() -> None:
-    assert len(as_markdown([Verbatim("x" * 100_000)])) < 5000
-    assert as_markdown([Verbatim("x\n" * 100_000)]).count("x\n") <= 41
+    assert len(render_markdown([Verbatim("x" * 100_000)])) < 5000
+    assert render_markdown([Verbatim("x\n" * 100_000)]).count("x\n") <= 41
 
 
 def test_the_html_lets_nothing_be_fetched() -> None:
-    page = as_html([Picture("<svg xmlns='http://www.w3.org/2000/svg'/>", "nothing")], "t")
+    page = render_html([Picture("<svg xmlns='http://www.w3.org/2000/svg'/>", "nothing")], "t")
     assert "default-src 'none'" in page
     assert not re.search(r"(src|href)=.?(?!data:)[a-z]+:", page)
 
@@ -95,9 +97,9 @@ def drawn(svg: str) -> tuple[ET.Element, str]:
 @pytest.mark.parametrize("text", [*HOSTILE, "\x00\x1b\ud800\ufffe", "x" * 10_000])
 def test_a_chart_is_xml_whatever_its_names(text: str) -> None:
     points = [(number, float(number)) for number in range(5)]
-    root, _ = drawn(in_order(points, title=text, across=text, up=text, failed=[7], best="minimize"))
+    root, _ = drawn(draw_series(points, title=text, across=text, up=text, failed=[7], best="minimize"))
     cells = [(first, second, float(first)) for first in range(3) for second in (text, "b")]
-    other = heat_map(cells, title=text, across=text, up=text, value=text, best="maximize")
+    other = draw_heat_map(cells, title=text, across=text, up=text, value=text, best="maximize")
     assert other is not None
     tags = {element.tag.rpartition("}")[2] for element in (*root.iter(), *drawn(other)[0].iter())}
     assert tags == {"svg", "rect", "path", "text", "circle"}
@@ -108,7 +110,7 @@ def test_a_chart_is_xml_whatever_its_names(text: str) -> None:
     [[1.0, 1.0], [0.0, 0.0], [-5.0, 5.0], [1e-9, 1e9], [1e150, -1e150], [3, 4], [5e-324, 1e-300], [123456789.0] * 3],
 )
 def test_a_chart_has_every_point_inside_its_frame(values: list[float]) -> None:
-    root, _ = drawn(in_order(list(enumerate(values)), title="t", across="a", up="u", best="maximize"))
+    root, _ = drawn(draw_series(list(enumerate(values)), title="t", across="a", up="u", best="maximize"))
     circles = [element for element in root.iter() if element.tag.endswith("circle")]
     assert len(circles) == len(values)
     assert all(0 < float(c.attrib["cx"]) < 760 and 0 < float(c.attrib["cy"]) < 400 for c in circles)
@@ -116,7 +118,7 @@ def test_a_chart_has_every_point_inside_its_frame(values: list[float]) -> None:
 
 def test_a_heat_map_has_a_cell_for_each_pair_and_says_its_values() -> None:
     points = [(lr, size, lr * size) for lr in (0.1, 0.01) for size in (32, 64, 128)]
-    svg = heat_map(points, title="loss", across="lr", up="size", value="loss", best="minimize")
+    svg = draw_heat_map(points, title="loss", across="lr", up="size", value="loss", best="minimize")
     assert svg is not None
     _, said = drawn(svg)
     assert {f"{value:.4g}" for _, _, value in points} <= set(said.split())
@@ -124,11 +126,11 @@ def test_a_heat_map_has_a_cell_for_each_pair_and_says_its_values() -> None:
 
 def test_many_values_of_numbers_are_put_together_and_of_text_are_no_heat_map() -> None:
     many = [(number / 7, number * 3.0, float(number)) for number in range(500)]
-    assert heat_map(many, title="t", across="a", up="b", value="v", best="minimize") is not None
+    assert draw_heat_map(many, title="t", across="a", up="b", value="v", best="minimize") is not None
     names = [(f"name {number}", number, float(number)) for number in range(500)]
-    assert heat_map(names, title="t", across="a", up="b", value="v", best="minimize") is None
+    assert draw_heat_map(names, title="t", across="a", up="b", value="v", best="minimize") is None
 
 
 def test_a_picture_is_in_the_page_itself() -> None:
-    (found,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", as_markdown([Picture("<svg/>", "a | b")]))
+    (found,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", render_markdown([Picture("<svg/>", "a | b")]))
     assert base64.b64decode(found) == b"<svg/>"

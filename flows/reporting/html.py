@@ -1,0 +1,64 @@
+"""A report as one HTML document that needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jinja2 import Environment, StrictUndefined
+
+from .document import Part, clean_line
+
+# The policy: whatever got past the escaping could not load or run anything.
+TEMPLATE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width">
+<title>{{ title | clean }}</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; margin: 2rem auto; max-width: 76rem;
+  padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
+th, td { text-align: left; padding: .25rem .8rem; border-bottom: 1px solid #dfe4ea; vertical-align: top; }
+th { background: #f4f6f8; } tr.best td { background: #e4f5e6; font-weight: 600; }
+pre { background: #f4f6f8; padding: .8rem; overflow-x: auto; } img { max-width: 100%; height: auto; }
+</style>
+</head>
+<body>
+{% for kind, part in parts %}
+{% if kind == "Heading" %}
+<h{{ part.level }}>{{ part.text | clean }}</h{{ part.level }}>
+{% elif kind == "Text" %}
+<p>{{ part.text | clean }}</p>
+{% elif kind == "Table" %}
+<table>
+<thead><tr>{% for cell in part.header %}<th>{{ cell | clean }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in part.rows %}
+<tr{% if loop.index0 == part.best %} class=best{% endif %}>
+{%- for cell in row %}<td>{{ cell | clean }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody>
+</table>
+{% elif kind == "Picture" %}
+<p><img src="{{ part.data_url }}" alt="{{ part.alt | clean }}"></p>
+{% elif kind == "Verbatim" %}
+<pre>{{ part.excerpt }}</pre>
+{% endif %}
+{% endfor %}
+</body>
+</html>
+"""
+
+
+def render_html(parts: Iterable[Part], title: str) -> str:
+    """The parts as one HTML document."""
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["clean"] = clean_line
+    template = environment.from_string(TEMPLATE)
+    return template.render(title=title, parts=((type(part).__name__, part) for part in parts))
