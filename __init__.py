@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .blocks.language_model.block import LanguageModel
     from .blocks.local.block import LocalSandbox
     from .blocks.modal.block import ModalSandbox
-    from .blocks.volume import Volume
+    from .blocks.sync_volume import Volume
     from .flows.batch import batch
     from .flows.chunks import ChunksReport, chunks
     from .flows.reap import reap
@@ -82,40 +82,25 @@ __all__ = [
     "sweep",
 ]
 
-# Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
-_MODULES = {
-    "DaytonaInterpreter": ".blocks.interpreters",
-    "DaytonaSandbox": ".blocks.daytona.block",
-    "InterpreterFactory": ".blocks.dspy_interpreter",
-    "LanguageModel": ".blocks.language_model.block",
-    "LocalInterpreter": ".blocks.interpreters",
-    "LocalSandbox": ".blocks.local.block",
-    "Volume": ".blocks.volume",
-    "ModalInterpreter": ".blocks.interpreters",
-    "ModalSandbox": ".blocks.modal.block",
-    "batch": ".flows.batch",
-    "ChunksReport": ".flows.chunks",
-    "chunks": ".flows.chunks",
-    "reap": ".flows.reap",
-    "sequence": ".flows.sequence",
-    "RlmAnswer": ".flows.rlm",
-    "rlm": ".flows.rlm",
-    "SweepReport": ".flows.sweep",
-    "sweep": ".flows.sweep",
-    "Failure": ".sandbox.result",
-    "Result": ".sandbox.result",
-}
-
 
 if not TYPE_CHECKING:  # A type checker that saw it would take any name for a public one.
 
     def __getattr__(name: str) -> object:
+        # Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Every other public name is an error.
-        value = getattr(import_module(_MODULES.get(name, ".sandbox.errors"), __name__), name)
-        globals()[name] = value
+        value = globals()[name] = getattr(import_module(_find_module(name), __name__), name)
         return value
+
+
+def _find_module(name: str) -> str:
+    """The module that the block for type checkers, above, imports a public name from."""
+    import ast
+    from pathlib import Path
+
+    nodes = ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
+    return next(f".{node.module}" for node in imports if name in [alias.name for alias in node.names])
 
 
 def __dir__() -> list[str]:

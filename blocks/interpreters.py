@@ -9,12 +9,9 @@ from pydantic import ValidationError
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.sync_interpreter import BlockingInterpreter
-from .daytona.block import DaytonaSandbox
 from .language_model.block import LanguageModel
 from .language_model.model_access import Asking, asking
-from .local.block import LocalSandbox
-from .modal.block import ModalSandbox
-from .provider import SandboxProvider
+from .registry import PROVIDERS, ProviderEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,18 +19,19 @@ if TYPE_CHECKING:
     from ..sandbox.interpreter import Interpreter
     from ..sandbox.provider_api import Sandbox
     from ..sandbox.queries import Queries
+    from .provider import SandboxProvider
 
 DEFAULT = "default"  # the saved block that is asked for credentials that nobody else has
 
 
 class _ProviderInterpreter(BlockingInterpreter):
-    """An interpreter whose sandbox comes from the block that a subclass names.
+    """An interpreter whose sandbox comes from the provider that a subclass names.
 
     With a `language_model` (a `LanguageModel`, its saved block, or a model in LiteLLM's naming) the code may ask it:
     see `Asking` for the limits on one execution; `max_cost` is in US dollars, for all of them together.
     """
 
-    block: ClassVar[type[SandboxProvider]]
+    entry: ClassVar[ProviderEntry]
 
     def __init__(
         self,
@@ -49,7 +47,7 @@ class _ProviderInterpreter(BlockingInterpreter):
         **fields: Any,
     ) -> None:
         self._fields = fields
-        self._provider = _configured(self.block, fields)
+        self._provider = _configure_provider(self.entry, fields)
         self._limits: dict[str, Any] = {
             "batch_concurrency": batch_concurrency,
             "max_depth": max_depth,
@@ -73,27 +71,27 @@ class _ProviderInterpreter(BlockingInterpreter):
         # Without that address, asking for a block would start a server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
             try:
-                saved = await self.block.aload(DEFAULT)
+                saved = await self.entry.load_block().aload(DEFAULT)
             except ValueError:
                 pass  # there is none of that name: the provider says what is missing
             else:
-                provider = self._provider = _configured(
-                    self.block, {**{name: getattr(saved, name) for name in saved.model_fields_set}, **self._fields}
-                )
+                fields = {name: getattr(saved, name) for name in saved.model_fields_set}
+                provider = self._provider = _configure_provider(self.entry, {**fields, **self._fields})
         return await provider.open(provider.labels(""))
 
 
-def _configured(block: type[SandboxProvider], fields: dict[str, Any]) -> SandboxProvider:
-    unknown = sorted(set(fields) - set(block.model_fields))
+def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> SandboxProvider:
+    provider = entry.load_provider()
+    unknown = sorted(set(fields) - set(provider.model_fields))
     if unknown:
         raise ConfigurationError(
-            f"{block.__name__} has no field {', '.join(unknown)}: it has {', '.join(block.model_fields)}"
+            f"{entry.block_name} has no field {', '.join(unknown)}: it has {', '.join(provider.model_fields)}"
         )
     try:
-        return block(**fields)
+        return provider(**fields)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise ConfigurationError(f"{block.__name__} cannot be configured like that: {wrong}") from None
+        raise ConfigurationError(f"{entry.block_name} cannot be configured like that: {wrong}") from None
 
 
 class LocalInterpreter(_ProviderInterpreter):
@@ -109,7 +107,7 @@ class LocalInterpreter(_ProviderInterpreter):
         499500
     """
 
-    block = LocalSandbox
+    entry = PROVIDERS["local"]
 
 
 class ModalInterpreter(_ProviderInterpreter):
@@ -119,7 +117,7 @@ class ModalInterpreter(_ProviderInterpreter):
     execution) and `tools` (functions of the host that the code may call by name).
     """
 
-    block = ModalSandbox
+    entry = PROVIDERS["modal"]
 
 
 class DaytonaInterpreter(_ProviderInterpreter):
@@ -135,4 +133,4 @@ class DaytonaInterpreter(_ProviderInterpreter):
         499500
     """
 
-    block = DaytonaSandbox
+    entry = PROVIDERS["daytona"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID, uuid4
 
 import httpx
+from prefect.blocks.core import Block
 
 from ..sandbox.errors import ConfigurationError
 from .provider import SandboxProvider
@@ -48,6 +49,8 @@ def names_of(provider: SandboxProvider) -> LimitNames | None:
     """The names of its limits, None where it is not a saved block and has no name for them."""
     if provider.limit_name is not None:
         return LimitNames(provider.limit_name)
+    if not isinstance(provider, Block):
+        return None
     saved = provider._block_document_name  # pyright: ignore[reportPrivateUsage] - Prefect's only place
     return None if saved is None else LimitNames(f"rlm-batch.{provider.get_block_type_slug()}.{saved}")
 

@@ -1,4 +1,4 @@
-"""What every provider of sandboxes is: a Prefect block that can open them, list them and remove them."""
+"""What every provider of sandboxes does: it opens them, lists them and removes them. Nothing here needs Prefect."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from prefect.blocks.core import Block
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator
+from pydantic import PrivateAttr
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
 from . import git as repository
+from .settings import SandboxSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,98 +59,12 @@ class SandboxInfo:
         return found if math.isfinite(found) else 0.0
 
 
-class SandboxProvider(Block, ABC):
+class SandboxProvider(SandboxSettings, ABC):
     """Opens sandboxes, lists those that carry our labels, and removes one by its id."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
-    _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
     provider_name: ClassVar[str]
     gradual: ClassVar[bool] = True  # whether a flow run opens many sandboxes one after the other: others are served too
     _commit: str | None = PrivateAttr(default=None)
-
-    volume_name: str | None = Field(
-        default=None,
-        title="Volume",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="A durable directory that every sandbox of this block has, made when it is first asked for.",
-    )
-    volume_mount_path: str = Field(
-        default="/data", title="Mount path", pattern="^/.", description="Where the code finds the volume."
-    )
-    repo_url: str | None = Field(
-        default=None,
-        title="Repository",
-        description="A Git repository that is cloned for each sandbox; the code runs in the clone's directory.",
-    )
-    repo_ref: str | None = Field(
-        default=None,
-        title="Revision",
-        description="A branch, a tag or a commit; by default what the repository's HEAD names. It is resolved once for "
-        "a flow run, so that all of its executions see the same commit.",
-    )
-    repo_token: SecretStr | None = Field(
-        default=None,
-        title="Repository token",
-        description="For a private repository over HTTPS. The code cannot read it.",
-    )
-    packages: list[str] = Field(
-        default_factory=list,
-        title="Packages",
-        description="Requirements (numpy, pandas>=2) that are installed before the first execution.",
-    )
-    environment: dict[str, SecretStr] = Field(
-        default_factory=dict,
-        title="Environment",
-        description="Environment variables that the sandboxed code sees. No other secret reaches it.",
-    )
-    max_sandboxes: int | None = Field(
-        default=None,
-        ge=1,
-        title="Most sandboxes",
-        description="How many sandboxes flows may have at one time, over every flow run and machine that shares the "
-        "Prefect server. By default there is no limit but each run's max_workers.",
-    )
-    creations_per_second: float | None = Field(
-        default=None,
-        gt=0,
-        title="Creations a second",
-        description="How many new sandboxes a second flows may ask for, over the same. By default there is no limit.",
-    )
-    limit_name: str | None = Field(
-        default=None,
-        title="Limit name",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="Blocks that share an account share its limits by giving them one name, and the same numbers. By "
-        "default a block has limits of its own.",
-    )
-    lifetime: int = Field(
-        default=86_400,
-        ge=1,
-        title="Lifetime",
-        description="Seconds after which the provider itself removes a sandbox, whatever became of its host.",
-    )
-
-    @field_validator("packages")
-    @classmethod
-    def _requirements(cls, packages: list[str]) -> list[str]:
-        for package in packages:
-            if not package.strip() or package.lstrip().startswith("-"):
-                raise ValueError(
-                    f"{package!r} is no requirement: give names such as numpy or pandas>=2, and no options"
-                )
-        return packages
-
-    @field_validator("environment")
-    @classmethod
-    def _variables(cls, environment: dict[str, SecretStr]) -> dict[str, SecretStr]:
-        for name, value in environment.items():
-            if not name or "=" in name or "\0" in name:
-                raise ValueError(f"{name!r} is no name of an environment variable: it is a text without = in it")
-            if "\0" in value.get_secret_value():
-                raise ValueError(
-                    f"the value of {name} has a null character, which no environment can hold: leave it out"
-                )
-        return environment
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:
@@ -178,11 +92,9 @@ class SandboxProvider(Block, ABC):
             raise ConfigurationError("no volume is named: pass a name, or use a block that has volume_name")
         return await self.open_volume(name)
 
+    @abstractmethod
     async def open_volume(self, name: str) -> VolumeStore:
-        """The provider's part of `volume`: from a sandbox, where its API has no other way."""
-        from .sandbox_volume import SandboxVolume
-
-        return SandboxVolume(self, name)
+        """The volume of that name from the host's side; a `SandboxVolume` where the provider's API has no other way."""
 
     async def fingerprint(self) -> dict[str, Any]:
         """The settings that a result depends on, no secrets and no limits: JSON.

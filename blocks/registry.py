@@ -1,63 +1,132 @@
-"""From a provider's name in a flow's parameters to the provider."""
+"""The providers of sandboxes: an entry of static data for each, and the way from a name in a parameter to a provider.
+
+Nothing of a provider is imported before it is asked for. An entry makes a provider known to `provider="NAME"`, to
+saved blocks, `rlm-batch doctor`, the interpreters for scripts and the conformance tests.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ..sandbox.errors import ConfigurationError
-from .daytona.block import DaytonaSandbox
-from .local.block import LocalSandbox
-from .modal.block import ModalSandbox
-from .provider import SandboxProvider
 
-PROVIDERS: dict[str, type[SandboxProvider]] = {
-    "local": LocalSandbox,
-    "daytona": DaytonaSandbox,
-    "modal": ModalSandbox,
+if TYPE_CHECKING:
+    from prefect.blocks.core import Block
+
+    from .provider import SandboxProvider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderEntry:
+    """One provider by its names. A class is `module:Class`, of a module in blocks/."""
+
+    name: str  # of `provider="NAME"`
+    slug: str  # of its block type on a Prefect server
+    provider: str  # the class that opens its sandboxes, without Prefect
+    block: str  # the Prefect block, a public name of the package
+    interpreter: str  # the interpreter for scripts, another
+    sdk: str | None = None  # what its client imports, when the first sandbox is opened
+    sign_in: str = ""  # what `doctor` says where there are no credentials
+    isolations: tuple[str, ...] = ()  # what `provider="NAME:ISOLATION"` takes
+    probed_isolations: tuple[str, ...] = ()  # those of them that `doctor` tries, and of which one has to work
+
+    @property
+    def block_name(self) -> str:
+        """The block's class by its name alone."""
+        return self.block.partition(":")[2]
+
+    def load_provider(self) -> type[SandboxProvider]:
+        """The class that opens sandboxes, imported now."""
+        return _load_class(self.provider)
+
+    def load_block(self) -> type[Block]:
+        """The Prefect block, imported now, and Prefect with it."""
+        return _load_class(self.block)
+
+
+PROVIDERS = {
+    entry.name: entry
+    for entry in (
+        ProviderEntry(
+            name="local",
+            slug="local-sandbox",
+            provider="local.block:LocalSandbox",
+            block="local.block:LocalSandbox",
+            interpreter="interpreters:LocalInterpreter",
+            isolations=("bubblewrap", "landlock", "none"),
+            probed_isolations=("bubblewrap", "landlock"),
+        ),
+        ProviderEntry(
+            name="daytona",
+            slug="daytona-sandbox",
+            provider="daytona.block:DaytonaSandbox",
+            block="daytona.block:DaytonaSandbox",
+            interpreter="interpreters:DaytonaInterpreter",
+            sdk="daytona",
+            sign_in="no key: set the environment variable DAYTONA_API_KEY, or save a block with one, to use it",
+        ),
+        ProviderEntry(
+            name="modal",
+            slug="modal-sandbox",
+            provider="modal.block:ModalSandbox",
+            block="modal.block:ModalSandbox",
+            interpreter="interpreters:ModalInterpreter",
+            sdk="modal",
+            sign_in="no token: run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, to use it",
+        ),
+    )
 }
-ISOLATIONS = ("bubblewrap", "landlock", "none")
 
 
-async def resolve(text: str) -> SandboxProvider:
+async def resolve_provider(text: str) -> SandboxProvider:
     """The provider that `text` names.
 
     `local`, `daytona` and `modal` are the providers with their defaults, `local:none` (or `:landlock`, `:bubblewrap`)
     the local one with that isolation, and `daytona-sandbox/NAME` a block that was saved under that name. Raises
     ConfigurationError.
     """
-    found = unsaved(text)
-    if found is not None:
-        return found
+    provider = make_unsaved_provider(text)
+    if provider is not None:
+        return provider
     slug, _, name = text.partition("/")
-    return await _saved(slug, name)
+    return await _load_saved_provider(slug, name)
 
 
-def unsaved(text: str) -> SandboxProvider | None:
-    """The provider that `text` names if that takes no Prefect server to know, else None. Raises ConfigurationError."""
+def make_unsaved_provider(text: str) -> SandboxProvider | None:
+    """The provider that `text` names, None where it names a saved block. Raises ConfigurationError."""
     if "/" in text:
         return None
-    provider, colon, isolation = text.partition(":")
-    block = PROVIDERS.get(provider)
-    if block is None:
-        known = ", ".join([*PROVIDERS, *(f"local:{level}" for level in ISOLATIONS)])
+    name, colon, isolation = text.partition(":")
+    isolations = [f"{entry.name}:{level}" for entry in PROVIDERS.values() for level in entry.isolations]
+    entry = PROVIDERS.get(name)
+    if entry is None:
+        known = ", ".join([*PROVIDERS, *isolations])
         raise ConfigurationError(
             f"unknown provider {text!r}: it is one of {known}, or a saved block such as local-sandbox/NAME"
         )
     if not colon:
-        return block()
-    if block is not LocalSandbox or isolation not in ISOLATIONS:
-        raise ConfigurationError(
-            f"unknown isolation in {text!r}: it is one of {', '.join(f'local:{i}' for i in ISOLATIONS)}"
-        )
-    return LocalSandbox(isolation=isolation)
+        return entry.load_provider()()
+    if isolation not in entry.isolations:
+        raise ConfigurationError(f"unknown isolation in {text!r}: it is one of {', '.join(isolations)}")
+    settings: dict[str, Any] = {"isolation": isolation}
+    return entry.load_provider()(**settings)
 
 
-async def _saved(slug: str, name: str) -> SandboxProvider:
-    for block in PROVIDERS.values():
-        if block.get_block_type_slug() == slug:
+async def _load_saved_provider(slug: str, name: str) -> SandboxProvider:
+    for entry in PROVIDERS.values():
+        if entry.slug == slug:
             try:
-                return await block.aload(name)  # type: ignore[return-value]
+                return await entry.load_block().aload(name)  # type: ignore[return-value]
             except ValueError as error:
                 raise ConfigurationError(
                     f"there is no block {slug}/{name} on this Prefect server: save it in the UI or with .save({name!r})"
                 ) from error
-    known = ", ".join(block.get_block_type_slug() for block in PROVIDERS.values())
+    known = ", ".join(entry.slug for entry in PROVIDERS.values())
     raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: it is one of {known}")
+
+
+def _load_class(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)

@@ -11,12 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..blocks.daytona.block import DaytonaSandbox
-from ..blocks.local.block import LocalSandbox
 from ..blocks.local.volume import volumes_root
-from ..blocks.modal.block import ModalSandbox
-from ..blocks.provider import SandboxProvider
-from ..sandbox.errors import ConfigurationError, RlmBatchError
+from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
+from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.ledger import results_root
 
 
@@ -24,12 +21,13 @@ def examine() -> int:
     """Prints what was found, and returns 0 if local sandboxes can be isolated, else 2."""
     rows = [("Python", True, f"{platform.python_version()} at {sys.executable}")]
     usable = False
-    for rung in ("bubblewrap", "landlock"):
-        works, text = asyncio.run(_rung(rung))
-        usable = usable or works
-        rows.append((f"local, {rung}", works, text))
-    rows.append(("daytona", *asyncio.run(_daytona())))
-    rows.append(("modal", *asyncio.run(_modal())))
+    for entry in PROVIDERS.values():
+        for isolation in entry.probed_isolations:
+            works, text = asyncio.run(_check_provider(entry, f"{entry.name}:{isolation}"))
+            usable = usable or works
+            rows.append((f"{entry.name}, {isolation}", works, text))
+        if not entry.probed_isolations:
+            rows.append((entry.name, *asyncio.run(_check_provider(entry, entry.name))))
     rows.append(_kept("results", results_root(), "RLM_BATCH_RESULTS"))
     rows.append(_kept("volumes", volumes_root(None), "RLM_BATCH_VOLUMES"))
     rows.append(_server())
@@ -43,31 +41,13 @@ def examine() -> int:
     return 0 if usable else 2
 
 
-async def _rung(rung: str) -> tuple[bool, str]:
-    block = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
+async def _check_provider(entry: ProviderEntry, text: str) -> tuple[bool, str]:
+    provider = make_unsaved_provider(text)
+    assert provider is not None
+    if not provider.has_credentials():
+        return False, entry.sign_in
     try:
-        return True, await block.check()
-    except ConfigurationError as error:
-        return False, str(error)
-
-
-async def _daytona() -> tuple[bool, str]:
-    block = DaytonaSandbox()
-    if not block.has_credentials():
-        return False, "no key: set the environment variable DAYTONA_API_KEY, or save a block with one, to use it"
-    return await _remote(block)
-
-
-async def _modal() -> tuple[bool, str]:
-    block = ModalSandbox()
-    if not block.has_credentials():
-        return False, "no token: run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, to use it"
-    return await _remote(block)
-
-
-async def _remote(block: SandboxProvider) -> tuple[bool, str]:
-    try:
-        return True, await block.check()
+        return True, await provider.check()
     except RlmBatchError as error:
         return False, str(error)
 

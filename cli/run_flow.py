@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from ..blocks.registry import unsaved
+from ..blocks.registry import make_unsaved_provider
 from ..blocks.storage.locations import scheme_of
 from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
@@ -189,7 +189,7 @@ def _check(flow: Any, parameters: dict[str, Any]) -> None:
     except ParameterTypeError as error:
         problems = [TAG.sub("", line.strip(" -")) for line in str(error).splitlines()[1:] if line.strip()]
         raise ConfigurationError("; ".join(problems) or str(error)) from None
-    provider = unsaved(parameters["provider"])
+    provider = make_unsaved_provider(parameters["provider"])
     if provider is not None and parameters.get("shards") is None:  # shards are opened where the workers are
         asyncio.run(provider.check())
 

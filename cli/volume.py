@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from ..blocks.registry import resolve
+from ..blocks.registry import resolve_provider
 from ..blocks.volume import VolumeStore, check_name, names
 from .argument_parsing import wrong
 
@@ -64,7 +64,7 @@ def send(provider: str, name: str, source: str, path: str | None) -> int:
 
 def _with(provider: str, name: str, work: Callable[[VolumeStore], Awaitable[T]]) -> T:
     async def run() -> T:
-        block = await resolve(provider)
+        block = await resolve_provider(provider)
         volume = await block.volume(check_name(name))
         try:
             return await work(volume)

@@ -79,10 +79,10 @@ def entries() -> list[dict[str, Any]]:
 
 
 async def _register_blocks(client: PrefectClient) -> None:
-    from .. import blocks
+    from ..blocks import collection
 
-    for name in blocks.__all__:
-        await getattr(blocks, name).aregister_type_and_schema(client=client)
+    for name in collection.__all__:
+        await getattr(collection, name).aregister_type_and_schema(client=client)
 
 
 async def _make_pool(client: PrefectClient, name: str) -> None:
@@ -105,12 +105,14 @@ async def _make_pool(client: PrefectClient, name: str) -> None:
 
 async def _make_limits(client: PrefectClient, done: Deployed) -> None:
     """The limits of every saved provider: `max_sandboxes` and `creations_per_second`."""
-    from .. import blocks
+    from prefect.blocks.core import Block
+
+    from ..blocks import collection
     from ..blocks.limits import keep_in_step, wanted
     from ..blocks.provider import SandboxProvider
 
-    for name in blocks.__all__:
-        kind = getattr(blocks, name)
+    for name in collection.__all__:
+        kind: type[Block] = getattr(collection, name)
         if not issubclass(kind, SandboxProvider):
             continue
         slug = kind.get_block_type_slug()

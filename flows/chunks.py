@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..blocks.registry import resolve
+from ..blocks.registry import resolve_provider
 from ..sandbox.driver import NotJson, strict_json
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
@@ -172,7 +172,7 @@ async def chunks(
         max_llm_tokens=max_llm_tokens,
         max_cost=max_cost,
     )
-    block = await resolve(provider)
+    block = await resolve_provider(provider)
     if volume_name is not None:
         block = with_volume(block, volume_name)
     total = len(parts) + (reduce is not None)

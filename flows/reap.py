@@ -9,7 +9,7 @@ from typing import Annotated
 from prefect import get_run_logger
 from pydantic import Field
 
-from ..blocks.registry import resolve
+from ..blocks.registry import resolve_provider
 from ..sandbox.errors import SandboxesLeft
 from .cleanup.orphans import OrphanedSandbox, describe_removal, find_orphans, remove_orphans
 from .cleanup.server_identity import get_server_id
@@ -54,7 +54,7 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
     Raises SandboxesLeft when all is done and some could not be removed.
     """
     log = get_run_logger()
-    block = await resolve(provider)
+    block = await resolve_provider(provider)
     left = await find_orphans(block, await get_server_id(), older_than)
     for found in left:
         log.info("sandbox %s of run %s: %s", found.info.id, found.info.run or "(a script)", found.reason)

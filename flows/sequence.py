@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..blocks.registry import resolve
+from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
 from ..tasks.execution import Execution, key_of
@@ -91,7 +91,11 @@ async def sequence(
         max_cost=max_cost,
     )
     async with _Sequence.begun(
-        await resolve(provider), len(codes), options, lambda execution: f"step {execution.index}", ReportSpec("step")
+        await resolve_provider(provider),
+        len(codes),
+        options,
+        lambda execution: f"step {execution.index}",
+        ReportSpec("step"),
     ) as run:
         executions = _chained(codes, await run.fingerprint())
         run.stop_on_error = stop_on_error

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..blocks.provider import SandboxProvider
-from ..blocks.registry import resolve
+from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError, NotRun, RlmBatchError
 from ..sandbox.result import Failure
 from ..tasks.execution import Execution
@@ -39,7 +39,7 @@ async def shard(
     """
     async with _Beating(Portion.at(work)) as beating:
         head, executions = beating.portion.read()
-        block = await resolve(options.provider)
+        block = await resolve_provider(options.provider)
         if volume_name is not None:
             block = with_volume(block, volume_name)
         if head.commit is not None:

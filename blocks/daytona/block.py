@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, PrivateAttr, SecretStr, model_validator
 
 from ...sandbox import driver
@@ -40,6 +41,7 @@ from ...sandbox.interpreter import shielded
 from ...sandbox.provider_api import DriverSettings, Sandbox
 from .. import git as repository
 from ..provider import SandboxInfo, SandboxProvider
+from ..sandbox_volume import SandboxVolume
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
@@ -79,7 +81,7 @@ NO_CAPACITY = re.compile(r"\b(limit|quota)s? (has been |is )?(exceeded|reached)"
 log = logging.getLogger("rlm_batch.daytona")
 
 
-class DaytonaSandbox(SandboxProvider):
+class DaytonaSandbox(SandboxProvider, Block):
     """Sandboxes of Daytona, for which an account and an API key are needed.
 
     Without `snapshot` and `image` they are made from the account's default snapshot, which Daytona keeps warm. What is
@@ -99,6 +101,7 @@ class DaytonaSandbox(SandboxProvider):
     _description: ClassVar[str] = "Runs code in Daytona's sandboxes."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://www.daytona.io/docs/")  # type: ignore[misc]
     _known: bool = PrivateAttr(default=False)  # whether the account has been asked once
+    _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
     provider_name: ClassVar[str] = "daytona"
 
     volume_mount_path: str = Field(
@@ -224,6 +227,10 @@ class DaytonaSandbox(SandboxProvider):
                 client.release()
         origin = f"image {self.image}" if self.image else f"snapshot {self.snapshot or 'of the account'}"
         return f"daytona ({urlsplit(self._address()).netloc}, {origin})"
+
+    async def open_volume(self, name: str) -> SandboxVolume:
+        """The volume of that name, reached from a sandbox."""
+        return SandboxVolume(self, name)
 
     async def fingerprint(self) -> dict[str, Any]:
         """The common settings, and what the sandboxes are made of and may reach."""

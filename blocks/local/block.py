@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 
+from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
 from ...sandbox import confinement, driver
@@ -55,7 +56,7 @@ FIX = (
 )
 
 
-class LocalSandbox(SandboxProvider):
+class LocalSandbox(SandboxProvider, Block):
     """Sandboxes on this machine, which need no account.
 
     Code runs in processes of its own with no network, none of the host's environment, the system's files read only,
@@ -75,6 +76,7 @@ class LocalSandbox(SandboxProvider):
     _block_type_slug: ClassVar[str] = "local-sandbox"  # type: ignore[misc]
     _description: ClassVar[str] = "Runs code in isolated processes on this machine, with no account."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://github.com/containers/bubblewrap")  # type: ignore[misc]
+    _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
     provider_name: ClassVar[str] = "local"
     gradual: ClassVar[bool] = False
 

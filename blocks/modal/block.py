@@ -24,6 +24,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr
 
 from ...sandbox import driver
@@ -39,6 +40,7 @@ from ...sandbox.interpreter import shielded
 from ...sandbox.provider_api import DriverSettings, Sandbox
 from .. import git as repository
 from ..provider import SandboxInfo, SandboxProvider
+from ..sandbox_volume import SandboxVolume
 from ..storage.safe_paths import parts
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ git checkout -q --detach "$3"
 INSTALL_GIT = "command -v git || (apt-get update && apt-get install -y --no-install-recommends git)"
 
 
-class ModalSandbox(SandboxProvider):
+class ModalSandbox(SandboxProvider, Block):
     """Sandboxes of Modal, which need an account.
 
     Without `token_id` and `token_secret` it signs in as Modal's own client does: with MODAL_TOKEN_ID and
@@ -118,6 +120,7 @@ class ModalSandbox(SandboxProvider):
     _block_type_slug: ClassVar[str] = "modal-sandbox"  # type: ignore[misc]
     _description: ClassVar[str] = "Runs code in sandboxes of Modal."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://modal.com/docs/guide/sandbox")  # type: ignore[misc]
+    _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
     provider_name: ClassVar[str] = "modal"
 
     token_id: SecretStr | None = Field(
@@ -240,6 +243,10 @@ class ModalSandbox(SandboxProvider):
         """That the token is good; which app sandboxes belong to."""
         account = await self._account()
         return f"Modal's own sandboxes, of its app {self.app_name} ({account.app.app_id})"
+
+    async def open_volume(self, name: str) -> SandboxVolume:
+        """The volume of that name, reached from a sandbox."""
+        return SandboxVolume(self, name)
 
     async def fingerprint(self) -> dict[str, Any]:
         """The common settings, the image, the resources and the network."""

@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import flow_run_logger
 
 from ...blocks.provider import SandboxInfo, SandboxProvider
-from ...blocks.registry import resolve
+from ...blocks.registry import resolve_provider
 from ...sandbox.errors import RlmBatchError
 
 PAGE = 200  # flow runs in one question to the server, which answers with that many at most
@@ -170,7 +170,7 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
     log = flow_run_logger(flow_run, flow)
     try:
         parameters = flow_run.parameters or {}
-        provider = await resolve(
+        provider = await resolve_provider(
             parameters.get("options", parameters).get("provider") or "local"
         )  # a shard's, or its own
         now, found = time.time(), await provider.list_sandboxes()

@@ -19,7 +19,7 @@ from prefect.context import FlowRunContext
 
 from ...blocks.language_model.model_access import Asking
 from ...blocks.provider import SandboxProvider
-from ...blocks.registry import resolve
+from ...blocks.registry import resolve_provider
 from ...blocks.volume import check_name
 from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
@@ -87,7 +87,7 @@ async def run_all(
     says what the report calls them. Raises ConfigurationError before anything runs, and OSError where the ledger cannot
     be written.
     """
-    async with Run.begun(await resolve(options.provider), total, options, label, about) as run:
+    async with Run.begun(await resolve_provider(options.provider), total, options, label, about) as run:
         run.uploads = uploads or {}
         await run.drive(identified(items, await run.fingerprint(), run.occurrence))
         return run.outcomes()

@@ -9,7 +9,8 @@ from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites.blocks import BlockStandardTestSuite
 from pydantic import SecretStr
 
-from rlm_batch import DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox, blocks
+from rlm_batch import DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox
+from rlm_batch.blocks import collection
 
 OURS: list[type[Block]] = [LocalSandbox, DaytonaSandbox, ModalSandbox, LanguageModel]
 
@@ -41,7 +42,7 @@ class TestEveryBlock(BlockStandardTestSuite):
 
 
 def test_no_block_that_prefect_registers_is_left_out_here() -> None:
-    assert {getattr(blocks, name) for name in blocks.__all__} == set(OURS)
+    assert {getattr(collection, name) for name in collection.__all__} == set(OURS)
 
 
 def _parts(annotation: object) -> set[object]:

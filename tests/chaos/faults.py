@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.local.block import LABELS, MAKING_SECONDS
-from rlm_batch.blocks.provider import SandboxProvider
 
 LIFETIME = 30  # seconds: long enough for an execution on a machine that is busy, and short enough to be waited for
 SLOTS = 200  # more than are held by what was killed in the last minute: nothing waits for them
@@ -55,7 +54,7 @@ class Local:
     name = "local"
     environment: ClassVar[dict[str, str]] = {}
 
-    def block(self) -> SandboxProvider:
+    def block(self) -> LocalSandbox | DaytonaSandbox | ModalSandbox:
         """Its block, for sandboxes that reach the test's own server on loopback."""
         return LocalSandbox(isolation="none", lifetime=LIFETIME, max_sandboxes=SLOTS)
 
@@ -97,7 +96,7 @@ class Daytona:
         self._settings: dict[str, Any] = {"minute": float(LIFETIME), "boot_s": 0.05}
         standin.set(**self._settings)
 
-    def block(self) -> SandboxProvider:
+    def block(self) -> DaytonaSandbox:
         return DaytonaSandbox(lifetime=LIFETIME, max_sandboxes=SLOTS)
 
     def sandboxes(self) -> set[str]:
@@ -134,7 +133,7 @@ class Modal:
         self._standin = standin
         self.environment = {"MODAL_SERVER_URL": standin.hello["url"]}
 
-    def block(self) -> SandboxProvider:
+    def block(self) -> ModalSandbox:
         hello = self._standin.hello
         return ModalSandbox(
             token_id=hello["token_id"],

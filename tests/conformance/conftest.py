@@ -1,6 +1,6 @@
-"""What every provider of sandboxes has to do: the same tests run on each name in `PROVIDERS`.
+"""What every provider of sandboxes has to do: the same tests run on each that `blocks/registry.py` has an entry for.
 
-A new provider adds its name, and what opens it when the name is asked for.
+A new provider adds to `MAKERS` what makes it with a stand-in behind it.
 """
 
 import asyncio
@@ -12,32 +12,49 @@ import pytest
 
 from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.blocks.registry import PROVIDERS
 from rlm_batch.sandbox.interpreter import Interpreter
 
 from ..infra.isolation_levels import lacks, needs
 
-PROVIDERS = ("local-none", "local-landlock", "local-bubblewrap", "daytona", "modal")
+PROVIDER_NAMES = [
+    name
+    for entry in PROVIDERS.values()
+    for name in [f"{entry.name}-{isolation}" for isolation in reversed(entry.isolations)] or [entry.name]
+]
 # Code without isolation runs as under bubblewrap, less what that adds: where bubblewrap is there, it waits for the full
 # tests.
 LATER = () if lacks("bubblewrap") else ("local-none",)
 LITTLE_MEMORY = 256  # MiB
 
 
-def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
-    """The provider of that name, whose sandboxes have at least that much memory and not much more."""
-    if name == "modal":
-        hello = request.getfixturevalue("modal_standin").hello
-        return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib)
-    if name == "daytona":  # in whole GiB, and with an image
-        return DaytonaSandbox(image="python:3.12", memory=-(-memory_mib // 1024))
+def make_local(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
     isolation = name.removeprefix("local-")
     return LocalSandbox(isolation=isolation, memory_mib=memory_mib)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.full if name in LATER else ()) for name in PROVIDERS])
+def make_daytona(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
+    request.getfixturevalue("daytona")
+    return DaytonaSandbox(image="python:3.12", memory=-(-memory_mib // 1024))  # in whole GiB, and with an image
+
+
+def make_modal(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
+    hello = request.getfixturevalue("modal_standin").hello
+    return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib)
+
+
+MAKERS = {"local": make_local, "daytona": make_daytona, "modal": make_modal}
+
+
+def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
+    """The provider of that name, whose sandboxes have at least that much memory and not much more."""
+    kind = name.partition("-")[0]
+    assert kind in MAKERS, f"add to MAKERS in tests/conformance/conftest.py what makes {kind} with its stand-in"
+    return MAKERS[kind](name, memory_mib, request)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.full if name in LATER else ()) for name in PROVIDER_NAMES])
 def provider_name(request: pytest.FixtureRequest, running_daytona: object) -> str:
-    if request.param == "daytona":
-        request.getfixturevalue("daytona")
     return str(request.param)
 
 

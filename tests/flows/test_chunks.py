@@ -31,7 +31,7 @@ from rlm_batch import (
     chunks,
     reap,
 )
-from rlm_batch.blocks.registry import resolve
+from rlm_batch.blocks.registry import resolve_provider
 
 from ..infra.isolation_levels import needs
 from .conftest import sandboxes_are_open
@@ -88,7 +88,7 @@ async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote):
     report = await chunks(DOUBLE, THREE, volume_name=name, provider=remote, max_workers=3, reduce=SUM)
     assert [report[number].outputs for number in THREE] == [{"chunk_id": str(n), "count": 3} for n in range(3)]
     assert report.reduction.outputs == {"total": 90, "files": 3, "counts": {"0": 3, "1": 3, "2": 3}}
-    volume = await (await resolve(remote)).volume(name)
+    volume = await (await resolve_provider(remote)).volume(name)
     try:
         found = [json.loads(await volume.get(f"results/chunk_{number}.json")) for number in range(3)]
     finally:

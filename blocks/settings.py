@@ -1,0 +1,97 @@
+"""The settings that every provider of sandboxes has: plain pydantic, which a Prefect block and a script share."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+
+class SandboxSettings(BaseModel):
+    """What a person sets of any provider: the volume, the repository, the packages, the environment and the limits."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
+
+    volume_name: str | None = Field(
+        default=None,
+        title="Volume",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="A durable directory that every sandbox of this block has, made when it is first asked for.",
+    )
+    volume_mount_path: str = Field(
+        default="/data", title="Mount path", pattern="^/.", description="Where the code finds the volume."
+    )
+    repo_url: str | None = Field(
+        default=None,
+        title="Repository",
+        description="A Git repository that is cloned for each sandbox; the code runs in the clone's directory.",
+    )
+    repo_ref: str | None = Field(
+        default=None,
+        title="Revision",
+        description="A branch, a tag or a commit; by default what the repository's HEAD names. It is resolved once for "
+        "a flow run, so that all of its executions see the same commit.",
+    )
+    repo_token: SecretStr | None = Field(
+        default=None,
+        title="Repository token",
+        description="For a private repository over HTTPS. The code cannot read it.",
+    )
+    packages: list[str] = Field(
+        default_factory=list,
+        title="Packages",
+        description="Requirements (numpy, pandas>=2) that are installed before the first execution.",
+    )
+    environment: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        title="Environment",
+        description="Environment variables that the sandboxed code sees. No other secret reaches it.",
+    )
+    max_sandboxes: int | None = Field(
+        default=None,
+        ge=1,
+        title="Most sandboxes",
+        description="How many sandboxes flows may have at one time, over every flow run and machine that shares the "
+        "Prefect server. By default there is no limit but each run's max_workers.",
+    )
+    creations_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        title="Creations a second",
+        description="How many new sandboxes a second flows may ask for, over the same. By default there is no limit.",
+    )
+    limit_name: str | None = Field(
+        default=None,
+        title="Limit name",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Blocks that share an account share its limits by giving them one name, and the same numbers. By "
+        "default a block has limits of its own.",
+    )
+    lifetime: int = Field(
+        default=86_400,
+        ge=1,
+        title="Lifetime",
+        description="Seconds after which the provider itself removes a sandbox, whatever became of its host.",
+    )
+
+    @field_validator("packages")
+    @classmethod
+    def _check_packages(cls, packages: list[str]) -> list[str]:
+        for package in packages:
+            if not package.strip() or package.lstrip().startswith("-"):
+                raise ValueError(
+                    f"{package!r} is no requirement: give names such as numpy or pandas>=2, and no options"
+                )
+        return packages
+
+    @field_validator("environment")
+    @classmethod
+    def _check_environment(cls, environment: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, value in environment.items():
+            if not name or "=" in name or "\0" in name:
+                raise ValueError(f"{name!r} is no name of an environment variable: it is a text without = in it")
+            if "\0" in value.get_secret_value():
+                raise ValueError(
+                    f"the value of {name} has a null character, which no environment can hold: leave it out"
+                )
+        return environment

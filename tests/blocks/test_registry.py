@@ -1,0 +1,69 @@
+"""What somebody finds who adds a provider: each line that its entry asks for, by the file that it belongs in."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import rlm_batch
+from rlm_batch.blocks.registry import PROVIDERS, ProviderEntry
+
+ROOT = Path(rlm_batch.__file__).parent
+ENTRIES = [pytest.param(entry, id=name) for name, entry in PROVIDERS.items()]
+
+
+def find_imports(path: str) -> set[str]:
+    """The names that a file imports relatively, each as `.module:Name`."""
+    nodes = [node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.ImportFrom)]
+    return {f".{node.module}:{alias.name}" for node in nodes if node.level for alias in node.names}
+
+
+def split(path: str) -> tuple[str, str]:
+    module, _, name = path.partition(":")
+    return module, name
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_classes_of_an_entry_are_public_names(entry: ProviderEntry) -> None:
+    for module, name in map(split, (entry.block, entry.interpreter)):
+        line = f"from .blocks.{module} import {name}"
+        assert f".blocks.{module}:{name}" in find_imports("__init__.py"), f"add to __init__.py, for editors: {line}"
+        assert name in rlm_batch.__all__, f'add to __all__ in __init__.py: "{name}"'
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_prefect_registers_the_block_of_an_entry(entry: ProviderEntry) -> None:
+    module, name = split(entry.block)
+    line = f"from .{module} import {name}"
+    assert f".{module}:{name}" in find_imports("blocks/collection.py"), f"add to blocks/collection.py: {line}"
+    assert entry.load_block().get_block_type_slug() == entry.slug
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_package_of_an_entry_is_in_the_wheel(entry: ProviderEntry) -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    package = f"rlm_batch.blocks.{split(entry.block)[0].rpartition('.')[0]}"
+    assert package in packages, f'add to packages in pyproject.toml: "{package}"'
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_provider_has_the_name_of_its_entry(entry: ProviderEntry) -> None:
+    assert entry.load_provider().provider_name == entry.name
+    assert set(entry.probed_isolations) <= set(entry.isolations)
+    assert entry.isolations or entry.sign_in, "an account is needed: say in `sign_in` how to get credentials"
+
+
+def test_knowing_the_providers_imports_none_of_them() -> None:
+    program = """
+        import sys
+        import rlm_batch.blocks.registry
+        found = {name.partition(".")[0] for name in sys.modules}
+        print(sorted(found & set(sys.argv[1:])), [name for name in sys.modules if name.startswith("rlm_batch.blocks.")])
+        """
+    sdks = [entry.sdk for entry in PROVIDERS.values() if entry.sdk is not None]
+    command = [sys.executable, "-c", "\n".join(line.strip() for line in program.splitlines()), "prefect", *sdks]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[] ['rlm_batch.blocks.registry']"
