@@ -14,7 +14,7 @@ from rich.table import Table
 from ..blocks.local.volume import volumes_root
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..sandbox.errors import RlmBatchError
-from ..tasks.ledger.ledger import results_root
+from ..tasks.ledger.ledger import get_results_root
 
 
 def examine() -> int:
@@ -28,7 +28,7 @@ def examine() -> int:
             rows.append((f"{entry.name}, {isolation}", works, text))
         if not entry.probed_isolations:
             rows.append((entry.name, *asyncio.run(_check_provider(entry, entry.name))))
-    rows.append(_kept("results", results_root(), "RLM_BATCH_RESULTS"))
+    rows.append(_kept("results", get_results_root(), "RLM_BATCH_RESULTS"))
     rows.append(_kept("volumes", volumes_root(None), "RLM_BATCH_VOLUMES"))
     rows.append(_server())
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -16,10 +16,16 @@ from ..blocks.registry import resolve_provider
 from ..sandbox.driver import NotJson, strict_json
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
-from ..tasks.execute import asked_wait, backoff
-from ..tasks.execution import Execution, key_of
-from ..tasks.ledger.completion_markers import Mark, Marker, folder_of, name_of, read_markers
+from ..tasks.execution import Execution, compute_key
+from ..tasks.ledger.completion_markers import (
+    CompletionMarker,
+    MarkerLocation,
+    compute_marker_folder,
+    compute_marker_name,
+    read_markers,
+)
 from ..tasks.ledger.run_record import ReportSpec
+from ..tasks.retry import compute_backoff, get_requested_wait
 from .decorator import batch_flow
 from .engine.job import Outcome, Outcomes, Run, raise_failures, with_volume
 from .engine.labels import chunk_label
@@ -178,7 +184,7 @@ async def chunks(
     total = len(parts) + (reduce is not None)
     about = ReportSpec("chunk" if reduce is None else "execution")
     async with _Chunks.begun(block, total, options, chunk_label, about) as run:
-        run.folder = None if block.volume_name is None else folder_of(code)
+        run.folder = None if block.volume_name is None else compute_marker_folder(code)
         fingerprint = await run.fingerprint()
         if run.folder is not None:
             await run.read_markers(run.folder)
@@ -225,14 +231,14 @@ def _executions(code: str, parts: ChunkSource, fingerprint: dict[str, Any], run:
     for index, (chunk_id, data) in enumerate(parts):
         encoded = {"data": _encoded(data, f"the data of chunk {chunk_id}")}
         variables = {"chunk_id": chunk_id}
-        key = key_of(code, variables, encoded, fingerprint)
+        key = compute_key(code, variables, encoded, fingerprint)
         run.keys.update(key.encode())
-        yield Execution(index, code, variables, key, encoded, run.mark(name_of(chunk_id)))
+        yield Execution(index, code, variables, key, encoded, run.mark(compute_marker_name(chunk_id)))
 
 
 def _reduction(code: str, index: int, fingerprint: dict[str, Any], run: _Chunks) -> Execution:
     encoded = {"results": _encoded(run.submitted(), "what the chunks submitted")}
-    key = key_of(code, {}, encoded, {**fingerprint, "chunks": run.keys.hexdigest()})
+    key = compute_key(code, {}, encoded, {**fingerprint, "chunks": run.keys.hexdigest()})
     return Execution(index, code, {}, key, encoded, run.mark(REDUCTION))
 
 
@@ -251,7 +257,7 @@ class _Chunks(Run):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.keys = hashlib.sha256()  # of the chunks' keys, in order
-        self._markers: dict[str, Marker] = {}
+        self._markers: dict[str, CompletionMarker] = {}
         self._executed = False
 
     async def read_markers(self, folder: str) -> None:
@@ -260,36 +266,36 @@ class _Chunks(Run):
             async with asyncio.timeout_at(self.until):
                 self._markers = await self._read_markers(folder)
 
-    async def _read_markers(self, folder: str) -> dict[str, Marker]:
+    async def _read_markers(self, folder: str) -> dict[str, CompletionMarker]:
         attempt = 0
         while True:
             attempt += 1
             lane = self.lane()
             try:
-                await lane.enter()
-                return await read_markers(await lane.open(), folder)
+                await lane.acquire()
+                return await read_markers(await lane.open_sandbox(), folder)
             except RlmBatchError as error:
-                if not self.policy.again(error, attempt) or self.policy.too_late(error):
+                if not self.policy.should_retry(error, attempt) or self.policy.is_too_late(error):
                     raise
-                wait = asked_wait(error) + backoff(attempt)
+                wait = get_requested_wait(error) + compute_backoff(attempt)
             finally:
                 await self.close(lane)
             await asyncio.sleep(wait)
 
-    def mark(self, name: str) -> Mark | None:
+    def mark(self, name: str) -> MarkerLocation | None:
         """Where a marker of that name belongs; None without a volume."""
-        return None if self.folder is None else Mark(f"{self.folder}/{name}")
+        return None if self.folder is None else MarkerLocation(f"{self.folder}/{name}")
 
     def recall(self, execution: Execution) -> Result | None:
-        mark = execution.mark
+        mark = execution.marker
         if mark is None:
             found = super().recall(execution) if self._counts(execution) else None
         else:
             marker = self._markers.pop(mark.path.rpartition("/")[2], None)
             found = None
-            if marker is not None and marker.whole and marker.key == execution.key and self._counts(execution):
+            if marker is not None and marker.is_intact and marker.key == execution.key and self._counts(execution):
                 found = super().recall(execution) or self._from(marker, execution)
-            mark.stale = marker is not None and found is None
+            mark.is_stale = marker is not None and found is None
         self._executed = self._executed or found is None
         return found
 
@@ -297,7 +303,7 @@ class _Chunks(Run):
         """A reduction of chunks that were run again is run again, whatever they submitted: their files are new."""
         return not (self._executed and "chunk_id" not in execution.variables)
 
-    def _from(self, marker: Marker, execution: Execution) -> Result:
+    def _from(self, marker: CompletionMarker, execution: Execution) -> Result:
         """The result of an execution that was complete, but whose line the ledger does not have."""
         meta = Meta(
             variables=execution.variables,

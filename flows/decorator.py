@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 from prefect import Flow
 from pydantic.fields import FieldInfo
 
+from ..tasks.execute import install_task_run_log_filter
 from .cleanup.orphans import remove_sandboxes
 from .error_log_filter import install_error_log_filter
 from .inputs.spilling import spill_long_parameters
@@ -54,6 +55,7 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
         function.__doc__ = _document_parameters(function)
         install_error_log_filter()
+        install_task_run_log_filter()
         # For a process that died: otherwise its lanes have removed what they had open.
         cancelled: list[Any] = [remove_sandboxes, cancel_shards]
         crashed: list[Any] = [remove_sandboxes]  # and its shards go on, for the run that goes on with the job

@@ -10,7 +10,7 @@ from pydantic import Field
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Result
-from ..tasks.execution import Execution, key_of
+from ..tasks.execution import Execution, compute_key
 from ..tasks.lane import Lane
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
@@ -124,7 +124,7 @@ def _chained(codes: list[str], fingerprint: dict[str, Any]) -> list[Execution]:
     found: list[Execution] = []
     before = ""
     for index, code in enumerate(codes):
-        before = key_of(code, {}, {}, {**fingerprint, "before": before})
+        before = compute_key(code, {}, {}, {**fingerprint, "before": before})
         found.append(Execution(index, code, {}, before))
     return found
 

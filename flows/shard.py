@@ -16,7 +16,7 @@ from ..sandbox.errors import ConfigurationError, NotRun, RlmBatchError
 from ..sandbox.result import Failure
 from ..tasks.execution import Execution
 from ..tasks.ledger.ledger import Ledger
-from ..tasks.ledger.shard_files import Beat, Head, Portion
+from ..tasks.ledger.shard_files import Heartbeat, ShardFiles, ShardHeader
 from .decorator import batch_flow
 from .engine.job import Outcome, Run, with_volume
 from .engine.labels import LABELS, execution_label
@@ -37,8 +37,8 @@ async def shard(
     It ends Completed whatever became of the executions: their failures are the job's to tell. Raises NotRun where the
     job has begun this shard anew meanwhile, and ConfigurationError where it cannot be run on this worker.
     """
-    async with _Beating(Portion.at(work)) as beating:
-        head, executions = beating.portion.read()
+    async with _Beating(ShardFiles.from_work_path(work)) as beating:
+        head, executions = beating.portion.read_work()
         block = await resolve_provider(options.provider)
         if volume_name is not None:
             block = with_volume(block, volume_name)
@@ -56,18 +56,18 @@ class _ShardRun(Run):
 
     @classmethod
     @asynccontextmanager
-    async def of(cls, provider: SandboxProvider, head: Head, options: Options) -> AsyncIterator[_ShardRun]:
+    async def of(cls, provider: SandboxProvider, head: ShardHeader, options: Options) -> AsyncIterator[_ShardRun]:
         """A run of what the head says, with the ledger of its job open. Raises ConfigurationError."""
         isolation = await provider.check()
         assert options.results_path is not None
-        ledger = Ledger(options.results_path, head.part_of)
+        ledger = Ledger(options.results_path, head.part_prefix)
         try:
             await asyncio.to_thread(ledger.create)
         except ConfigurationError as error:
             raise OSError(str(error)) from error  # of this worker, or for now: the job could make it
         run = await cls.made(provider, ledger, options, head.total, LABELS.get(head.what, execution_label))
         run.kept = run.counted = Counted()
-        run.knows(await asyncio.to_thread(ledger.best, head.part_of))
+        run.knows(await asyncio.to_thread(ledger.load_latest_lines, head.part_prefix))
         run.log.info(
             "shard %d of %d: %d executions on %s: %s; results in %s",
             head.shard + 1,
@@ -97,10 +97,10 @@ class _Beating:
     Raises NotRun where a later attempt at the same shard has begun: nobody waits for this one any more.
     """
 
-    def __init__(self, portion: Portion) -> None:
+    def __init__(self, portion: ShardFiles) -> None:
         self.portion = portion
         self.run: _ShardRun | None = None
-        self._beat = Beat()
+        self._beat = Heartbeat()
         self._lock = threading.Lock()
         self._group = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
@@ -134,7 +134,7 @@ class _Beating:
 
     def _replaced(self) -> bool:
         with suppress(OSError):
-            return self.portion.next.exists()
+            return self.portion.next_attempt.has_work()
         return False
 
     def _write(self) -> None:
@@ -145,10 +145,14 @@ class _Beating:
         beat, run = self._beat, self.run
         beat.count += 1
         if run is not None:
-            beat.done, beat.failed, beat.late = run.counted.count, run.counted.failures, run.counted.late
+            beat.done, beat.failed, beat.late = (
+                run.counted.outcome_count,
+                run.counted.failure_count,
+                run.counted.late_count,
+            )
             beat.sandboxes, beat.sandbox_seconds = run.opened, run.open_seconds
             if run.asking is not None:
                 used = run.asking.spent.used
                 beat.calls, beat.cost = used.calls, used.cost
                 beat.prompt_tokens, beat.completion_tokens = used.prompt_tokens, used.completion_tokens
-        self.portion.beat(beat)
+        self.portion.write_heartbeat(beat)

@@ -10,12 +10,12 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 
 
-def tags_of(provider: str) -> set[str]:
+def build_tags(provider: str) -> set[str]:
     """Those of an execution on the provider of that name."""
     return {"sandbox", f"sandbox:{provider}"}
 
 
-async def limited(tags: Iterable[str]) -> bool:
+async def has_tag_limit(tags: Iterable[str]) -> bool:
     """Whether the Prefect server has a limit on one of these tags; True where it does not say.
 
     A task run that begins with tags asks for a slot of each, whether there is a limit or not. A server on SQLite
@@ -35,7 +35,7 @@ async def limited(tags: Iterable[str]) -> bool:
     return False
 
 
-def tag(tags: Iterable[str]) -> None:
+def add_tags(tags: Iterable[str]) -> None:
     """Gives the task run that this is called in those of the tags that it does not have; its next state shows them."""
     context = TaskRunContext.get()
     if context is not None:

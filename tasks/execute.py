@@ -7,7 +7,6 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger, task
@@ -15,8 +14,15 @@ from prefect.cache_policies import NO_CACHE
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
 from ..sandbox.result import Failure, Meta, Result
-from .concurrency_tags import limited, tag, tags_of
-from .task_log import OutputLog, RunLines
+from .concurrency_tags import add_tags, build_tags, has_tag_limit
+from .retry import (
+    BACKOFF_SECONDS,
+    JITTER_FACTOR,
+    RetryPolicy,
+    compute_backoff,
+    get_requested_wait,
+)
+from .task_log import LineBudget, OutputLog
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State, TaskRun
@@ -26,52 +32,29 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .ledger.ledger import Ledger
 
-TASK_NAME = "execute"
-QUERY_NAME = "query"
-BACKOFF = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before each retry; the last stands for all later ones
-JITTER = 0.5  # of the delay: lanes that were refused together do not come back together
-KEEP_OPEN = 10.0  # seconds of waiting through which a lane keeps its sandbox: a new one takes about as long at worst
+EXECUTE_TASK_NAME = "execute"
+QUERY_TASK_NAME = "query"
+KEEP_SANDBOX_SECONDS = 10.0  # of waiting through which a lane keeps its sandbox: a new one takes as long at worst
 
 
-def _worth_a_line(record: logging.LogRecord) -> bool:
-    """Leaves out that each task run has begun and completed, which its state says: it doubles what a task run costs."""
-    return record.levelno > logging.INFO or getattr(record, "task_name", None) not in (TASK_NAME, QUERY_NAME)
+class _StartAndEndFilter(logging.Filter):
+    """Drops Prefect's lines that a task run has begun and completed: its state says so, and they double its cost."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or getattr(record, "task_name", None) not in (
+            EXECUTE_TASK_NAME,
+            QUERY_TASK_NAME,
+        )
 
 
-logging.getLogger("prefect.task_runs").addFilter(_worth_a_line)
+def install_task_run_log_filter() -> None:
+    """Keeps the start and the end of our task runs out of the log. Calling it again changes nothing."""
+    logger = logging.getLogger("prefect.task_runs")
+    if not any(isinstance(present, _StartAndEndFilter) for present in logger.filters):
+        logger.addFilter(_StartAndEndFilter())
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Which errors are tried again, how often, and until when (by the event loop's clock; None without a deadline)."""
-
-    retries: int = 2
-    retry_code_errors: bool = False
-    idempotent: bool = False
-    until: float | None = None
-
-    def again(self, error: BaseException, attempt: int) -> bool:
-        """Whether an execution whose attempt of that number, from 1, met this error is tried again: by its type."""
-        if not isinstance(error, RlmBatchError) or attempt > self.retries:
-            return False
-        return {
-            "never": False,
-            "if asked": self.retry_code_errors,
-            "if idempotent": self.idempotent,
-            "always": True,
-        }[error.again]
-
-    def too_late(self, error: BaseException) -> bool:
-        """Whether the provider asks to wait for longer than the flow run has."""
-        return self.until is not None and asyncio.get_running_loop().time() + asked_wait(error) >= self.until
-
-
-def asked_wait(error: BaseException) -> float:
-    """The seconds that the provider asked to wait before it is tried again; 0 where it did not ask."""
-    return (error.retry_after or 0.0) if isinstance(error, QuotaExceeded) else 0.0
-
-
-class Work:
+class TaskBatch:
     """What one task run has to do: its executions, and where their outcomes go."""
 
     def __init__(
@@ -79,114 +62,116 @@ class Work:
         label: str,
         executions: list[Execution],
         policy: RetryPolicy,
+        *,
         ledger: Ledger,
-        report: Callable[[Execution, Result | Failure], None],
-        lines: RunLines | None = None,
+        on_start: Callable[[], None],
+        on_outcome: Callable[[Execution, Result | Failure], None],
+        line_budget: LineBudget | None,
     ) -> None:
         self._label = label
         self._executions = executions
         self.policy = policy
         self.ledger = ledger
-        self._report = report
-        self._lines = lines
-        self.tries = 0
-        self.failed: RlmBatchError | None = None  # the error of the last execution that failed for good
-        self.begun: Callable[[], None] = lambda: None  # called when its task run has begun to do it
+        self._on_start = on_start
+        self._on_outcome = on_outcome
+        self._line_budget = line_budget
+        self.try_count = 0
+        self.last_error: RlmBatchError | None = None  # the error of the last execution that failed for good
 
     def __str__(self) -> str:
         return self._label
 
     @property
-    def remaining(self) -> Iterable[Execution]:
+    def remaining_executions(self) -> Iterable[Execution]:
         """The executions that have no outcome yet."""
-        return [execution for execution in self._executions if not execution.done]
+        return [execution for execution in self._executions if not execution.is_done]
+
+    def start_try(self) -> None:
+        """Counts a try of the task run, and reports the first."""
+        self.try_count += 1
+        if self.try_count == 1:
+            self._on_start()
 
     @contextmanager
-    def logged(self, execution: Execution) -> Iterator[Callable[[str, str], None] | None]:
+    def open_output_log(self, execution: Execution) -> Iterator[Callable[[str, str], None] | None]:
         """What takes the output of an attempt at an execution to the task run's log, None where it is not wanted."""
-        if self._lines is None:
+        if self._line_budget is None:
             yield None
             return
-        output = OutputLog(self._lines, "" if len(self._executions) == 1 else f"{execution.index}: ")
+        output = OutputLog(self._line_budget, "" if len(self._executions) == 1 else f"{execution.index}: ")
         try:
             yield output.write
         finally:
             output.close()
 
-    def settle(self, execution: Execution, outcome: Result | Failure) -> None:
+    def record_outcome(self, execution: Execution, outcome: Result | Failure) -> None:
         """Writes an outcome to the ledger, and then reports it."""
-        self.ledger.write(execution.key, outcome)
-        execution.done = True
-        self._report(execution, outcome)
+        self.ledger.write_outcome(execution.key, outcome)
+        execution.is_done = True
+        self._on_outcome(execution, outcome)
 
 
 @task(
-    name=TASK_NAME,
-    task_run_name="{work}",
+    name=EXECUTE_TASK_NAME,
+    task_run_name="{batch}",
     persist_result=False,  # results live in the ledger; Prefect's cache would merge replicates
     cache_policy=NO_CACHE,
     log_prints=False,
 )
-async def execute(lane: Lane, work: Work) -> None:
+async def execute(lane: Lane, batch: TaskBatch) -> None:
     """Runs the executions that have no outcome yet, in the lane's sandbox, and writes each outcome to the ledger.
 
     Raises the error of the last that failed, so that the task run's state shows it. An error that is tried again is
     raised before the others' count, and a retry runs only what has no outcome. A refusal for now ends the try: what
     comes after it would be refused too.
     """
-    tag(tags_of(lane.provider.provider_name))
-    work.tries += 1
-    work.begun()
+    add_tags(build_tags(lane.provider.provider_name))
+    batch.start_try()
     retry: RlmBatchError | None = None
-    for number, execution in enumerate(work.remaining):
+    for number, execution in enumerate(batch.remaining_executions):
         if number:
-            await lane.hand_over()
+            await lane.release_if_wanted()
         try:
-            with work.logged(execution) as on_output:
-                result = await _attempt(lane, work, execution, on_output)
-            work.settle(execution, result)
+            with batch.open_output_log(execution) as on_output:
+                result = await _attempt(lane, batch, execution, on_output)
+            batch.record_outcome(execution, result)
         except RlmBatchError as error:
             execution.errors.append(error)
-            if not work.policy.again(error, len(execution.errors)):
-                work.failed = error
-                work.settle(execution, Failure(error, error.meta or Meta(index=execution.index)))
+            if not batch.policy.should_retry(error, len(execution.errors)):
+                batch.last_error = error
+                batch.record_outcome(execution, Failure(error, error.meta or Meta(index=execution.index)))
                 continue
             retry = error
             if isinstance(error, QuotaExceeded):
                 break
     if retry is not None:
-        wait = max(backoff(work.tries), asked_wait(retry))
+        wait = max(compute_backoff(batch.try_count), get_requested_wait(retry))
         get_run_logger().warning(
-            "%s is tried again in %.0f s or more: %s: %s", work, wait, type(retry).__name__, retry.summary
+            "%s is tried again in %.0f s or more: %s: %s", batch, wait, type(retry).__name__, retry.summary
         )
-        if wait > KEEP_OPEN:
-            await lane.rest()
+        if wait > KEEP_SANDBOX_SECONDS:
+            await lane.release_while_waiting()
         raise retry
-    if work.failed is not None:
-        raise work.failed
+    if batch.last_error is not None:
+        raise batch.last_error
 
 
 async def _attempt(
-    lane: Lane, work: Work, execution: Execution, on_output: Callable[[str, str], None] | None
+    lane: Lane, batch: TaskBatch, execution: Execution, on_output: Callable[[str, str], None] | None
 ) -> Result:
     """One attempt, however often its sandbox is refused while the run has others: it was not begun then."""
     while True:
-        await lane.stay()
+        await lane.acquire_for_work()
         try:
             return await lane.execute(execution, on_output)
         except QuotaExceeded as error:
-            if not lane.waits_out(error) or work.policy.too_late(error):
+            if not lane.should_wait_out(error) or batch.policy.is_too_late(error):
                 raise
-            if asked_wait(error) > KEEP_OPEN:
-                await lane.rest()
+            if get_requested_wait(error) > KEEP_SANDBOX_SECONDS:
+                await lane.release_while_waiting()
 
 
-def backoff(number: int) -> float:
-    """Seconds before the retry of that number, from 1, without jitter."""
-    return BACKOFF[min(number, len(BACKOFF)) - 1]
-
-
-async def with_policy(policy: RetryPolicy, provider: str, per_task: int) -> Task[[Lane, Work], Any]:
+async def build_execute_task(policy: RetryPolicy, provider: str, per_task: int) -> Task[[Lane, TaskBatch], Any]:
     """The task with a flow's retries, and the tags by which Prefect's own limits can hold it where there are such.
 
     `per_task` is how many executions a task run carries at most: each has its own retries.
@@ -196,17 +181,18 @@ async def with_policy(policy: RetryPolicy, provider: str, per_task: int) -> Task
     async def tried_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
         error = await state.result(raise_on_failure=False)  # type: ignore[misc]
         attempt = error.meta.attempt if isinstance(error, RlmBatchError) and error.meta is not None else 1
-        if not policy.again(error, attempt) or policy.too_late(error):
+        if not policy.should_retry(error, attempt) or policy.is_too_late(error):
             return False
-        await asyncio.sleep(asked_wait(error) * random.uniform(1.0, 1.1))  # not all come back at once
+        await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))  # not all come back at once
         return True
 
-    tags = tags_of(provider)
+    tags = build_tags(provider)
     return execute.with_options(
-        tags=tags if await limited(tags) else set(),
+        tags=tags if await has_tag_limit(tags) else set(),
         retries=policy.retries * per_task,
         # Prefect takes fifty at most, and goes on with the last of them.
-        retry_delay_seconds=[backoff(number + 1) for number in range(min(policy.retries, len(BACKOFF)))] or 0,
-        retry_jitter_factor=JITTER,
+        retry_delay_seconds=[compute_backoff(number + 1) for number in range(min(policy.retries, len(BACKOFF_SECONDS)))]
+        or 0,
+        retry_jitter_factor=JITTER_FACTOR,
         retry_condition_fn=tried_again,  # type: ignore[arg-type]
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sandbox.errors import RlmBatchError
-from .ledger.completion_markers import Mark
+from .ledger.completion_markers import MarkerLocation
 
 
 @dataclass(slots=True)
@@ -20,10 +20,12 @@ class Execution:
     code: str
     variables: dict[str, Any]
     key: str
-    encoded: dict[str, bytes] = field(default_factory=dict[str, bytes])  # variables that no ledger repeats, as JSON
-    mark: Mark | None = None  # that says on the volume that it is complete
+    encoded_variables: dict[str, bytes] = field(
+        default_factory=dict[str, bytes]
+    )  # variables that no ledger repeats, as JSON
+    marker: MarkerLocation | None = None  # that says on the volume that it is complete
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # one for each attempt that has failed
-    done: bool = False
+    is_done: bool = False
 
     @property
     def attempt(self) -> int:
@@ -36,10 +38,10 @@ class Execution:
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
 
 
-def identified(
+def assign_keys(
     items: Iterable[tuple[str, dict[str, Any]]],
     fingerprint: dict[str, Any],
-    occurrence: Callable[[bytes], int] | None = None,
+    count_occurrence: Callable[[bytes], int] | None = None,
 ) -> Iterator[Execution]:
     """Gives pairs of code and variables their index and key.
 
@@ -47,7 +49,7 @@ def identified(
     language model, and the occurrence number among identical executions, so that replicates are executions of their
     own. `occurrence` counts them: how often it has been asked about a digest; by default in memory.
     """
-    count = occurrence or _counter()
+    count = count_occurrence or _counter()
     for index, (code, variables) in enumerate(items):
         digest = _digest(code, variables, fingerprint)
         key = hashlib.sha256(digest + count(digest).to_bytes(8, "big")).hexdigest()
@@ -64,9 +66,11 @@ def _counter() -> Callable[[bytes], int]:
     return count
 
 
-def key_of(code: str, variables: dict[str, Any], encoded: dict[str, bytes], fingerprint: dict[str, Any]) -> str:
+def compute_key(
+    code: str, variables: dict[str, Any], encoded_variables: dict[str, bytes], fingerprint: dict[str, Any]
+) -> str:
     """The key of an execution that has no identical ones in its flow run; `encoded` counts by its hash."""
-    hashes = {name: hashlib.sha256(value).hexdigest() for name, value in encoded.items()}
+    hashes = {name: hashlib.sha256(value).hexdigest() for name, value in encoded_variables.items()}
     return _digest(code, variables, {**fingerprint, "encoded": hashes}).hex()
 
 

@@ -13,10 +13,10 @@ from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.result import Meta, Result
-from .capacity.admission import Place
+from .capacity.admission import Permit
 from .capacity.slots import Slot, Slots
-from .ledger.completion_markers import mark as write_mark
-from .ledger.completion_markers import unmark
+from .ledger.completion_markers import remove_marker
+from .ledger.completion_markers import write_marker as write_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,48 +59,48 @@ class Lane:
         self._timeout = timeout
         self._slots = slots
         self._slot: Slot | None = None
-        self._place: Place | None = None  # of the sandbox that is open, or will be
+        self._permit: Permit | None = None  # of the sandbox that is open, or will be
         self._asking = asking
         self._uploads = uploads or {}
         self._context = context
         self._has_state = False
         self._interpreter: Interpreter | None = None
-        self._expires = 0.0
-        self._since: float | None = None  # when the sandbox that is open was asked for, by the loop's clock
-        self.opened = 0  # sandboxes, and
-        self.seconds = 0.0  # how long those that are closed were open, together
+        self._expires_at = 0.0
+        self._opened_at: float | None = None  # when the sandbox that is open was asked for, by the loop's clock
+        self.opened_count = 0  # sandboxes, and
+        self.open_seconds = 0.0  # how long those that are closed were open, together
 
-    async def enter(self) -> bool:
+    async def acquire(self) -> bool:
         """Waits for a slot and a place, unless it has them; False where there is no more work to have them for."""
-        return await self._enter(with_work=False)
+        return await self._acquire(with_work=False)
 
-    async def stay(self) -> None:
+    async def acquire_for_work(self) -> None:
         """Waits for both, unless it has them, for work that it has taken: others may have none left, this one has."""
-        while not await self._enter(with_work=True):
+        while not await self._acquire(with_work=True):
             pass
 
-    async def _enter(self, *, with_work: bool) -> bool:
+    async def _acquire(self, *, with_work: bool) -> bool:
         if self._slot is None:
-            self._slot = await self._slots.take()
-        if self._slot is not None and self._place is None:
-            self._place = await self._slots.ramp.take(first=with_work)
-        return self._place is not None
+            self._slot = await self._slots.acquire()
+        if self._slot is not None and self._permit is None:
+            self._permit = await self._slots.admission.acquire(is_urgent=with_work)
+        return self._permit is not None
 
-    async def hand_over(self) -> bool:
+    async def release_if_wanted(self) -> bool:
         """Between two executions: gives up the slot, and the sandbox, where others have waited for it long enough."""
-        if self._slot is None or self._has_state or not await self._slots.asked_back(self._slot):
+        if self._slot is None or self._has_state or not await self._slots.should_hand_over(self._slot):
             return False
-        await self.leave()
+        await self.release()
         return True
 
-    async def leave(self) -> None:
+    async def release(self) -> None:
         """Removes the sandbox, if one is open, and gives back the slot and the place."""
         try:
-            await self.close()
+            await self.close_sandbox()
         finally:
             slot, self._slot = self._slot, None
             if slot is not None:
-                await self._slots.give_back(slot)
+                await self._slots.release(slot)
 
     async def execute(self, execution: Execution, on_output: Callable[[str, str], None] | None = None) -> Result:
         """One attempt at an execution. Raises what `Interpreter.execute` raises, with `meta` complete.
@@ -109,12 +109,12 @@ class Lane:
         """
         try:
             try:
-                interpreter = await self.open()
+                interpreter = await self.open_sandbox()
             except ConfigurationError as error:
                 raise ProviderUnusable from error
-            mark = execution.mark
-            if mark is not None and mark.stale:
-                await unmark(interpreter, mark.path)
+            mark = execution.marker
+            if mark is not None and mark.is_stale:
+                await remove_marker(interpreter, mark.path)
             for path, file in self._uploads.items():
                 await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
             self._has_state = self._context is not None
@@ -122,7 +122,7 @@ class Lane:
                 execution.code,
                 execution.variables,
                 context=self._context,
-                encoded=execution.encoded,
+                encoded=execution.encoded_variables,
                 on_output=on_output,
                 queries=None if self._asking is None else self._asking.queries(interpreter),
             )
@@ -134,7 +134,7 @@ class Lane:
             raise
         finally:
             if not self._reuse and self._context is None:
-                await self.close()
+                await self.close_sandbox()
         result.meta = self._complete(result.meta, execution)
         return result
 
@@ -142,75 +142,77 @@ class Lane:
     def _complete(meta: Meta, execution: Execution) -> Meta:
         return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=execution.earlier_errors)
 
-    async def open(self) -> Interpreter:
+    async def open_sandbox(self) -> Interpreter:
         """The interpreter in this lane's sandbox, which is opened if it is not yet."""
         if self._has_state and self._interpreter is not None:
             if not self._interpreter.alive:
                 raise StateLost("the sandbox that held the state of the earlier steps has gone: start from the first")
             return self._interpreter
         now = asyncio.get_running_loop().time()
-        if self._interpreter is not None and (not self._interpreter.alive or now + 2 * self._timeout > self._expires):
-            await self.close()
-        if self._place is None:
-            await self.stay()
+        if self._interpreter is not None and (
+            not self._interpreter.alive or now + 2 * self._timeout > self._expires_at
+        ):
+            await self.close_sandbox()
+        if self._permit is None:
+            await self.acquire_for_work()
         if self._interpreter is None:
-            await self._slots.creation()
+            await self._slots.wait_for_creation()
             now = asyncio.get_running_loop().time()
-            self._expires = now + max(self.provider.lifetime, 2 * self._timeout)
+            self._expires_at = now + max(self.provider.lifetime, 2 * self._timeout)
             self._interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
-        if self._since is None:
-            await self._started(self._interpreter)
-            self._since = now
-            self.opened += 1
+        if self._opened_at is None:
+            await self._start(self._interpreter)
+            self._opened_at = now
+            self.opened_count += 1
         return self._interpreter
 
-    async def _started(self, interpreter: Interpreter) -> None:
+    async def _start(self, interpreter: Interpreter) -> None:
         """Starts it, and tells the ramp how that went."""
-        place, self._place = self._place, None
+        place, self._permit = self._permit, None
         assert place is not None
-        ramp = self._slots.ramp
+        ramp = self._slots.admission
         try:
             await interpreter.start()
         except BaseException as error:
-            said = _no_descriptors(error) if isinstance(error, Exception) else None
+            said = _describe_descriptor_shortage(error) if isinstance(error, Exception) else None
             if said is not None:
-                ramp.refused(place, None, said)
+                ramp.record_refusal(place, None, said)
             elif isinstance(error, QuotaExceeded):
-                ramp.refused(place, error.retry_after, error.summary)
+                ramp.record_refusal(place, error.retry_after, error.summary)
             else:
-                ramp.failed(place)
-            await self.close()
+                ramp.record_failure(place)
+            await self.close_sandbox()
             if said is not None:
                 raise QuotaExceeded(said) from error
             raise
-        ramp.opened(place)
-        self._place = place
+        ramp.record_opening(place)
+        self._permit = place
 
-    def waits_out(self, error: RlmBatchError) -> bool:
+    def should_wait_out(self, error: RlmBatchError) -> bool:
         """Whether a refusal is no failure of the execution that met it: the run has sandboxes, and goes on."""
-        return isinstance(error, QuotaExceeded) and self._place is None and self._slots.ramp.bears_some
+        return isinstance(error, QuotaExceeded) and self._permit is None and self._slots.admission.has_recent_sandbox
 
-    async def rest(self) -> None:
+    async def release_while_waiting(self) -> None:
         """Gives back what it would hold for nothing through a long wait, unless its sandbox has state."""
         if not self._has_state:
-            await self.leave()
+            await self.release()
 
-    async def close(self) -> None:
+    async def close_sandbox(self) -> None:
         """Removes the sandbox, if one is open."""
         interpreter, self._interpreter = self._interpreter, None
         try:
             if interpreter is not None:
                 await interpreter.shutdown()
         finally:
-            if self._since is not None:
-                self.seconds += asyncio.get_running_loop().time() - self._since
-                self._since = None
-            place, self._place = self._place, None
+            if self._opened_at is not None:
+                self.open_seconds += asyncio.get_running_loop().time() - self._opened_at
+                self._opened_at = None
+            place, self._permit = self._permit, None
             if place is not None:
-                self._slots.ramp.leave(place)
+                self._slots.admission.release(place)
 
 
-def _no_descriptors(error: BaseException) -> str | None:
+def _describe_descriptor_shortage(error: BaseException) -> str | None:
     """What to say where a sandbox was not opened because this process has no descriptor left, None where it has."""
     found: BaseException | None = error
     while found is not None and getattr(found, "errno", None) not in (errno.EMFILE, errno.ENFILE):

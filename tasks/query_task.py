@@ -12,12 +12,12 @@ from prefect.states import Completed, Failed
 
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.queries import Query
-from .execute import QUERY_NAME
+from .execute import QUERY_TASK_NAME
 
-TRACKED = 300  # queries of a flow run that are task runs: each costs 4 ms here and some 10 on the server
+MAX_TRACKED_QUERIES = 300  # queries of a flow run that are task runs: each costs 4 ms here and some 10 on the server
 
 
-class _Asked:
+class _QueryCall:
     """A query and its work, as one parameter that Prefect does not look into."""
 
     def __init__(self, query: Query, work: Callable[[], Awaitable[str]]) -> None:
@@ -30,29 +30,29 @@ class _Asked:
 
 
 @task(
-    name=QUERY_NAME,
-    task_run_name="{asked}",
+    name=QUERY_TASK_NAME,
+    task_run_name="{call}",
     persist_result=False,
     cache_policy=NO_CACHE,
     log_prints=False,
     tags={"query"},
 )
-async def ask(asked: _Asked) -> Any:
+async def run_query(call: _QueryCall) -> Any:
     """Asks, and ends in a state that says what it cost; a failure is told as a state, for the code has the error."""
     try:
-        answer = await asked.work()
+        answer = await call.work()
     except RlmBatchError as error:
-        asked.error = error
-        return Failed(message=f"{type(error).__name__}: {error.summary} ({asked.query.cost})")
-    return Completed(message=asked.query.cost, data=answer)
+        call.error = error
+        return Failed(message=f"{type(error).__name__}: {error.summary} ({call.query.cost})")
+    return Completed(message=call.query.cost, data=answer)
 
 
-async def _made(asked: _Asked) -> Any:
+async def _make_task_run(call: _QueryCall) -> Any:
     """The final state of a query's task run."""
-    return await ask(asked, return_state=True)  # type: ignore[reportGeneralTypeIssues]
+    return await run_query(call, return_state=True)  # type: ignore[reportGeneralTypeIssues]
 
 
-class Tracker:
+class QueryTracker:
     """Makes a task run of each query of a flow run, until there are `TRACKED`; the ledger has the rest.
 
     A flat query does not wait for what Prefect does before and after it: the work begins at once, and the task run,
@@ -64,19 +64,19 @@ class Tracker:
         self._tracked = 0
         self._beside: set[asyncio.Task[Any]] = set()
 
-    async def track(self, query: Query, work: Callable[[], Awaitable[str]]) -> str:
+    async def track_query(self, query: Query, work: Callable[[], Awaitable[str]]) -> str:
         """The work's answer. Raises what the work raises."""
-        if self._tracked >= TRACKED:
+        if self._tracked >= MAX_TRACKED_QUERIES:
             return await work()
         self._tracked += 1
         if query.kind == "llm_query":
             answer = asyncio.ensure_future(work())
-            run = asyncio.ensure_future(_made(_Asked(query, lambda: asyncio.shield(answer))))
+            run = asyncio.ensure_future(_make_task_run(_QueryCall(query, lambda: asyncio.shield(answer))))
             self._beside.add(run)
             run.add_done_callback(self._beside.discard)
             return await answer
-        asked = _Asked(query, work)
-        state = await _made(asked)
+        asked = _QueryCall(query, work)
+        state = await _make_task_run(asked)
         if asked.error is not None:
             raise asked.error
         if state.is_cancelled():

@@ -16,26 +16,26 @@ from prefect.logging import get_run_logger
 
 from ..sandbox.text_escape import shown
 
-LINES = 200  # of one attempt at an execution
-LETTERS = 1000  # characters of a line
+MAX_LINES = 200  # of one attempt at an execution
+MAX_LINE_CHARACTERS = 1000  # characters of a line
 LEVELS = {"stdout": logging.INFO, "stderr": logging.WARNING}
 
 
-class RunLines:
+class LineBudget:
     """How many lines a flow run may still log: ten thousand, more than anyone reads."""
 
     def __init__(self, left: int = 10_000) -> None:
-        self.left = left
+        self.remaining_lines = left
 
 
 class OutputLog:
     """Takes what one attempt at an execution writes. `write` is an `on_output`; `close` says what was left out."""
 
-    def __init__(self, run: RunLines, prefix: str = "") -> None:
+    def __init__(self, run: LineBudget, prefix: str = "") -> None:
         self._run = run
         self._prefix = prefix
         self._log = _logger()
-        self._left = LINES
+        self._left = MAX_LINES
         self._cut = 0
         self._rest = dict.fromkeys(LEVELS, "")
 
@@ -43,7 +43,7 @@ class OutputLog:
         """Logs the lines that are complete, and keeps the rest for later."""
         *lines, rest = (self._rest[stream] + text).split("\n")
         # No line break for long: what is kept is bounded too.
-        self._rest[stream] = rest[: LETTERS + 1]
+        self._rest[stream] = rest[: MAX_LINE_CHARACTERS + 1]
         for line in lines:
             self._line(stream, line)
 
@@ -64,14 +64,19 @@ class OutputLog:
     def _line(self, stream: str, line: str) -> None:
         if self._log is None or not line.strip() or not self._log.isEnabledFor(LEVELS[stream]):
             return
-        if self._left <= 0 or self._run.left <= 0:
+        if self._left <= 0 or self._run.remaining_lines <= 0:
             self._cut += 1
             return
         self._left -= 1
-        self._run.left -= 1
+        self._run.remaining_lines -= 1
         # What redraws a line with carriage returns, as progress bars do, is told as it was last.
-        said = shown(line.rstrip("\r").rpartition("\r")[2][: LETTERS + 1], keep="\t")
-        self._log.log(LEVELS[stream], "%s%s", self._prefix, said if len(said) <= LETTERS else said[:LETTERS] + "...")
+        said = shown(line.rstrip("\r").rpartition("\r")[2][: MAX_LINE_CHARACTERS + 1], keep="\t")
+        self._log.log(
+            LEVELS[stream],
+            "%s%s",
+            self._prefix,
+            said if len(said) <= MAX_LINE_CHARACTERS else said[:MAX_LINE_CHARACTERS] + "...",
+        )
 
 
 def _logger() -> logging.LoggerAdapter[Any] | None:

@@ -17,7 +17,7 @@ from uuid import UUID
 from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, aupdate_progress_artifact
 
 from ...sandbox.result import Failure, Result
-from ...tasks.ledger.run_record import Record
+from ...tasks.ledger.run_record import RunRecord
 from ..reporting.markdown import render_markdown
 from ..reporting.report import build_report
 from ..reporting.summary import RunSummary
@@ -29,7 +29,7 @@ PATIENCE = 20.0  # seconds for the server to take an artifact
 class Told:
     """The artifacts of one flow run, an async context manager, which is told each outcome as it comes."""
 
-    def __init__(self, record: Record, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+    def __init__(self, record: RunRecord, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
         self._record = record
         self._tally = RunSummary(record.report_spec)
         self._log = log
@@ -82,7 +82,7 @@ class Told:
         tally = self._tally
         if tally.done:
             text = render_markdown(build_report(tally, [self._record]))
-            about = f"{tally.succeeded:,} of {self._record.total:,} {tally.about.what}s succeeded"
+            about = f"{tally.succeeded:,} of {self._record.total:,} {tally.about.noun}s succeeded"
             await acreate_markdown_artifact(text, f"{self._key}-report", about)
 
     async def _written(self, work: Coroutine[Any, Any, None]) -> None:

@@ -24,15 +24,16 @@ from ...blocks.volume import check_name
 from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
 from ...sandbox.result import Failure, Meta, Result
-from ...tasks.capacity.slots import Slots, slots_of
-from ...tasks.execute import RetryPolicy, Work, with_policy
-from ...tasks.execution import Execution, identified
+from ...tasks.capacity.slots import Slots, open_slots
+from ...tasks.execute import TaskBatch, build_execute_task
+from ...tasks.execution import Execution, assign_keys
 from ...tasks.lane import Lane, ProviderUnusable
-from ...tasks.ledger.ledger import Ledger, Line, results_root
+from ...tasks.ledger.ledger import Ledger, LedgerLine, get_results_root
 from ...tasks.ledger.result_index import ResultIndex
-from ...tasks.ledger.run_record import Record, ReportSpec
-from ...tasks.query_task import Tracker
-from ...tasks.task_log import RunLines
+from ...tasks.ledger.run_record import ReportSpec, RunRecord
+from ...tasks.query_task import QueryTracker
+from ...tasks.retry import RetryPolicy
+from ...tasks.task_log import LineBudget
 from ..cleanup.orphans import register_own_run
 from ..cleanup.server_identity import get_server_id
 from ..parameters import TASK_RUNS, Options
@@ -89,7 +90,7 @@ async def run_all(
     """
     async with Run.begun(await resolve_provider(options.provider), total, options, label, about) as run:
         run.uploads = uploads or {}
-        await run.drive(identified(items, await run.fingerprint(), run.occurrence))
+        await run.drive(assign_keys(items, await run.fingerprint(), run.occurrence))
         return run.outcomes()
 
 
@@ -131,16 +132,16 @@ def _flow_run_id() -> str:
     return str(context.flow_run.id)
 
 
-def _record(about: ReportSpec, results_path: str, provider: str, total: int) -> Record:
+def _record(about: ReportSpec, results_path: str, provider: str, total: int) -> RunRecord:
     context = FlowRunContext.get()
     assert context is not None
     assert context.flow_run is not None
-    return Record(
+    return RunRecord(
         flow=context.flow_run.name if context.flow is None else context.flow.name,
         results_path=results_path,
         flow_run_id=str(context.flow_run.id),
         name=context.flow_run.name,
-        what=about.what,
+        what=about.noun,
         objective=about.objective,
         direction=about.direction,
         provider=provider,
@@ -152,7 +153,7 @@ def _record(about: ReportSpec, results_path: str, provider: str, total: int) -> 
 class Run:
     """One flow run's lanes, and the outcomes as they come. A flow with a way of its own overrides what differs."""
 
-    record: Record  # of this run, in the ledger
+    record: RunRecord  # of this run, in the ledger
     told: Told  # what of it is in the UI
 
     def __init__(
@@ -178,12 +179,12 @@ class Run:
         self.kept: Kept = InMemory(total)
         self._under_way: dict[int, Execution] = {}
         self._per_task = options.executions_per_task or max(1, math.ceil(total / TASK_RUNS))
-        self._lines = RunLines() if options.log_output else None
+        self._lines = LineBudget() if options.log_output else None
         self.total = total
-        self._known: dict[str, Line] = {}
+        self._known: dict[str, LedgerLine] = {}
         self.occurrence: Callable[[bytes], int] | None = None  # what counts identical executions, if not a dict
         self._sharding: Sharding | None = None
-        self._tracker = Tracker()
+        self._tracker = QueryTracker()
         self.used_elsewhere = Usage()  # of the model, by shards
         self.opened = 0  # sandboxes, and
         self.open_seconds = 0.0  # how long those that are closed were open, together
@@ -209,7 +210,7 @@ class Run:
         """A run with its ledger open, which is told to whoever watches. Raises ConfigurationError."""
         sharding = None if options.shards is None else await Sharding.checked(options.shards, total, get_run_logger())
         how = f"isolation: {await provider.check()}" if sharding is None else sharding.described
-        ledger = Ledger(options.results_path or results_root() / _flow_run_id())
+        ledger = Ledger(options.results_path or get_results_root() / _flow_run_id())
         run = await cls.made(provider, ledger, options, total, label)
         await asyncio.to_thread(ledger.create)
         run.log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, how, ledger.path)
@@ -217,14 +218,14 @@ class Run:
         record = run.record = _record(about or ReportSpec(), str(ledger.path), provider.provider_name, total)
         await asyncio.to_thread(record.write)
         try:
-            if not ledger.claim():
+            if not ledger.register_writer():
                 run.warn(f"another run is writing to {ledger.path} at this moment: what both have to do is done twice")
             if sharding is None:
-                run.knows(await asyncio.to_thread(ledger.best))
+                run.knows(await asyncio.to_thread(ledger.load_latest_lines))
             else:
                 run._shared_out(sharding)
             if options.cache_results:
-                run._index = ResultIndex(results_root())
+                run._index = ResultIndex(get_results_root())
                 run._index.refresh()
             telling = Told(record, run.log)
             async with telling as run.told, run.ready():
@@ -237,9 +238,9 @@ class Run:
                 await asyncio.shield(run.shut())
             raise
         finally:
-            ledger.release()
+            ledger.unregister_writer()
             run._count()
-            await asyncio.shield(asyncio.to_thread(record.end))
+            await asyncio.shield(asyncio.to_thread(record.finish))
         run.log.info("%d of %d executions succeeded; results in %s", total - len(run.failed), total, ledger.path)
 
     async def shut(self) -> None:
@@ -267,8 +268,8 @@ class Run:
         label: Callable[[Execution], str],
     ) -> Self:
         """A run of the flow run that this is called in, with what its executions may ask. Raises ConfigurationError."""
-        tracker = Tracker()
-        asking = await options.asking(tracker.track)
+        tracker = QueryTracker()
+        asking = await options.asking(tracker.track_query)
         run = cls(provider, _flow_run_id(), ledger, options, total, label, get_run_logger())
         run._tracker = tracker
         run.asking = asking
@@ -280,30 +281,30 @@ class Run:
     async def ready(self) -> AsyncIterator[None]:
         """In it there are slots to be had, and queries are tracked."""
         try:
-            async with self._tracker, slots_of(self.provider, self.run_id, self.log) as self.slots:
+            async with self._tracker, open_slots(self.provider, self.run_id, self.log) as self.slots:
                 yield
         finally:
             if self.asking is not None:
                 self.log.info("the model was called %s", describe_usage(self.asking.spent.used + self.used_elsewhere))
 
-    def knows(self, known: dict[str, Line]) -> None:
+    def knows(self, known: dict[str, LedgerLine]) -> None:
         """These are the lines that the ledger had at the start, by their keys."""
         self._known = known
 
     def _shared_out(self, sharding: Sharding) -> None:
         """The executions run in shards, and what is known of them is in their catalogue."""
         self._sharding = sharding
-        self.kept = sharding.catalogue
-        self.occurrence = sharding.catalogue.occurrence
+        self.kept = sharding.open_store(self.ledger)
+        self.occurrence = sharding.catalogue.count_occurrence
 
     async def drive(self, executions: Iterator[Execution]) -> None:
         """Runs what has no result yet. Every one of these executions has an outcome when it returns."""
         if self._sharding is not None:
             await self._sharding.drive(self, executions)
             return
-        works = _Ahead(self._works(self._to_do(executions)))
-        task = await with_policy(self.policy, self.provider.provider_name, self._per_task)
         self._making = asyncio.Lock()
+        works = _Ahead(self._works(self._to_do(executions)))
+        task = await build_execute_task(self.policy, self.provider.provider_name, self._per_task)
         lanes = min(self.options.max_workers, math.ceil(self.total / self._per_task))
         try:
             with set_aside():
@@ -338,26 +339,28 @@ class Run:
     def recall(self, execution: Execution) -> Result | None:
         """The result that this execution has from before, if there is one that counts."""
         line = self.before(execution.key)
-        cached = line.outcome() if line is not None and line.succeeded else None
+        cached = line.to_outcome() if line is not None and line.is_success else None
         if cached is None and self._index is not None:
-            line = self._index.find(execution.key)
-            cached = line.outcome() if line is not None else None
+            line = self._index.find_result(execution.key)
+            cached = line.to_outcome() if line is not None else None
             if isinstance(cached, Result):
                 self.keep(execution, cached)
         return cached if isinstance(cached, Result) else None
 
-    def before(self, key: str) -> Line | None:
+    def before(self, key: str) -> LedgerLine | None:
         """The line that this ledger had of that key at the start. It is asked for once."""
-        return self._known.pop(key, None) if self._sharding is None else self._sharding.catalogue.before(key)
+        return (
+            self._known.pop(key, None) if self._sharding is None else self._sharding.catalogue.find_previous_line(key)
+        )
 
     def succeeded_before(self, key: str) -> bool:
         """Whether this ledger has a result of that key."""
         line = self._known.get(key)
-        return line is not None and line.succeeded
+        return line is not None and line.is_success
 
     def keep(self, execution: Execution, result: Result) -> None:
         """Writes a result from elsewhere to this run's own ledger."""
-        self.ledger.write(execution.key, _placed(result, execution))
+        self.ledger.write_outcome(execution.key, _placed(result, execution))
 
     def goes_on(self) -> bool:
         """Whether the next execution is to be begun, after what has become of those before."""
@@ -367,31 +370,31 @@ class Run:
         lane = self.lane()
         try:
             # A slot first: what is taken before there is one would wait for it while other lanes have nothing to do.
-            while self.goes_on() and works.more() and await lane.enter() and (work := works.next()) is not None:
-                for execution in work.remaining:
+            while self.goes_on() and works.more() and await lane.acquire() and (work := works.next()) is not None:
+                for execution in work.remaining_executions:
                     self._observer.started(execution.index)
                 state = await self._task_run(task, lane, work)
                 if state.is_cancelled():
                     raise asyncio.CancelledError
-                if work.remaining:
+                if work.remaining_executions:
                     error = await state.result(raise_on_failure=False)
-                    if isinstance(error, RlmBatchError) and self.policy.too_late(error):
+                    if isinstance(error, RlmBatchError) and self.policy.is_too_late(error):
                         self._too_late = True
-                        self.slots.enough()  # nor do those that wait for a sandbox get one in time
+                        self.slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
                         return
                     self._unsettled(error, state)
-                await lane.hand_over()
-            self.slots.enough()
+                await lane.release_if_wanted()
+            self.slots.dismiss_waiters()
         finally:
             await self.close(lane)
 
     async def close(self, lane: Lane) -> None:
         """Removes the lane's sandbox, gives its slot back, and counts what it had open."""
-        await lane.leave()
-        self.opened += lane.opened
-        self.open_seconds += lane.seconds
+        await lane.release()
+        self.opened += lane.opened_count
+        self.open_seconds += lane.open_seconds
 
-    async def _task_run(self, task: Any, lane: Lane, work: Work) -> Any:
+    async def _task_run(self, task: Any, lane: Lane, work: TaskBatch) -> Any:
         """The final state of a task run. Until it has begun its work, no other of this run's is made.
 
         Before that, Prefect asks the server for the limits of the task's tags. Where the server is away it does so for
@@ -399,15 +402,6 @@ class Run:
         process would not end before. One that does not begin is the end of the flow run, and no other is made after it.
         """
         await self._making.acquire()
-        making = True
-
-        def begun() -> None:
-            nonlocal making
-            if making:  # the first time: a retry begins again
-                making = False
-                self._making.release()
-
-        work.begun = begun
         return await task(lane, work, return_state=True)
 
     def _unsettled(self, error: Any, state: Any) -> None:
@@ -425,18 +419,26 @@ class Run:
                 self._under_way[execution.index] = execution
                 yield execution
             else:
-                self.kept.settle(execution, _placed(cached, execution))
+                self.kept.add_outcome(execution, _placed(cached, execution))
                 self.tell(execution, cached, cached=True)
 
-    def _works(self, executions: Iterator[Execution]) -> Iterator[Work]:
+    def _works(self, executions: Iterator[Execution]) -> Iterator[TaskBatch]:
         while group := list(itertools.islice(executions, self._per_task)):
             label = self._label(group[0])
             if len(group) > 1:
                 label = f"{label} and {len(group) - 1} more"
-            yield Work(label, group, self.policy, self.ledger, self._settled, self._lines)
+            yield TaskBatch(
+                label,
+                group,
+                self.policy,
+                ledger=self.ledger,
+                on_start=self._making.release,
+                on_outcome=self._settled,
+                line_budget=self._lines,
+            )
 
     def _settled(self, execution: Execution, outcome: Outcome) -> None:
-        self.kept.settle(execution, outcome)
+        self.kept.add_outcome(execution, outcome)
         del self._under_way[execution.index]
         self.tell(execution, outcome)
 
@@ -466,7 +468,7 @@ class Run:
     def _out_of_time(self, works: _Ahead, how: str) -> None:
         """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
         while (work := works.next()) is not None:
-            for execution in work.remaining:
+            for execution in work.remaining_executions:
                 self._observer.started(execution.index)
         for execution in list(self._under_way.values()):
             self._give_up(execution, self.out_of_time(execution, how))
@@ -504,12 +506,12 @@ class Run:
     @property
     def done(self) -> Sequence[Outcome]:
         """The outcomes so far, in order."""
-        return self.kept.done
+        return self.kept.outcomes
 
     @property
     def failed(self) -> Sequence[Failure]:
         """The failures so far, in order."""
-        return self.kept.failed
+        return self.kept.failures
 
     def outcomes(self) -> Outcomes:
         """Every outcome, in order."""
@@ -524,9 +526,9 @@ class Run:
 class _Ahead:
     """What is still to be done, and whether there is more of it."""
 
-    def __init__(self, works: Iterator[Work]) -> None:
+    def __init__(self, works: Iterator[TaskBatch]) -> None:
         self._works = works
-        self._next: Work | None = None
+        self._next: TaskBatch | None = None
 
     def more(self) -> bool:
         """Whether there is another."""
@@ -534,7 +536,7 @@ class _Ahead:
             self._next = next(self._works, None)
         return self._next is not None
 
-    def next(self) -> Work | None:
+    def next(self) -> TaskBatch | None:
         """The next, None where there is no other."""
         found = self._next if self.more() else None
         self._next = None

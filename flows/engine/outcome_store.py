@@ -15,18 +15,18 @@ Outcome = Result | Failure
 class Kept(Protocol):
     """Outcomes by the numbers of their executions."""
 
-    def settle(self, execution: Execution, outcome: Outcome) -> None:
+    def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """The execution has this outcome."""
 
     def __contains__(self, index: int) -> bool: ...
 
     @property
-    def done(self) -> Sequence[Outcome]:
+    def outcomes(self) -> Sequence[Outcome]:
         """The outcomes so far, in order."""
         ...
 
     @property
-    def failed(self) -> Sequence[Failure]:
+    def failures(self) -> Sequence[Failure]:
         """The failures so far, in order."""
         ...
 
@@ -37,18 +37,18 @@ class InMemory:
     def __init__(self, total: int) -> None:
         self._outcomes: list[Outcome | None] = [None] * total
 
-    def settle(self, execution: Execution, outcome: Outcome) -> None:
+    def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         self._outcomes[execution.index] = outcome
 
     def __contains__(self, index: int) -> bool:
         return self._outcomes[index] is not None
 
     @property
-    def done(self) -> list[Outcome]:
+    def outcomes(self) -> list[Outcome]:
         return [outcome for outcome in self._outcomes if outcome is not None]
 
     @property
-    def failed(self) -> list[Failure]:
+    def failures(self) -> list[Failure]:
         return [outcome for outcome in self._outcomes if isinstance(outcome, Failure)]
 
 
@@ -56,23 +56,23 @@ class Counted:
     """Of a run that only writes them to the ledger, from where another reads them."""
 
     def __init__(self) -> None:
-        self.count = self.failures = 0
-        self.late = 0  # that the deadline left undone: no ledger has these
+        self.outcome_count = self.failure_count = 0
+        self.late_count = 0  # that the deadline left undone: no ledger has these
 
-    def settle(self, execution: Execution, outcome: Outcome) -> None:
+    def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         if isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded):
-            self.late += 1
+            self.late_count += 1
             return
-        self.count += 1
-        self.failures += isinstance(outcome, Failure)
+        self.outcome_count += 1
+        self.failure_count += isinstance(outcome, Failure)
 
     def __contains__(self, index: int) -> bool:
         return False
 
     @property
-    def done(self) -> list[Outcome]:
+    def outcomes(self) -> list[Outcome]:
         return []
 
     @property
-    def failed(self) -> list[Failure]:
+    def failures(self) -> list[Failure]:
         return []

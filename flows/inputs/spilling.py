@@ -12,7 +12,7 @@ from typing import Any
 from ...blocks.storage.locations import located, scheme_of
 from ...blocks.storage.locations import read as read_whole
 from ...sandbox.errors import ConfigurationError
-from ...tasks.ledger.ledger import results_root
+from ...tasks.ledger.ledger import get_results_root
 from .chunking import normalize_chunk_ids
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
@@ -38,11 +38,11 @@ def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     for name in TEXTS:
         text = short.get(name)
         if isinstance(text, str) and len(text) > PARAMETER_LIMIT // 4:
-            short[name] = f"@{spill_text(text, results_root())}"
+            short[name] = f"@{spill_text(text, get_results_root())}"
     text = short.get("context")
     if isinstance(text, str) and len(text) > PARAMETER_LIMIT // 4:  # a character has 4 bytes at most
         del short["context"]
-        short["context_file"] = spill_text(text, results_root())
+        short["context_file"] = spill_text(text, get_results_root())
     return short
 
 
@@ -56,7 +56,7 @@ def _spill_long_list(value: list[Any] | dict[Any, Any], name: str, form: str) ->
     if size <= PARAMETER_LIMIT:
         return value
     lines = [{"id": key, "data": item} for key, item in value.items()] if isinstance(value, dict) else value
-    return form.format(path=spill_list(lines, results_root()))
+    return form.format(path=spill_list(lines, get_results_root()))
 
 
 def spill_list(value: list[Any], root: Path) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from ...blocks.storage.locations import Location, Place, is_remote, located, names
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result
-from ...tasks.ledger.ledger import Ledger, read_line, results_root
-from ...tasks.ledger.run_record import Record, find_record, records_of
+from ...tasks.ledger.ledger import Ledger, LinePosition, get_results_root, read_line
+from ...tasks.ledger.run_record import RunRecord, find_run_record, list_run_records
 from .summary import RunSummary
 
 
@@ -19,7 +19,7 @@ class LedgerReader:
     """A ledger's runs and outcomes."""
 
     ledger: Ledger
-    records: list[Record]  # the latest last; never empty
+    records: list[RunRecord]  # the latest last; never empty
 
     @property
     def path(self) -> Place:
@@ -34,10 +34,10 @@ class LedgerReader:
         """
         parts: dict[str, int] = {}
         held: dict[str, tuple[bool, float, int, int, int, int]] = {}
-        for line in self.ledger.lines():
-            part, offset, length = line.where
+        for line in self.ledger.read_lines():
+            part, offset, length = line.position
             index = line.data.get("index")
-            found = (line.succeeded, line.at, index or 0, parts.setdefault(part, len(parts)), offset, length)
+            found = (line.is_success, line.written_at, index or 0, parts.setdefault(part, len(parts)), offset, length)
             if line.key not in held or found[:2] >= held[line.key][:2]:
                 held[line.key] = found
         latest: dict[int, tuple[bool, float, int, int, int, int]] = {}
@@ -48,9 +48,9 @@ class LedgerReader:
         parts_read = list(parts)
         for index in sorted(latest):
             _, _, _, part, offset, length = latest[index]
-            line = read_line(parts_read[part], offset, length)
+            line = read_line(LinePosition(parts_read[part], offset, length))
             if line is not None:
-                yield line.outcome()
+                yield line.to_outcome()
 
     def summarize(self) -> RunSummary:
         """The counts of its outcomes."""
@@ -69,7 +69,7 @@ def open_run_ledger(run: str) -> LedgerReader:
     try:
         if not names(path, "part-*.jsonl") and not names(path, "run-*.json"):
             raise ConfigurationError(f"{path} has no results: it is not a ledger, or nothing was run yet")
-        found = records_of(path) or [Record("run", str(path), name=path.name)]
+        found = list_run_records(path) or [RunRecord("run", str(path), name=path.name)]
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from None
     return LedgerReader(Ledger(path), found)
@@ -82,10 +82,10 @@ def _find_ledger(run: str) -> Place:
     assert not isinstance(path, Location)
     if run.strip() and path.is_dir():
         return path
-    record = find_record(results_root(), run) if run.strip() else None
+    record = find_run_record(get_results_root(), run) if run.strip() else None
     if record is None:
         raise ConfigurationError(
-            f"there is no run {run!r} below {results_root()}: give a flow run's id or name, or the path of its "
+            f"there is no run {run!r} below {get_results_root()}: give a flow run's id or name, or the path of its "
             "results, which its log says"
         )
     return Path(record.results_path).absolute()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...sandbox.budget import Usage
 from ...sandbox.errors import RlmBatchError
-from ...tasks.ledger.run_record import Record
+from ...tasks.ledger.run_record import RunRecord
 from .document import Heading, Part, Picture, Table, Text, Verbatim
 from .summary import ROWS, TOLD, RunSummary
 from .svg_chart import draw_heat_map, draw_series
@@ -17,7 +17,7 @@ from .text_table import format_cell
 SPAN = 1e200  # of values in a chart: what is wider has no axis
 
 
-def build_report(tally: RunSummary, records: Sequence[Record]) -> list[Part]:
+def build_report(tally: RunSummary, records: Sequence[RunRecord]) -> list[Part]:
     """The page on what was counted; the last of `records` is the run that it is on, those before it wrote there too."""
     record = records[-1]
     parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
@@ -30,7 +30,7 @@ def build_report(tally: RunSummary, records: Sequence[Record]) -> list[Part]:
             parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
     rows = build_table_rows(tally)
     if len(rows) > 1:
-        what = f"{tally.about.what}s"
+        what = f"{tally.about.noun}s"
         parts.append(Heading(what.capitalize() if tally.best is None else f"{what.capitalize()}, the best first"))
         best = next((number for number, row in enumerate(rows[1:]) if row[-1] == "best"), None)
         parts.append(Table(rows[0], rows[1:], best))
@@ -41,11 +41,11 @@ def build_report(tally: RunSummary, records: Sequence[Record]) -> list[Part]:
     return parts + build_failure_parts(tally)
 
 
-def build_summary_rows(tally: RunSummary, records: Sequence[Record]) -> list[list[str]]:
+def build_summary_rows(tally: RunSummary, records: Sequence[RunRecord]) -> list[list[str]]:
     """The summary's rows: what, and how much."""
     record = records[-1]
     about = tally.about
-    said = f"{tally.succeeded:,} of {max(record.total, tally.done):,} {about.what}s succeeded"
+    said = f"{tally.succeeded:,} of {max(record.total, tally.done):,} {about.noun}s succeeded"
     parts = [(tally.failed, "failed"), (tally.not_run, "not run"), (tally.retried, "tried more than once")]
     said += "".join(f", {count:,} {text}" for count, text in parts if count)
     rows = [["Outcome", said]]
@@ -58,7 +58,7 @@ def build_summary_rows(tally: RunSummary, records: Sequence[Record]) -> list[lis
         rows.append(["Time", f"{format_duration(record.ended - record.began)}, from {_format_time(record.began)}"])
     elif record.began:
         rows.append(["Begun", _format_time(record.began)])
-    rows.append(["Code ran", f"{format_duration(tally.seconds)} of all {about.what}s together"])
+    rows.append(["Code ran", f"{format_duration(tally.seconds)} of all {about.noun}s together"])
     opened, open_for = sum(r.sandboxes for r in records), sum(r.sandbox_seconds for r in records)
     if opened:
         rows.append(["Sandboxes", f"{opened:,} opened, {format_duration(open_for)} together"])
@@ -101,13 +101,13 @@ def build_charts(tally: RunSummary) -> list[Part]:
     what = about.objective or "seconds"
     drawn = draw_series(
         [(index, value) for index, _, value in tally.points],
-        title=f"{what} over {about.what}s",
-        across=about.what,
+        title=f"{what} over {about.noun}s",
+        across=about.noun,
         up=what,
         failed=tally.crosses,
         best=about.direction if about.objective is not None else None,
     )
-    parts: list[Part] = [Picture(drawn, f"{what} over {about.what}s")]
+    parts: list[Part] = [Picture(drawn, f"{what} over {about.noun}s")]
     if about.objective is None:
         return parts
     names = [name for name in tally.variables if len({repr(v.get(name))[:200] for _, v, _ in tally.points}) > 1]
@@ -134,7 +134,7 @@ def build_failure_parts(tally: RunSummary) -> list[Part]:
     parts: list[Part] = [Heading("Failures")]
     parts.append(Table(["count", "first", "what"], [[f"{kind.count:,}", str(kind.first), kind.text] for kind in kinds]))
     for failure in sorted(tally.failures, key=lambda failure: failure.meta.index or 0):
-        what = tally.about.what.capitalize()
+        what = tally.about.noun.capitalize()
         parts += [
             Heading(f"{what} {failure.meta.index}: {type(failure.error).__name__}", 3),
             Verbatim(_describe_failure(failure)),

@@ -36,9 +36,9 @@ from prefect.states import Cancelling, Crashed
 
 from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, NotRun
-from ...tasks.ledger.ledger import Line
-from ...tasks.ledger.shard_files import Beat, Head, Portion, kept_cut, last_attempts
-from ...tasks.ledger.shard_store import Catalogue
+from ...tasks.ledger.ledger import Ledger, LedgerLine
+from ...tasks.ledger.shard_files import Heartbeat, ShardFiles, ShardHeader, find_last_attempts, load_or_create_cut
+from ...tasks.ledger.shard_store import ShardStore
 from ..parameters import TASK_RUNS
 from .work_pool import Workers, server, workers
 
@@ -74,28 +74,29 @@ class _Shard:
     start: int
     stop: int
     attempt: int = 0
-    portion: Portion | None = None
+    portion: ShardFiles | None = None
     run_id: UUID | None = None
     state: Any = None
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     heard: float = 0.0  # when its sign of life changed last, or the state of its run, by the loop's clock
     left: int = 0  # executions without an outcome when the attempt began
     fruitless: int = 0
     adopted: bool = False
     deleted: bool = False  # the server has its run no longer
-    spent: list[Beat] = field(default_factory=list[Beat])  # the last of each attempt's signs of life
+    spent: list[Heartbeat] = field(default_factory=list[Heartbeat])  # the last of each attempt's signs of life
 
 
 class Sharding:
     """The shards of one flow run. `catalogue` has its executions, and their outcomes as they come."""
 
+    catalogue: ShardStore
+
     def __init__(self, asked: int | Literal["auto"], total: int, where: Workers, online: int) -> None:
-        self.catalogue = Catalogue()
         self._workers = where
         self._online = online
         enough = max(math.ceil(total / BY_ITSELF), online)
         self._shards = min(total, enough if asked == "auto" else asked)
-        self._follow: Callable[[], Iterator[Line]] | None = None
+        self._follow: Callable[[], Iterator[LedgerLine]] | None = None
         self._looked = 0.0  # when the shards were looked at last, by the loop's clock
         self._troubles = dict[str, float]()  # since when the server or the ledger has not answered
         self._ledger_id = ""
@@ -112,6 +113,11 @@ class Sharding:
         except PrefectHTTPStatusError as error:
             raise ConfigurationError(f"the Prefect server does not say where shards can run: {error}") from error
         return cls(asked, total, where, online)
+
+    def open_store(self, ledger: Ledger) -> ShardStore:
+        """The store of this job's executions and outcomes, whose results are in that ledger."""
+        self.catalogue = ShardStore(ledger=ledger)
+        return self.catalogue
 
     @property
     def described(self) -> str:
@@ -133,7 +139,7 @@ class Sharding:
                 await self._end(client, run, active)
                 if not limit.expired():
                     raise
-                for execution in self.catalogue.undone(shards[0].start, shards[-1].stop):
+                for execution in self.catalogue.iterate_unfinished(shards[0].start, shards[-1].stop):
                     run.fail(execution, run.out_of_time(execution, "passed before this execution had ended"))
             except BaseException:
                 # Whoever ends this job does not want its shards to go on. It is killed that leaves them.
@@ -147,10 +153,9 @@ class Sharding:
     async def _cut(self, run: Run, executions: Iterator[Execution]) -> tuple[list[_Shard], str]:
         """Takes all executions into the catalogue, settles those that have a result, and shares out the rest."""
         if self._follow is None:
-            self.catalogue.ledger = run.ledger
-            self._follow = run.ledger.follow()
+            self._follow = run.ledger.follow_lines()
             async for line in self._news():
-                self.catalogue.remember(line)
+                self.catalogue.add_previous_line(line)
         keys = hashlib.sha256()
         first, count = 0, 0
         for execution in executions:
@@ -158,22 +163,23 @@ class Sharding:
             count += 1
             keys.update(execution.key.encode())
             result = run.recall(execution)
-            self.catalogue.add(execution)
+            self.catalogue.add_execution(execution)
             if result is not None:
-                self.catalogue.has_before(execution)
+                self.catalogue.record_previous_result(execution)
                 run.tell(execution, result, cached=True)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
         job = hashlib.sha256(f"{keys.hexdigest()} {first}".encode()).hexdigest()[:12]
         size = math.ceil(count / min(self._shards, count))
-        self._ledger_id, size = await asyncio.to_thread(kept_cut, run.ledger.path, job, size)
+        cut = await asyncio.to_thread(load_or_create_cut, run.ledger.path, job, size)
+        self._ledger_id, size = cut.ledger_id, cut.shard_size
         starts = range(first, first + count, size)
         if len(starts) != min(self._shards, count):
             run.log.info("the job goes on in the %d shards that it was cut into before", len(starts))
         shards = [_Shard(number, start, min(start + size, first + count)) for number, start in enumerate(starts)]
         return shards, job
 
-    async def _news(self) -> AsyncIterator[Line]:
+    async def _news(self) -> AsyncIterator[LedgerLine]:
         """What the ledger has gained since the last time."""
         assert self._follow is not None
         new = self._follow()
@@ -185,17 +191,17 @@ class Sharding:
     async def _gather(self, run: Run) -> None:
         """Takes in what the ledger has gained."""
         async for line in self._news():
-            outcome = self.catalogue.take(line)
+            outcome = self.catalogue.record_line(line)
             if outcome is not None:
                 run.gathered(outcome)
 
     async def _see_through(
         self, client: PrefectClient, run: Run, job: str, shards: list[_Shard], active: dict[int, _Shard]
     ) -> None:
-        made = await asyncio.to_thread(last_attempts, run.ledger.path, job)
+        made = await asyncio.to_thread(find_last_attempts, run.ledger.path, job)
         for shard in shards:
             shard.attempt = made.get(shard.number, 0)
-            if shard.attempt and self.catalogue.count(shard.start, shard.stop):
+            if shard.attempt and self.catalogue.count_unfinished(shard.start, shard.stop):
                 await self._adopt(client, run, job, shard, active)
         waiting = [shard for shard in shards if shard.number not in active]
         waiting.reverse()
@@ -204,7 +210,7 @@ class Sharding:
         while True:
             while waiting and len(active) < self._at_once():
                 shard = waiting.pop()
-                if self.catalogue.count(shard.start, shard.stop):
+                if self.catalogue.count_unfinished(shard.start, shard.stop):
                     active[shard.number] = shard  # before its run is made: whoever ends the job has to find it
                     try:
                         await self._begin(client, run, job, shard, len(shards))
@@ -224,7 +230,7 @@ class Sharding:
                 for shard in list(active.values()):
                     if await self._over(client, run, shard):
                         del active[shard.number]
-                        if self.catalogue.count(shard.start, shard.stop):
+                        if self.catalogue.count_unfinished(shard.start, shard.stop):
                             waiting.append(shard)
                 self._fine("ledger")
             except OSError as error:  # of a location that does not answer for the moment
@@ -270,10 +276,10 @@ class Sharding:
 
     # ------------------------------------------------------------------------------------------------------ one shard
 
-    def _portion(self, run: Run, job: str, shard: _Shard) -> Portion:
-        return Portion(run.ledger.path, job, shard.number, shard.attempt)
+    def _portion(self, run: Run, job: str, shard: _Shard) -> ShardFiles:
+        return ShardFiles(run.ledger.path, job, shard.number, shard.attempt)
 
-    def _idempotency_key(self, portion: Portion) -> str:
+    def _idempotency_key(self, portion: ShardFiles) -> str:
         # Two ledgers may have the same job, each its own shards; and one may be removed and be made anew.
         return f"rlm-batch {self._ledger_id} {portion.job} {portion.shard} {portion.attempt}"
 
@@ -283,7 +289,7 @@ class Sharding:
         only = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[self._idempotency_key(portion)]))
         found = await client.read_flow_runs(flow_run_filter=only, limit=1)
         if not found:
-            if await asyncio.to_thread(portion.life) is None:
+            if await asyncio.to_thread(portion.read_heartbeat) is None:
                 shard.attempt -= 1  # its work was written, and no run was made of it
         elif found[0].state is None or not (found[0].state.is_final() or found[0].state.is_cancelling()):
             run.log.info("shard %d is under way: its run %s is taken over", shard.number + 1, found[0].name)
@@ -297,8 +303,8 @@ class Sharding:
         shard.state = shard.beat = None
         shard.adopted = shard.deleted = False
         portion = shard.portion
-        shard.left = self.catalogue.count(shard.start, shard.stop)
-        head = Head(
+        shard.left = self.catalogue.count_unfinished(shard.start, shard.stop)
+        head = ShardHeader(
             job=job,
             shard=shard.number,
             shards=shards,
@@ -308,19 +314,21 @@ class Sharding:
             commit=await run.provider.commit(),
         )
         try:
-            await asyncio.to_thread(portion.write, head, self.catalogue.undone(shard.start, shard.stop))
+            await asyncio.to_thread(
+                portion.write_work, head, self.catalogue.iterate_unfinished(shard.start, shard.stop)
+            )
         except OSError as error:
             # With one argument, or its text would begin with a number in brackets.
             raise OSError(
-                f"the work of a shard could not be written to {portion.work}: {error.strerror or error}. What has a "
-                "result stays: see to that place, and run again with the same results_path"
+                f"the work of a shard could not be written to {portion.work_path}: {error.strerror or error}. What has "
+                "a result stays: see to that place, and run again with the same results_path"
             ) from error
         again = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
         found = await arun_deployment(
             self._workers.deployment_id,
             client=client,
             parameters={
-                "work": str(portion.work),
+                "work": str(portion.work_path),
                 "options": self._options(run, shard, shards),
                 "volume_name": run.provider.volume_name,
             },
@@ -351,10 +359,10 @@ class Sharding:
         )
         return {item.name: getattr(options, item.name) for item in fields(options)}
 
-    def _under_way(self, shard: _Shard, portion: Portion, found: FlowRun) -> None:
+    def _under_way(self, shard: _Shard, portion: ShardFiles, found: FlowRun) -> None:
         shard.portion, shard.run_id, shard.state = portion, found.id, found.state
         shard.beat = None
-        shard.left = self.catalogue.count(shard.start, shard.stop)
+        shard.left = self.catalogue.count_unfinished(shard.start, shard.stop)
         shard.heard = asyncio.get_running_loop().time()
 
     async def _look(self, client: PrefectClient, active: dict[int, _Shard]) -> None:
@@ -383,7 +391,7 @@ class Sharding:
                 shard.heard += now - looked
         for shard in active.values():
             assert shard.portion is not None
-            beat = await asyncio.to_thread(shard.portion.life)
+            beat = await asyncio.to_thread(shard.portion.read_heartbeat)
             if beat is not None and (shard.beat is None or beat.count != shard.beat.count):
                 shard.beat, shard.heard = beat, now
 
@@ -395,7 +403,7 @@ class Sharding:
             return True
         if state is not None and state.is_final():
             assert shard.portion is not None
-            shard.beat = await asyncio.to_thread(shard.portion.life) or shard.beat
+            shard.beat = await asyncio.to_thread(shard.portion.read_heartbeat) or shard.beat
             await self._gather_last(run, shard)
             error = shard.beat.error if shard.beat is not None else None
             said = f"{error[0]}: {error[1]}" if error is not None else state.message or state.name
@@ -421,7 +429,7 @@ class Sharding:
         until = asyncio.get_running_loop().time() + SILENT
         while True:
             await self._gather(run)
-            taken = shard.left - self.catalogue.count(shard.start, shard.stop)
+            taken = shard.left - self.catalogue.count_unfinished(shard.start, shard.stop)
             told = shard.beat.done if shard.beat is not None else 0
             if shard.adopted or taken >= told or asyncio.get_running_loop().time() >= until:
                 return
@@ -430,14 +438,14 @@ class Sharding:
     def _ended(self, run: Run, shard: _Shard, how: str) -> None:
         """What follows from an attempt's end: nothing more, another attempt, or that its executions are given up."""
         self._count(shard)
-        left = self.catalogue.count(shard.start, shard.stop)
+        left = self.catalogue.count_unfinished(shard.start, shard.stop)
         if not left:
             return
         beat, number = shard.beat, shard.number + 1
         if beat is not None and beat.error is not None and beat.error[0] == "ConfigurationError":
             raise ConfigurationError(f"shard {number}: {beat.error[1]}")
         if beat is not None and beat.late:
-            for execution in self.catalogue.undone(shard.start, shard.stop):
+            for execution in self.catalogue.iterate_unfinished(shard.start, shard.stop):
                 run.fail(execution, run.out_of_time(execution, "is over before the provider opens more sandboxes"))
         elif shard.state is not None and shard.state.type == StateType.CANCELLED:
             self._give_up(run, shard, f"its shard, number {number}, was cancelled")
@@ -451,11 +459,11 @@ class Sharding:
         """Keeps what an attempt that is over has used, and whether it was of use."""
         if shard.beat is not None:
             shard.spent.append(shard.beat)
-        done = self.catalogue.count(shard.start, shard.stop) < shard.left
+        done = self.catalogue.count_unfinished(shard.start, shard.stop) < shard.left
         shard.fruitless = 0 if done else shard.fruitless + 1
 
     def _give_up(self, run: Run, shard: _Shard, why: str) -> None:
-        for execution in self.catalogue.undone(shard.start, shard.stop):
+        for execution in self.catalogue.iterate_unfinished(shard.start, shard.stop):
             run.fail(execution, NotRun(f"not run to its end: {why}"))
 
     async def _end(self, client: PrefectClient, run: Run, active: dict[int, _Shard]) -> None:

@@ -21,20 +21,22 @@ import httpx
 from ...blocks.limits import LEASE, LimitNames, Limits, limits_of, names_of
 from ...blocks.provider import SandboxProvider
 from ...sandbox.interpreter import shielded
-from .admission import Ramp
+from .admission import Admission
 
 T = TypeVar("T")
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
-ASK = 1.0  # seconds between two questions of a run that has no slot
-ASK_FOR_MORE = 3.0  # of one that has some, and before one that has handed a slot over asks: the others come first
-ASK_HERE = 0.05  # of one whose limit is held in this process, where a question costs nothing
-ASK_HERE_FOR_MORE = 0.15
-LOOK = 2.0  # seconds between two looks whether others wait
-TURN_OF_SEVERAL = 10.0  # seconds that a slot is held before it is handed over, by a run that has others
-TURN = 60.0  # and by one that has no other: it pays for a new sandbox, and waits itself
-RENEW = 15.0  # seconds between two renewals of a lease of 60: a server may be away for 45
-SAY_AGAIN = 60.0  # seconds between two lines of the log that say what is waited for
+POLL_SECONDS = 1.0  # seconds between two questions of a run that has no slot
+POLL_FOR_MORE_SECONDS = (
+    3.0  # of one that has some, and before one that has handed a slot over asks: the others come first
+)
+LOCAL_POLL_SECONDS = 0.05  # of one whose limit is held in this process, where a question costs nothing
+LOCAL_POLL_FOR_MORE_SECONDS = 0.15
+WAITING_CHECK_SECONDS = 2.0  # seconds between two looks whether others wait
+MIN_HOLD_OF_SEVERAL_SECONDS = 10.0  # seconds that a slot is held before it is handed over, by a run that has others
+MIN_HOLD_SECONDS = 60.0  # and by one that has no other: it pays for a new sandbox, and waits itself
+RENEW_SECONDS = 15.0  # seconds between two renewals of a lease of 60: a server may be away for 45
+LOG_INTERVAL_SECONDS = 60.0  # seconds between two lines of the log that say what is waited for
 
 
 class Slot:
@@ -42,8 +44,8 @@ class Slot:
 
     def __init__(self, lease: UUID, since: float) -> None:
         self.lease = lease
-        self.since = since
-        self.lost = False
+        self.granted_at = since
+        self.is_lost = False
 
 
 class Slots:
@@ -52,25 +54,25 @@ class Slots:
     Whoever has a slot waits for a place of the `ramp` before it opens a sandbox.
     """
 
-    def __init__(self, ramp: Ramp | None = None) -> None:
-        self.ramp = Ramp() if ramp is None else ramp
+    def __init__(self, admission: Admission | None = None) -> None:
+        self.admission = Admission() if admission is None else admission
 
-    async def take(self) -> Slot | None:
+    async def acquire(self) -> Slot | None:
         """A slot, as soon as there is one; None once `enough` was called."""
         return Slot(UUID(int=0), 0.0)
 
-    async def give_back(self, slot: Slot) -> None:
+    async def release(self, slot: Slot) -> None:
         """The sandbox of this slot has been removed."""
 
-    async def asked_back(self, slot: Slot) -> bool:
+    async def should_hand_over(self, slot: Slot) -> bool:
         """Whether the slot is to be given back between two executions, for others that wait."""
         return False
 
-    def enough(self) -> None:
+    def dismiss_waiters(self) -> None:
         """There is no more work: whoever waits for a slot, or for a place, gets None."""
-        self.ramp.enough()
+        self.admission.dismiss_waiters()
 
-    async def creation(self) -> None:
+    async def wait_for_creation(self) -> None:
         """Waits until a sandbox may be created."""
 
 
@@ -78,9 +80,9 @@ class LimitedSlots(Slots):
     """Those of a provider with limits. `run` has to run as long as they are used."""
 
     def __init__(
-        self, limits: Limits, names: LimitNames, provider: SandboxProvider, log: Log, ramp: Ramp | None = None
+        self, limits: Limits, names: LimitNames, provider: SandboxProvider, log: Log, admission: Admission | None = None
     ) -> None:
-        super().__init__(ramp)
+        super().__init__(admission)
         self._limits = limits
         self._names = names
         self._most = provider.max_sandboxes
@@ -96,7 +98,11 @@ class LimitedSlots(Slots):
         self._creating = asyncio.Lock()
         self._away = False  # the server did not answer the last time
         self._broken: BaseException | None = None
-        self._pause, self._pause_for_more = (ASK, ASK_FOR_MORE) if limits.shared else (ASK_HERE, ASK_HERE_FOR_MORE)
+        self._pause, self._pause_for_more = (
+            (POLL_SECONDS, POLL_FOR_MORE_SECONDS)
+            if limits.shared
+            else (LOCAL_POLL_SECONDS, LOCAL_POLL_FOR_MORE_SECONDS)
+        )
 
     async def run(self) -> None:
         """Takes slots for those that wait, and keeps those that are held. Ends when it is cancelled."""
@@ -109,9 +115,9 @@ class LimitedSlots(Slots):
             while self._waiters:
                 self._waiters.popleft().set_exception(self._broken)
 
-    async def take(self) -> Slot | None:
+    async def acquire(self) -> Slot | None:
         if self._most is None:
-            return await super().take()
+            return await super().acquire()
         if self._broken is not None:
             raise self._broken
         waiter: asyncio.Future[Slot | None] = asyncio.get_running_loop().create_future()
@@ -121,49 +127,49 @@ class LimitedSlots(Slots):
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and (slot := waiter.result()) is not None:
-                await self.give_back(slot)
+                await self.release(slot)
             raise
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
 
-    async def give_back(self, slot: Slot) -> None:
+    async def release(self, slot: Slot) -> None:
         if slot in self._held:
             self._held.remove(slot)
             await shielded(self._end(slot.lease))
 
-    async def asked_back(self, slot: Slot) -> bool:
-        if slot.lost:
+    async def should_hand_over(self, slot: Slot) -> bool:
+        if slot.is_lost:
             return True
         now = _now()
-        turn = TURN_OF_SEVERAL if len(self._held) > 1 else TURN
-        if slot not in self._held or now - slot.since < turn or now < self._looks_at:
+        turn = MIN_HOLD_OF_SEVERAL_SECONDS if len(self._held) > 1 else MIN_HOLD_SECONDS
+        if slot not in self._held or now - slot.granted_at < turn or now < self._looks_at:
             return False
-        self._looks_at = now + LOOK  # one lane at a time
+        self._looks_at = now + WAITING_CHECK_SECONDS  # one lane at a time
         if not await self._answer(self._limits.in_use(self._names.waiting), 0):
             return False
         self._stays_out_until = now + self._pause_for_more
         return True
 
-    def enough(self) -> None:
-        super().enough()
+    def dismiss_waiters(self) -> None:
+        super().dismiss_waiters()
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def creation(self) -> None:
+    async def wait_for_creation(self) -> None:
         if self._rate is None:
             return
         async with self._creating:  # one question at a time
             while True:
                 if await self._answer(self._limits.tick(self._names.creations), False):
                     return
-                await asyncio.sleep(ASK if self._away else random.uniform(0.2, 0.6) / self._rate)
+                await asyncio.sleep(POLL_SECONDS if self._away else random.uniform(0.2, 0.6) / self._rate)
 
     async def close(self) -> None:
         """Gives back whatever is held."""
-        self.enough()
+        self.dismiss_waiters()
         leases = [slot.lease for slot in self._held] + ([self._flag] if self._flag is not None else [])
         self._held.clear()
         self._flag = None
@@ -215,7 +221,7 @@ class LimitedSlots(Slots):
                 waiter.set_result(slot)
                 break
         else:
-            await self.give_back(slot)
+            await self.release(slot)
         await self._lower()
 
     async def _lower(self) -> None:
@@ -226,14 +232,14 @@ class LimitedSlots(Slots):
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(RENEW)
+            await asyncio.sleep(RENEW_SECONDS)
             await asyncio.gather(*(self._renew_one(slot) for slot in self._held))
             if self._flag is not None and not await self._answer(self._limits.renew(self._flag), True):
                 self._flag = None
 
     async def _renew_one(self, slot: Slot) -> None:
         if not await self._answer(self._limits.renew(slot.lease), True):
-            slot.lost = True
+            slot.is_lost = True
             self._held.discard(slot)
             self._log.warning(
                 "a slot of %s was lost, as the Prefect server had not heard of this run for %g s: what runs goes "
@@ -267,18 +273,18 @@ class LimitedSlots(Slots):
     def _say(self) -> None:
         now = _now()
         if not self._held and now >= self._says_at:
-            self._says_at = now + SAY_AGAIN
+            self._says_at = now + LOG_INTERVAL_SECONDS
             self._log.info("waiting for one of the %s slots of %s", self._most, self._names.sandboxes)
 
 
 @asynccontextmanager
-async def slots_of(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
+async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
     """The slots of a flow run, whatever is held at the end given back. Raises ConfigurationError."""
-    ramp = Ramp(log, gradual=provider.gradual)
+    admission = Admission(log, is_gradual=provider.gradual)
     async with limits_of(provider, run_id) as limits:
         names = names_of(provider)
         if limits is None or names is None:
-            yield Slots(ramp)
+            yield Slots(admission)
             return
         where = "every flow run of this Prefect server" if limits.shared else "this process only: there is no server"
         if provider.max_sandboxes is not None:
@@ -286,7 +292,7 @@ async def slots_of(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIte
         if provider.creations_per_second is not None:
             rate = provider.creations_per_second
             log.info("limit %s: %g new sandboxes a second, over %s", names.creations, rate, where)
-        slots = LimitedSlots(limits, names, provider, log, ramp)
+        slots = LimitedSlots(limits, names, provider, log, admission)
         running = asyncio.create_task(slots.run())
         try:
             yield slots

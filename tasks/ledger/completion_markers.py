@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ...sandbox.result import Result
 
 VERSION = 1
-MARK = "save_to_volume(path, text)"
-UNMARK = """
+WRITE_PROGRAM = "save_to_volume(path, text)"
+REMOVE_PROGRAM = """
 import os
 try:
     os.remove(VOLUME + "/" + path)
@@ -34,7 +34,7 @@ except OSError as error:
 # Several at a time, because on a volume over a network each file is a round trip; as many to a page as SUBMIT takes.
 # Code can write to where markers are, and what it leaves there must not end every later job: what is no regular file is
 # not opened, and what SUBMIT would refuse is taken for a damaged marker.
-READ = """
+READ_PROGRAM = """
 import json, os, stat
 from concurrent.futures import ThreadPoolExecutor
 
@@ -82,35 +82,35 @@ SUBMIT(markers=markers, after=after, more=bool(names) and after != names[-1] or 
 
 
 @dataclass(slots=True)
-class Mark:
+class MarkerLocation:
     """Where an execution's marker is on the volume; `stale` if one is there that does not count."""
 
     path: str
-    stale: bool = False
+    is_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class CompletionMarker:
     """A marker as it was read. `whole` if the files are there and as they were when it was written."""
 
     key: str = ""
     outputs: dict[str, Any] = field(default_factory=dict[str, Any])
     submitted: bool = False
     files: tuple[str, ...] = ()
-    whole: bool = False
+    is_intact: bool = False
 
 
-def folder_of(code: str) -> str:
+def compute_marker_folder(code: str) -> str:
     """Where the markers of one piece of code are, so that two jobs on one volume do not share them."""
     return f"{OUR_FILES}/complete/{hashlib.sha256(code.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
-def name_of(what: str) -> str:
+def compute_marker_name(what: str) -> str:
     """The name of the marker of one execution of a job: an id may be of any length and have any letters."""
     return f"{hashlib.sha256(what.encode('utf-8', 'replace')).hexdigest()[:32]}.json"
 
 
-async def mark(interpreter: Interpreter, path: str, key: str, result: Result) -> None:
+async def write_marker(interpreter: Interpreter, path: str, key: str, result: Result) -> None:
     """Writes a marker. Raises VolumeError where the volume does not take it, OutcomeUnknown where nobody knows."""
     marker = {
         "version": VERSION,
@@ -120,7 +120,7 @@ async def mark(interpreter: Interpreter, path: str, key: str, result: Result) ->
         "files": result.meta.files,
     }
     try:
-        await interpreter.execute(MARK, {"path": path, "text": json.dumps(marker, ensure_ascii=False)})
+        await interpreter.execute(WRITE_PROGRAM, {"path": path, "text": json.dumps(marker, ensure_ascii=False)})
     except VolumeError as error:
         raise VolumeError(
             f"the code has run, but that it is complete could not be written to the volume, so that it counts as "
@@ -135,22 +135,24 @@ async def mark(interpreter: Interpreter, path: str, key: str, result: Result) ->
         ) from error
 
 
-async def unmark(interpreter: Interpreter, path: str) -> None:
+async def remove_marker(interpreter: Interpreter, path: str) -> None:
     """Removes a marker that does not count, before what it stands for is written anew."""
-    await interpreter.execute(UNMARK, {"path": path})
+    await interpreter.execute(REMOVE_PROGRAM, {"path": path})
 
 
-async def read_markers(interpreter: Interpreter, folder: str) -> dict[str, Marker]:
+async def read_markers(interpreter: Interpreter, folder: str) -> dict[str, CompletionMarker]:
     """The markers in a directory of the volume, by their names."""
-    found: dict[str, Marker] = {}
+    found: dict[str, CompletionMarker] = {}
     after, more = "", True
     while more:
-        page = await interpreter.execute(READ, {"folder": folder, "after": after})
+        page = await interpreter.execute(READ_PROGRAM, {"folder": folder, "after": after})
         for data in page["markers"]:
             outputs = data.get("outputs", {})
             # Code can write to where markers are; what is none is taken for a damaged one.
             whole = data["whole"] and isinstance(outputs, dict)
             files = tuple(map(str, data.get("files", ())))
-            found[str(data["name"])] = Marker(data.get("key", ""), outputs, bool(data.get("submitted")), files, whole)
+            found[str(data["name"])] = CompletionMarker(
+                data.get("key", ""), outputs, bool(data.get("submitted")), files, whole
+            )
         after, more = page["after"], page["more"]
     return found

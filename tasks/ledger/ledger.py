@@ -17,23 +17,23 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...blocks.storage import locations
 from ...blocks.storage.data_dirs import kept
 from ...blocks.storage.locations import Copies, Location, located
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
-from .upload_buffer import Outbox
+from .upload_buffer import UploadBuffer
 
 VERSION = 1
 # What of an outcome's meta is computed with, and of which type it has to be for that.
-META: dict[str, Any] = {
+META_TYPES: dict[str, Any] = {
     "index": (int, type(None)),
     "variables": dict,
     "seconds": (int, float),
@@ -45,10 +45,10 @@ META: dict[str, Any] = {
     "stderr": str,
     "queries": (dict, type(None)),
 }
-PART_SIZE = 64 * 1024 * 1024  # bytes after which a writer begins a new part: small enough to copy and to look at
+PART_SIZE_BYTES = 64 * 1024 * 1024  # bytes after which a writer begins a new part: small enough to copy and to look at
 
 
-def results_root() -> Path:
+def get_results_root() -> Path:
     """Where ledgers are made by default: `RLM_BATCH_RESULTS`, or the user's data directory.
 
     Raises ConfigurationError where that variable names a location that is no directory of this machine.
@@ -64,20 +64,32 @@ def results_root() -> Path:
     return kept("results", "RLM_BATCH_RESULTS")
 
 
+class LinePosition(NamedTuple):
+    """Where a line stands: its part's path, and its offset and length in bytes."""
+
+    part: str
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
 @dataclass(frozen=True, slots=True)
-class Line:
+class LedgerLine:
     """One line of a ledger, as it was read: `at` is in epoch seconds, `where` the part, offset and length in bytes.
 
     The part of a ledger at a location is a copy of this machine's, which goes with the `Ledger` that has read it.
     """
 
     key: str
-    at: float
-    succeeded: bool
+    written_at: float
+    is_success: bool
     data: dict[str, Any]
-    where: tuple[str, int, int]
+    position: LinePosition
 
-    def outcome(self) -> Result | Failure:
+    def to_outcome(self) -> Result | Failure:
         """The result or the failure that the line holds."""
         return outcome_from_json(self.data)
 
@@ -89,18 +101,20 @@ class Ledger:
     `follow` returns, `create`, `put`, `get` and `close` wait for the network, and `write` does not.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | Location, part_of: str = "") -> None:
+    def __init__(self, path: str | os.PathLike[str] | Location, part_prefix: str = "") -> None:
         """`part_of` is what the names of this writer's parts begin with, so that they can be read by themselves.
 
         Raises ConfigurationError where there is no such location.
         """
         self.path = located(path)
-        self._writer = part_of + uuid.uuid4().hex[:12]
+        self._writer = part_prefix + uuid.uuid4().hex[:12]
         self._part = 0
         self._file: Any = None
-        self._claimed: int | None = None  # the directory, as it is locked
+        self._lock_descriptor: int | None = None  # the directory, as it is locked
         if isinstance(self.path, Location):
-            self._outbox = Outbox(partial(_send, self.path, self._writer))  # no cycle: the copies go with the last user
+            self._upload_buffer = UploadBuffer(
+                partial(_send_part, self.path, self._writer)
+            )  # no cycle: the copies go with the last user
             self._copies = Copies(self.path)
 
     def create(self) -> None:
@@ -119,7 +133,7 @@ class Ledger:
                 + (", or another root with the environment variable RLM_BATCH_RESULTS" if what == "directory" else "")
             ) from (None if what == "location" else error)
 
-    def claim(self) -> bool:
+    def register_writer(self) -> bool:
         """Says that this writer is at work, until `release` or its process's end; and whether it is the only one.
 
         On a file system without locks, or where another machine's are not seen, it takes itself for the only one; so it
@@ -128,25 +142,25 @@ class Ledger:
         if isinstance(self.path, Location):
             return True
         try:
-            self._claimed = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._lock_descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                fcntl.flock(self._claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 alone = True
             except BlockingIOError:
                 alone = False
             # Shared by all who are at work, so that each is seen for as long as it is.
-            fcntl.flock(self._claimed, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._lock_descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
         return alone
 
-    def release(self) -> None:
+    def unregister_writer(self) -> None:
         """Says that this writer has done its work."""
-        if self._claimed is not None:
-            os.close(self._claimed)
-            self._claimed = None
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
 
-    def write(self, key: str, outcome: Result | Failure) -> None:
+    def write_outcome(self, key: str, outcome: Result | Failure) -> None:
         """Appends one line. Raises OSError, with the ledger's path in it, where that cannot be done.
 
         At a location: where lines that were written before could not be sent.
@@ -163,20 +177,20 @@ class Ledger:
         }
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
         if isinstance(self.path, Location):
-            with self._told():
-                self._outbox.write(data)
+            with self._explain_write_errors():
+                self._upload_buffer.write(data)
             return
         try:
-            with self._told():
-                file = self._open()
+            with self._explain_write_errors():
+                file = self._open_file()
                 if file.write(data) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            self._shut()  # part of the line may be there: what is written next is not to be on the same one
+            self._close_file()  # part of the line may be there: what is written next is not to be on the same one
             raise
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explain_write_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -187,15 +201,15 @@ class Ledger:
                 "run again with this results_path) to run only the rest"
             ) from error
 
-    def _open(self) -> Any:
+    def _open_file(self) -> Any:
         file = self._file
         if file is not None and not os.fstat(file.fileno()).st_nlink:
             # Somebody has removed it, or the whole directory; what was written to it is there while it is open.
             self._file = None
             with file:
                 file.seek(0)
-                shutil.copyfileobj(file, self._open())
-        elif file is not None and file.tell() >= PART_SIZE:
+                shutil.copyfileobj(file, self._open_file())
+        elif file is not None and file.tell() >= PART_SIZE_BYTES:
             self.close()
         if self._file is None:
             self._part += 1
@@ -212,40 +226,28 @@ class Ledger:
         done; what is left is kept, and closing tries again.
         """
         if isinstance(self.path, Location):
-            with self._told():
-                self._outbox.close()
-        self._shut()
+            with self._explain_write_errors():
+                self._upload_buffer.close()
+        self._close_file()
 
-    def _shut(self) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def put(self, name: str, data: bytes | Iterable[bytes]) -> None:
-        """Writes a file below the ledger, such as `shards/1.jsonl`, whole or not at all. Raises OSError."""
-        locations.write(self.path / name, data)
-
-    def get(self, name: str) -> bytes:
-        """What such a file has. Raises OSError, FileNotFoundError where there is none."""
-        return locations.read(self.path / name)
-
-    def read(self, name: str) -> Iterator[bytes]:
-        """Its lines, each with its end, as a stream. Raises OSError."""
-        return locations.lines(self.path / name)
-
-    def lines(self, part_of: str = "") -> Iterator[Line]:
+    def read_lines(self, part_prefix: str = "") -> Iterator[LedgerLine]:
         """Every whole line of every part, as it was written; torn and foreign ones are passed over.
 
         With `part_of` only of the parts of those writers. Raises OSError where a location cannot be read.
         """
-        for part in self._parts(part_of):
-            yield from read_part(part)
+        for part in self._list_parts(part_prefix):
+            yield from read_part_lines(part)
 
-    def _parts(self, part_of: str = "") -> list[Path]:
-        pattern = f"part-{part_of}*.jsonl"
+    def _list_parts(self, part_prefix: str = "") -> list[Path]:
+        pattern = f"part-{part_prefix}*.jsonl"
         return self._copies.refresh(pattern) if isinstance(self.path, Location) else sorted(self.path.glob(pattern))
 
-    def follow(self) -> Callable[[], Iterator[Line]]:
+    def follow_lines(self) -> Callable[[], Iterator[LedgerLine]]:
         """What reads, each time that it is called, the whole lines that no earlier call has given.
 
         At a location a call takes one listing, and fetches what parts have gained. It raises OSError where that cannot
@@ -253,36 +255,36 @@ class Ledger:
         """
         offsets: dict[Path, int] = {}
 
-        def new() -> Iterator[Line]:
-            for part in self._parts():
+        def new() -> Iterator[LedgerLine]:
+            for part in self._list_parts():
                 offset = offsets.get(part, 0)
                 if isinstance(self.path, Location) and os.path.getsize(part) <= offset:
                     continue
                 # Opened rather than asked for its size, which a file system of a network may have from a while ago.
-                for line in read_part(part, offset):
-                    offsets[part] = line.where[1] + line.where[2]
+                for line in read_part_lines(part, offset):
+                    offsets[part] = line.position.end
                     yield line
 
         return new
 
-    def best(self, part_of: str = "") -> dict[str, Line]:
+    def load_latest_lines(self, part_prefix: str = "") -> dict[str, LedgerLine]:
         """For each key the line that counts: success beats failure, and then the later beats the earlier.
 
         With `part_of` only of what those writers wrote.
         """
-        found: dict[str, Line] = {}
-        for line in self.lines(part_of):
+        found: dict[str, LedgerLine] = {}
+        for line in self.read_lines(part_prefix):
             held = found.get(line.key)
-            if held is None or (line.succeeded, line.at) >= (held.succeeded, held.at):
+            if held is None or (line.is_success, line.written_at) >= (held.is_success, held.written_at):
                 found[line.key] = line
         return found
 
 
-def _send(location: Location, writer: str, number: int, data: bytes) -> None:
+def _send_part(location: Location, writer: str, number: int, data: bytes) -> None:
     (location / f"part-{writer}-{number}.jsonl").write(data)
 
 
-def read_part(part: Path, offset: int = 0) -> Iterator[Line]:
+def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
     """The whole lines of a part from that byte on."""
     with part.open("rb") as file:
         file.seek(offset)
@@ -290,22 +292,22 @@ def read_part(part: Path, offset: int = 0) -> Iterator[Line]:
             start, offset = offset, offset + len(raw)
             if not raw.endswith(b"\n"):
                 return  # torn: its writer was killed, or is writing it
-            line = _line(raw, (str(part), start, len(raw)))
+            line = parse_line(raw, LinePosition(str(part), start, len(raw)))
             if line is not None:
                 yield line
 
 
-def read_line(part: str, offset: int, length: int) -> Line | None:
-    """One line again, by where it was found; None if it is no longer there."""
+def read_line(position: LinePosition) -> LedgerLine | None:
+    """The line at that position; None if it is no longer there."""
     try:
-        with open(part, "rb") as file:
-            file.seek(offset)
-            return _line(file.read(length), (part, offset, length))
+        with open(position.part, "rb") as file:
+            file.seek(position.offset)
+            return parse_line(file.read(position.length), position)
     except OSError:
         return None
 
 
-def _line(raw: bytes, where: tuple[str, int, int]) -> Line | None:
+def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
     """The line; None of what we do not write: it is damaged, or somebody else's."""
     try:
         data = json.loads(raw)
@@ -323,11 +325,11 @@ def _line(raw: bytes, where: tuple[str, int, int]) -> Line | None:
         succeeded or (_is(held.get("error"), str) and _is(held.get("text"), str))
     ):
         return None
-    if not all(_is(meta[name], kind) for name, kind in META.items() if name in meta):
+    if not all(_is(meta[name], kind) for name, kind in META_TYPES.items() if name in meta):
         return None
     if not _is((meta.get("queries") or {}).get("tree", []), list):
         return None
-    return Line(data["key"], data["at"], succeeded, data, where)
+    return LedgerLine(data["key"], data["at"], succeeded, data, position)
 
 
 def _is(value: Any, kind: type | tuple[type, ...]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from .ledger import Line, read_line, read_part
+from .ledger import LedgerLine, LinePosition, read_line, read_part_lines
 
 SCHEMA = """
 create table if not exists parts (path text primary key, size integer not null);
@@ -33,30 +33,30 @@ class ResultIndex:
 
     def refresh(self) -> None:
         """Reads what the ledgers have gained since the last time."""
-        with self._opened() as database, database:
+        with self._open_database() as database, database:
             seen: dict[str, int] = dict(database.execute("select path, size from parts"))
             for part in self._root.glob("*/part-*.jsonl"):
                 path, read = str(part), seen.get(str(part), 0)
                 if os.path.getsize(part) <= read:
                     continue
-                for line in read_part(part, read):
-                    _, start, length = line.where
-                    read = start + length
-                    if line.succeeded:
+                for line in read_part_lines(part, read):
+                    _, start, length = line.position
+                    read = line.position.end
+                    if line.is_success:
                         database.execute(
                             "insert or replace into results values (?, ?, ?, ?)", (line.key, path, start, length)
                         )
                 database.execute("insert or replace into parts values (?, ?)", (path, read))
 
-    def find(self, key: str) -> Line | None:
+    def find_result(self, key: str) -> LedgerLine | None:
         """The line of a succeeded execution with that key, if any ledger still has it."""
-        with self._opened() as database:
+        with self._open_database() as database:
             row = database.execute("select path, start, length from results where key = ?", (key,)).fetchone()
-        line = read_line(*row) if row else None
-        return line if line is not None and line.key == key and line.succeeded else None
+        line = read_line(LinePosition(*row)) if row else None
+        return line if line is not None and line.key == key and line.is_success else None
 
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _open_database(self) -> Iterator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(self._file, timeout=30.0)) as database:
                 database.executescript(SCHEMA)

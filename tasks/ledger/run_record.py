@@ -26,13 +26,13 @@ Direction = Literal["minimize", "maximize"]
 class ReportSpec:
     """What a flow says of its executions: what one is called, and the objective that one is better than another by."""
 
-    what: str = "execution"
+    noun: str = "execution"
     objective: str | None = None
     direction: Direction = "minimize"
 
 
 @dataclass(slots=True)
-class Record:
+class RunRecord:
     """One start of a flow run. Times are in epoch seconds; `ended` is None while it runs, and where it was killed.
 
     `sandboxes` were opened by it, and were open for `sandbox_seconds` together.
@@ -65,39 +65,41 @@ class Record:
             data = json.dumps(asdict(self), ensure_ascii=True).encode("ascii")
             locations.write(located(self.results_path) / f"run-{self.id}.json", data)
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Writes it once more, with its end."""
         self.ended = time.time()
         self.write()
 
 
-def records_of(ledger: Place) -> list[Record]:
+def list_run_records(ledger: Place) -> list[RunRecord]:
     """The starts of flow runs that wrote to this ledger, the latest last. What is damaged or foreign is passed over.
 
     Raises OSError where a location cannot be read.
     """
     if isinstance(ledger, Location):
         copies = Copies(ledger)
-        found = list(_read(copies.refresh("run-*.json")))
+        found = list(_read_records(copies.refresh("run-*.json")))
     else:
-        found = list(_read(ledger.glob("run-*.json")))
+        found = list(_read_records(ledger.glob("run-*.json")))
     for record in found:
         record.results_path = str(ledger)
     return sorted(found, key=lambda record: record.began)
 
 
-def find_record(root: Path, wanted: str) -> Record | None:
+def find_run_record(root: Path, id_or_name: str) -> RunRecord | None:
     """The latest start of the flow run with that id or name, among the ledgers below the root."""
-    found = [record for record in _read(root.glob("*/run-*.json")) if wanted in (record.flow_run_id, record.name)]
+    found = [
+        record for record in _read_records(root.glob("*/run-*.json")) if id_or_name in (record.flow_run_id, record.name)
+    ]
     return max(found, key=lambda record: record.began, default=None)
 
 
-def _read(paths: Iterable[Path]) -> Iterator[Record]:
-    known = {item.name for item in fields(Record)}
+def _read_records(paths: Iterable[Path]) -> Iterator[RunRecord]:
+    known = {item.name for item in fields(RunRecord)}
     for path in paths:
         with suppress(OSError, ValueError, TypeError, AttributeError):
             data = json.loads(path.read_text(encoding="utf-8"))
-            record = Record(**{name: value for name, value in data.items() if name in known})
+            record = RunRecord(**{name: value for name, value in data.items() if name in known})
             record.results_path = str(path.parent.absolute())  # a ledger may have been moved
             record.began, record.total = float(record.began), int(record.total)
             yield record

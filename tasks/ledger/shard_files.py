@@ -12,19 +12,19 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...blocks.storage import locations
 from ...blocks.storage.locations import Place, located
 from ...sandbox.errors import ConfigurationError
 from ..execution import Execution
-from .shard_store import execution_from, work_of
+from .shard_store import execution_from_json, execution_to_json
 
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ShardHeader:
     """What an attempt at a shard is: of which job, which of how many shards, which attempt, and how much there is.
 
     `what` is what the job calls an execution. `commit` is the one that the job resolved the repository's ref to.
@@ -40,13 +40,13 @@ class Head:
     version: int = VERSION
 
     @property
-    def part_of(self) -> str:
+    def part_prefix(self) -> str:
         """What the names of the ledger's parts begin with that this attempt writes."""
         return f"{self.job}-{self.shard:05}-{self.attempt}-"
 
 
 @dataclass(slots=True)
-class Beat:
+class Heartbeat:
     """How far an attempt is. `count` goes up while it is alive; `error` is a type and a message, of one that failed.
 
     `sandboxes` were opened, for `sandbox_seconds` together; the model was called `calls` times, for `cost` US dollars
@@ -67,7 +67,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class ShardFiles:
     """The files of one attempt at a shard."""
 
     ledger: Place
@@ -76,101 +76,109 @@ class Portion:
     attempt: int
 
     @classmethod
-    def at(cls, work: str) -> Portion:
+    def from_work_path(cls, work_path: str) -> ShardFiles:
         """That whose work is at this location. Raises ConfigurationError where no attempt has its work there."""
         try:
-            ledger, _, job, name = work.rsplit("/", 3)
+            ledger, _, job, name = work_path.rsplit("/", 3)
             shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
         except ValueError:
             raise ConfigurationError(
-                f"{work} is not the work of a shard: a job that has shards makes its own"
+                f"{work_path} is not the work of a shard: a job that has shards makes its own"
             ) from None
         return cls(located(ledger), job, shard, attempt)
 
     @property
-    def folder(self) -> Place:
+    def directory(self) -> Place:
         return self.ledger / "shards" / self.job
 
     @property
-    def work(self) -> Place:
-        return self.folder / f"{self.shard:05}-{self.attempt}.jsonl"
+    def work_path(self) -> Place:
+        return self.directory / f"{self.shard:05}-{self.attempt}.jsonl"
 
     @property
-    def next(self) -> Portion:
+    def next_attempt(self) -> ShardFiles:
         """The attempt after this one."""
-        return Portion(self.ledger, self.job, self.shard, self.attempt + 1)
+        return ShardFiles(self.ledger, self.job, self.shard, self.attempt + 1)
 
-    def write(self, head: Head, executions: Iterable[Execution]) -> None:
+    def write_work(self, header: ShardHeader, executions: Iterable[Execution]) -> None:
         """Writes the work, in one piece. Raises OSError."""
-        locations.write(self.work, self._written(head, executions))
+        locations.write(self.work_path, self._encode_work(header, executions))
 
-    def _written(self, head: Head, executions: Iterable[Execution]) -> Iterator[bytes]:
-        yield _line(asdict(head))
+    def _encode_work(self, header: ShardHeader, executions: Iterable[Execution]) -> Iterator[bytes]:
+        yield _encode_line(asdict(header))
         code: str | None = None
         for execution in executions:
-            line: dict[str, Any] = {"number": execution.index, **work_of(execution)}
+            line: dict[str, Any] = {"number": execution.index, **execution_to_json(execution)}
             if execution.code != code:
                 code = line["code"] = execution.code
-            yield _line(line)
+            yield _encode_line(line)
 
-    def read(self) -> tuple[Head, Iterator[Execution]]:
+    def read_work(self) -> tuple[ShardHeader, Iterator[Execution]]:
         """What the work says; the executions are read as they are asked for. Raises ConfigurationError."""
-        lines = locations.lines(self.work)
+        lines = locations.lines(self.work_path)
         try:
-            return Head(**json.loads(next(lines))), self._executions(lines)
+            return ShardHeader(**json.loads(next(lines))), self._parse_executions(lines)
         except FileNotFoundError:
             raise ConfigurationError(
-                f"the work of this shard, {self.work}, is not there for this worker: the results_path of a job with "
-                "shards has to be a location that every worker reaches by the same name"
+                f"the work of this shard, {self.work_path}, is not there for this worker: the results_path of a job "
+                "with shards has to be a location that every worker reaches by the same name"
             ) from None
         except PermissionError as error:
             raise ConfigurationError(
-                f"the work of this shard, {self.work}, may not be read: {error.strerror or error}"
+                f"the work of this shard, {self.work_path}, may not be read: {error.strerror or error}"
             ) from error
         except (ValueError, TypeError, StopIteration) as error:
             raise ConfigurationError(
-                f"the work of this shard, {self.work}, is damaged, or from another version of rlm-batch: {error}"
+                f"the work of this shard, {self.work_path}, is damaged, or from another version of rlm-batch: {error}"
             ) from None
 
-    def _executions(self, lines: Iterator[bytes]) -> Iterator[Execution]:
+    def _parse_executions(self, lines: Iterator[bytes]) -> Iterator[Execution]:
         code = ""
         for line in lines:
             work = json.loads(line)
             code = work.get("code", code)
-            yield execution_from(work["number"], code, work)
+            yield execution_from_json(work["number"], code, work)
 
-    def exists(self) -> bool:
+    def has_work(self) -> bool:
         """Whether this attempt was begun."""
-        return bool(locations.names(self.folder, self.work.name))
+        return bool(locations.names(self.directory, self.work_path.name))
 
-    def beat(self, beat: Beat) -> None:
+    def write_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Writes the sign of life, in one piece. Raises OSError."""
-        locations.write(self._beat, json.dumps(asdict(beat)).encode("ascii"))
+        locations.write(self._heartbeat_path, json.dumps(asdict(heartbeat)).encode("ascii"))
 
     @property
-    def _beat(self) -> Place:
-        return self.folder / f"{self.shard:05}-{self.attempt}.beat"
+    def _heartbeat_path(self) -> Place:
+        return self.directory / f"{self.shard:05}-{self.attempt}.beat"
 
-    def life(self) -> Beat | None:
+    def read_heartbeat(self) -> Heartbeat | None:
         """The last sign of life, None where there is none yet."""
-        known = {item.name for item in fields(Beat)}  # a worker may have another version, which says more
+        known = {item.name for item in fields(Heartbeat)}  # a worker may have another version, which says more
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            said = json.loads(locations.read(self._beat))
-            return Beat(**{name: value for name, value in said.items() if name in known})
+            said = json.loads(locations.read(self._heartbeat_path))
+            return Heartbeat(**{name: value for name, value in said.items() if name in known})
         return None
 
 
-def kept_cut(ledger: Place, job: str, size: int) -> tuple[str, int]:
-    """An id of the ledger, and how many executions a shard of the job has: as they are there, and else made now.
+class ShardCut(NamedTuple):
+    """How a job is cut into shards, as its ledger says."""
 
-    So a job that is run again has the shards that it had, however many there would be today. Raises OSError.
+    ledger_id: str
+    shard_size: int  # executions in one shard
+
+
+def load_or_create_cut(ledger: Place, job: str, shard_size: int) -> ShardCut:
+    """How the job was cut before, else with that size: a job that is run again has the shards that it had.
+
+    Raises OSError.
     """
-    return _kept(ledger / "shards" / "id", uuid.uuid4().hex[:16]), int(
-        _kept(ledger / "shards" / job / "size", str(size))
+    return ShardCut(
+        _load_or_create(ledger / "shards" / "id", uuid.uuid4().hex[:16]),
+        int(_load_or_create(ledger / "shards" / job / "size", str(shard_size))),
     )
 
 
-def _kept(place: Place, value: str) -> str:
+def _load_or_create(place: Place, value: str) -> str:
     try:
         return locations.read(place).decode("ascii")
     except FileNotFoundError:
@@ -178,7 +186,7 @@ def _kept(place: Place, value: str) -> str:
         return locations.read(place).decode("ascii")  # another may have been as quick
 
 
-def last_attempts(ledger: Place, job: str) -> dict[int, int]:
+def find_last_attempts(ledger: Place, job: str) -> dict[int, int]:
     """The number of the last attempt at each shard of a job that has one."""
     found: dict[int, int] = {}
     for name in locations.names(ledger / "shards" / job, "*-*.jsonl"):
@@ -188,5 +196,5 @@ def last_attempts(ledger: Place, job: str) -> dict[int, int]:
     return found
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def _encode_line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"

@@ -12,18 +12,18 @@ import threading
 import time
 from collections.abc import Callable
 
-INTERVAL = (
+SEND_INTERVAL_SECONDS = (
     5.0  # seconds that a line waits at most; each sending is a file of its own, and a reader has to list them all
 )
-SIZE = 8 * 1024 * 1024  # bytes that are sent without waiting any longer
-HELD = 64 * 1024 * 1024  # bytes beyond which who writes waits: the location is slower than the results come
-PATIENCE = 60.0  # seconds for which a sending is tried again before it has failed
-DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between the tries; the last stands for all later ones
-LAST_WORD = 60.0  # seconds beyond PATIENCE for a try that is under way when the outbox is closed
+SEND_SIZE_BYTES = 8 * 1024 * 1024  # bytes that are sent without waiting any longer
+MAX_HELD_BYTES = 64 * 1024 * 1024  # bytes beyond which who writes waits: the location is slower than the results come
+RETRY_PATIENCE_SECONDS = 60.0  # seconds for which a sending is tried again before it has failed
+RETRY_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between the tries; the last stands for all later ones
+LAST_TRY_SECONDS = 60.0  # seconds beyond PATIENCE for a try that is under way when the outbox is closed
 LATE = "it has not answered yet"
 
 
-class Outbox:
+class UploadBuffer:
     """Takes lines and sends them. `send` is called in its thread, with the sending's number, from 1, and its bytes.
 
     A sending that failed is tried again with the same number and bytes: where it did arrive, it is there once.
@@ -44,8 +44,8 @@ class Outbox:
     def write(self, line: bytes) -> None:
         """Takes a line. Raises OSError where what was taken before cannot be sent."""
         with self._changed:
-            while self._failed is None and self._size >= HELD:
-                if not self._changed.wait(PATIENCE + LAST_WORD):
+            while self._failed is None and self._size >= MAX_HELD_BYTES:
+                if not self._changed.wait(RETRY_PATIENCE_SECONDS + LAST_TRY_SECONDS):
                     raise OSError(errno.ETIMEDOUT, LATE)
             if self._failed is not None:
                 raise self._failed
@@ -54,7 +54,7 @@ class Outbox:
             self._lines.append(line)
             self._size += len(line)
             if self._thread is None:
-                self._begin(PATIENCE)
+                self._begin(RETRY_PATIENCE_SECONDS)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -66,11 +66,11 @@ class Outbox:
             self._closing = True
             again, self._failed = self._failed is not None, None
             if self._thread is None and (self._lines or self._unsent is not None):
-                self._begin(0.0 if again else PATIENCE)
+                self._begin(0.0 if again else RETRY_PATIENCE_SECONDS)
             thread = self._thread
             self._changed.notify_all()
         if thread is not None:
-            thread.join(PATIENCE + LAST_WORD)
+            thread.join(RETRY_PATIENCE_SECONDS + LAST_TRY_SECONDS)
         with self._changed:
             self._closing = False
             if self._failed is None and (self._lines or self._unsent is not None):
@@ -90,7 +90,7 @@ class Outbox:
                     if self._closing:
                         self._thread = None
                         return
-                    self._changed.wait(self._since + INTERVAL - time.monotonic() if self._lines else None)
+                    self._changed.wait(self._since + SEND_INTERVAL_SECONDS - time.monotonic() if self._lines else None)
                 if self._unsent is None:
                     self._unsent = b"".join(self._lines)
                     self._number += 1
@@ -111,7 +111,7 @@ class Outbox:
         if self._unsent is not None:
             return True
         waited = time.monotonic() - self._since
-        return bool(self._lines) and (self._closing or self._size >= SIZE or waited >= INTERVAL)
+        return bool(self._lines) and (self._closing or self._size >= SEND_SIZE_BYTES or waited >= SEND_INTERVAL_SECONDS)
 
     def _sent(self, number: int, data: bytes, patience: float) -> OSError | None:
         """Sends, again and again; what made the last try fail, once there is no more patience."""
@@ -123,7 +123,7 @@ class Outbox:
                 return None
             except Exception as error:  # noqa: BLE001 - whatever it is, the lines are not there
                 failed = error if isinstance(error, OSError) else OSError(errno.EIO, str(error) or type(error).__name__)
-                delay = DELAYS[min(tried, len(DELAYS) - 1)]
+                delay = RETRY_DELAYS_SECONDS[min(tried, len(RETRY_DELAYS_SECONDS) - 1)]
                 tried += 1
                 if time.monotonic() + delay > until:
                     return failed

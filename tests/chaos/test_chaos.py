@@ -64,8 +64,8 @@ class Batch:
     def results(self) -> dict[int, Result]:
         """The results in its ledger, each of them right; what had one before was not begun again since."""
         found: dict[int, Result] = {}
-        for line in self._ledger.best().values():
-            outcome = line.outcome()
+        for line in self._ledger.load_latest_lines().values():
+            outcome = line.to_outcome()
             if isinstance(outcome, Result):
                 x = outcome.meta.variables["x"]
                 assert x not in found, f"two results of {x} count"
@@ -81,7 +81,7 @@ class Batch:
     def complete(self) -> None:
         """Fails unless every execution has its result."""
         missing = set(range(self.size)) - set(self.results())
-        failed = [line.outcome() for line in self._ledger.best().values() if not line.succeeded]
+        failed = [line.to_outcome() for line in self._ledger.load_latest_lines().values() if not line.is_success]
         assert not missing, f"no results of {missing}: {failed}"
 
     def wait_for_progress(self, host: Host, dice: random.Random) -> None:

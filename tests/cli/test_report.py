@@ -15,20 +15,20 @@ from rlm_batch.cli.main import main
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.sandbox.result import Meta, QuerySummary
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.run_record import Record
+from rlm_batch.tasks.ledger.run_record import RunRecord
 
 from .conftest import Run
 
 
-def written(path: Path, name: str, outcomes: list[Result | Failure], **record: Any) -> Record:
+def written(path: Path, name: str, outcomes: list[Result | Failure], **record: Any) -> RunRecord:
     """A ledger with those outcomes, as a flow run leaves it."""
     ledger = Ledger(path)
     ledger.create()
     for outcome in outcomes:
-        ledger.write(f"{outcome.meta.index:064x}", outcome)
+        ledger.write_outcome(f"{outcome.meta.index:064x}", outcome)
     ledger.close()
-    found = Record("sweep", str(path), f"id-of-{name}", name, total=len(outcomes), began=1.7e9, **record)
-    found.end()
+    found = RunRecord("sweep", str(path), f"id-of-{name}", name, total=len(outcomes), began=1.7e9, **record)
+    found.finish()
     return found
 
 
@@ -113,8 +113,8 @@ def test_a_result_that_came_later_stands_in_place_of_the_failure(root: Path, cap
 def test_code_that_was_changed_and_run_on_the_same_ledger_tells_its_latest_results(root: Path):
     ledger = Ledger(root / "first")
     ledger.create()
-    ledger.write("a" * 64, Result({"a": "old"}, Meta(index=0)))
-    ledger.write("b" * 64, Result({"a": "new"}, Meta(index=0)))
+    ledger.write_outcome("a" * 64, Result({"a": "old"}, Meta(index=0)))
+    ledger.write_outcome("b" * 64, Result({"a": "new"}, Meta(index=0)))
     assert [outcome.a for outcome in open_run_ledger(str(root / "first")).read_outcomes()] == ["new"]
 
 

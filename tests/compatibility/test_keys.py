@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rlm_batch
-from rlm_batch.tasks.execution import identified, key_of
+from rlm_batch.tasks.execution import assign_keys, compute_key
 
 from .conftest import FIXTURES
 
@@ -17,13 +17,13 @@ KEYS = json.loads((FIXTURES / "keys.json").read_text())
 @pytest.mark.parametrize("group", KEYS["counted"], ids=lambda group: ",".join(group["fingerprint"]) or "none")
 def test_executions_of_a_run_have_the_keys_that_they_had(group: dict[str, Any]) -> None:
     items = [(code, variables) for code, variables in group["items"]]
-    assert [execution.key for execution in identified(items, group["fingerprint"])] == group["keys"]
+    assert [execution.key for execution in assign_keys(items, group["fingerprint"])] == group["keys"]
 
 
 @pytest.mark.parametrize("case", KEYS["single"])
 def test_steps_chunks_and_reductions_have_the_keys_that_they_had(case: dict[str, Any]) -> None:
     encoded = {name: text.encode() for name, text in case["encoded"].items()}
-    assert key_of(case["code"], case["variables"], encoded, case["fingerprint"]) == case["key"]
+    assert compute_key(case["code"], case["variables"], encoded, case["fingerprint"]) == case["key"]
 
 
 @pytest.mark.anyio

@@ -13,7 +13,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempoten
 from rlm_batch.blocks.storage.locations import located
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.flows.shard import shard
-from rlm_batch.tasks.ledger.shard_files import Portion, kept_cut, last_attempts
+from rlm_batch.tasks.ledger.shard_files import ShardFiles, find_last_attempts, load_or_create_cut
 
 from ..infra.workers import Worker
 from .conftest import FIXTURES, Job, assert_outcome_is
@@ -35,18 +35,19 @@ async def worker(server: str, running_daytona: object, s3_process: Any, tmp_path
 
 @pytest.mark.parametrize("attempt", EXPECTED["attempts"], ids=lambda attempt: attempt["work"])
 def test_the_work_and_the_heartbeat_of_an_attempt_are_read(attempt: dict[str, Any]) -> None:
-    files = Portion.at(f"{LEDGER}/{attempt['work']}")
-    head, executions = files.read()
-    assert asdict(head) == attempt["head"]
-    assert head.part_of == attempt["part_of"]
+    files = ShardFiles.from_work_path(f"{LEDGER}/{attempt['work']}")
+    header, executions = files.read_work()
+    assert asdict(header) == attempt["head"]
+    assert header.part_prefix == attempt["part_of"]
     for execution, expected in zip(executions, attempt["executions"], strict=True):
         assert execution.index == expected["index"]
         assert execution.code == expected["code"]
         assert execution.variables == expected["variables"]
         assert execution.key == expected["key"]
-        assert {name: value.decode() for name, value in execution.encoded.items()} == expected["encoded"]
-        assert (None if execution.mark is None else asdict(execution.mark)) == expected["mark"]
-    beat = files.life()
+        assert {name: value.decode() for name, value in execution.encoded_variables.items()} == expected["encoded"]
+        marker = execution.marker
+        assert (None if marker is None else {"path": marker.path, "stale": marker.is_stale}) == expected["mark"]
+    beat = files.read_heartbeat()
     if attempt["beat"] is None:
         assert beat is None
     else:
@@ -58,9 +59,9 @@ def test_the_work_and_the_heartbeat_of_an_attempt_are_read(attempt: dict[str, An
 def test_a_job_finds_the_shards_that_it_was_cut_into(tmp_path: Path) -> None:
     ledger = located(LEDGER)
     for job, size in EXPECTED["sizes"].items():
-        assert kept_cut(ledger, job, size + 1) == (EXPECTED["id"], size)
+        assert load_or_create_cut(ledger, job, size + 1) == (EXPECTED["id"], size)
         last = {int(number): attempt for number, attempt in EXPECTED["last"][job].items()}
-        assert last_attempts(ledger, job) == last
+        assert find_last_attempts(ledger, job) == last
 
 
 @pytest.mark.usefixtures("server", "running_daytona", "no_process_left")

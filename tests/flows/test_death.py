@@ -301,7 +301,7 @@ async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_
     )
     kept = {
         line.data["variables"]["x"] if "variables" in line.data else line.data["index"]
-        for line in Ledger(ledger).lines()
+        for line in Ledger(ledger).read_lines()
     }
     assert 8 <= len(kept) <= 12
     whole = [line for part in ledger.glob("part-*") for line in part.read_bytes().splitlines(keepends=True)]
@@ -312,7 +312,7 @@ async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_
     assert await done.wait() == 0
     results = await run()
     assert [result.x for result in results] == list(range(20))
-    lines = list(Ledger(ledger).lines())
+    lines = list(Ledger(ledger).read_lines())
     assert len(lines) == len({line.key for line in lines}) == 20  # nothing that was written was run again
 
 

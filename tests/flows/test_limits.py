@@ -25,7 +25,13 @@ NAP = "import time; began = time.monotonic(); time.sleep(nap); SUBMIT(began=bega
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns and questions that a test can wait for; the server's own leases stay as they are."""
-    for name, seconds in (("ASK", 0.1), ("ASK_FOR_MORE", 0.4), ("LOOK", 0.1), ("TURN_OF_SEVERAL", 0.5), ("TURN", 1.0)):
+    for name, seconds in (
+        ("POLL_SECONDS", 0.1),
+        ("POLL_FOR_MORE_SECONDS", 0.4),
+        ("WAITING_CHECK_SECONDS", 0.1),
+        ("MIN_HOLD_OF_SEVERAL_SECONDS", 0.5),
+        ("MIN_HOLD_SECONDS", 1.0),
+    ):
         monkeypatch.setattr(slots, name, seconds)
 
 
@@ -223,20 +229,20 @@ async def test_without_a_shared_server_the_limits_hold_in_the_process(caplog):
 
     async def lane(shared: slots.Slots) -> None:
         nonlocal peak, held
-        slot = await shared.take()
+        slot = await shared.acquire()
         assert slot is not None
         held += 1
         peak = max(peak, held)
-        await shared.creation()
+        await shared.wait_for_creation()
         await asyncio.sleep(0.05)
         held -= 1
-        await shared.give_back(slot)
+        await shared.release(slot)
 
     import logging
 
     log = logging.getLogger("limits")
     with temporary_settings({PREFECT_API_URL: None}), caplog.at_level("INFO"):
-        async with slots.slots_of(block, "one", log) as one, slots.slots_of(block, "other", log) as other:
+        async with slots.open_slots(block, "one", log) as one, slots.open_slots(block, "other", log) as other:
             began = time.monotonic()
             await asyncio.gather(*(lane(shared) for shared in (one, other) for _ in range(4)))
     assert peak == 2

@@ -16,9 +16,10 @@ from prefect import get_client
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, batch, sweep
+from rlm_batch.blocks.storage.locations import located, read, write
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.run_record import records_of
+from rlm_batch.tasks.ledger.run_record import list_run_records
 
 from ..infra.execution_counter import BEGUN, Counts
 
@@ -42,15 +43,15 @@ async def block(server: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 def begun_and_killed(place: str, results: int, folder: Path) -> None:
     """Begins the batch in a process of its own, and kills it once so many results are in the bucket."""
     program = (
-        "import asyncio, sys\nfrom rlm_batch import batch\nfrom rlm_batch.tasks import outbox\n"
-        "outbox.INTERVAL = 0.2\n"
+        "import asyncio, sys\nfrom rlm_batch import batch\nfrom rlm_batch.tasks.ledger import upload_buffer\n"
+        "upload_buffer.SEND_INTERVAL_SECONDS = 0.2\n"
         "asyncio.run(batch(sys.argv[1], sys.argv[2] + '/inputs.jsonl', provider='local:none', max_workers=2,\n"
         "                  results_path=sys.argv[2]))\n"
     )
     environment = {**os.environ, "TMPDIR": str(folder)}  # where it leaves its sandboxes' folders
     with subprocess.Popen([sys.executable, "-c", program, KILLED, place], env=environment) as run:
         until = time.monotonic() + 100
-        while len(Ledger(place).best()) < results and time.monotonic() < until:
+        while len(Ledger(place).load_latest_lines()) < results and time.monotonic() < until:
             time.sleep(0.2)
         run.kill()
 
@@ -61,9 +62,9 @@ async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_fr
 ) -> None:
     inputs = [{"x": x, "address": counts.address} for x in range(6)]
     place = "s3://results/killed"
-    Ledger(place).put("inputs.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in inputs))
+    write(located(place) / "inputs.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in inputs))
     await asyncio.to_thread(begun_and_killed, place, 3, tmp_path)
-    assert len(Ledger(place).best()) == 3
+    assert len(Ledger(place).load_latest_lines()) == 3
     done = {x for x, times in counts.begun.items() if times}
     results = await batch(KILLED, f"{place}/inputs.jsonl", provider="local:none", results_path=place)
     assert [result.y for result in results] == [x * x for x in range(6)]
@@ -93,7 +94,7 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
         logs = [line.message for line in await client.read_logs()]
         artifacts = [str(artifact.data) for artifact in await client.read_artifacts()]
     ledger = Ledger(place)
-    kept = [ledger.get(name).decode() for name in ledger.path.sizes()]  # type: ignore[union-attr]
+    kept = [read(ledger.path / name).decode() for name in ledger.path.sizes()]  # type: ignore[union-attr]
     assert len(kept) == 2
     del found, ledger  # the error below holds this frame, and Prefect the error
     told = [str(run.parameters), str(raised.value), repr(raised.value.__cause__), caplog.text, *kept, *artifacts]
@@ -113,7 +114,7 @@ def counts_one(counts: Counts) -> None:
 async def test_a_run_whose_last_results_cannot_be_sent_fails(
     s3: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.ledger.upload_buffer.PATIENCE", 0.5)
+    monkeypatch.setattr("rlm_batch.tasks.ledger.upload_buffer.RETRY_PATIENCE_SECONDS", 0.5)
     code = BEGUN + "begun(x)\nimport time\ntime.sleep(4)\nSUBMIT(1)"
     inputs = [{"x": 1, "address": counts.address}]
     run = asyncio.create_task(batch(code, inputs, provider="local:none", results_path="s3://results/job"))
@@ -122,7 +123,7 @@ async def test_a_run_whose_last_results_cannot_be_sent_fails(
     with pytest.raises(OSError, match=r"could not be written to the ledger s3://results/job: .*expired"):
         await run
     s3.ask("refuse", methods=[])
-    assert Ledger("s3://results/job").best() == {}
+    assert Ledger("s3://results/job").load_latest_lines() == {}
 
 
 async def test_a_block_of_a_directory_is_that_directory(server: str, tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ async def test_a_block_of_a_directory_is_that_directory(server: str, tmp_path: P
         == [result.output]
         == [1]
     )
-    assert records_of(tmp_path / "share/a/b")[0].results_path == str(tmp_path / "share/a/b")
+    assert list_run_records(tmp_path / "share/a/b")[0].results_path == str(tmp_path / "share/a/b")
 
 
 @pytest.mark.parametrize(
@@ -159,8 +160,8 @@ async def test_a_location_that_is_wrong_is_one_sentence_before_anything_runs(
 
 async def test_code_and_inputs_are_read_at_locations(s3: Any, tmp_path: Path) -> None:
     bucket = Ledger("s3://results/in")
-    bucket.put("code.txt", b"SUBMIT(y=x + 1)")
-    bucket.put("points.csv", b"x\n1\n2\n")
+    write(bucket.path / "code.txt", b"SUBMIT(y=x + 1)")
+    write(bucket.path / "points.csv", b"x\n1\n2\n")
     (tmp_path / "points.csv").write_bytes(b"x\n1\n2\n")
     for inputs in ("s3://results/in/points.csv", f"file://{tmp_path}/points.csv"):
         results = await batch("@s3://results/in/code.txt", inputs, provider="local:none", max_workers=1)

@@ -69,7 +69,7 @@ async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(da
 
     assert _sdk.AsyncDaytona
     lane = Lane(DaytonaSandbox(), "a run", reuse=True, timeout=20, slots=Slots())
-    await lane.stay()
+    await lane.acquire_for_work()
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 5, before[1]))
     try:
@@ -77,11 +77,11 @@ async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(da
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
         with pytest.raises(QuotaExceeded, match="ulimit -n"):
-            await lane.open()
+            await lane.open_sandbox()
     finally:
         for descriptor in taken:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    await lane.stay()
-    assert (await lane.open()).alive
-    await lane.leave()
+    await lane.acquire_for_work()
+    assert (await lane.open_sandbox()).alive
+    await lane.release()

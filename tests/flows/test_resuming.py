@@ -21,7 +21,7 @@ from prefect.flow_engine import run_flow_async
 from pydantic import SecretStr
 
 from rlm_batch import DaytonaSandbox, ExecutionsFailed, LocalSandbox, ModalSandbox, batch
-from rlm_batch.tasks.execution import identified
+from rlm_batch.tasks.execution import assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ..infra.execution_counter import BEGUN, Counts
@@ -127,7 +127,7 @@ async def test_a_run_on_a_process_worker_is_retried_as_from_the_ui(counts: Count
         state = await flow.ended()
     assert state.is_completed(), state
     assert counts.begun == {str(x): 1 if x % 3 else 2 for x in range(8)}
-    assert len(Ledger(results / str(flow.run.id)).best()) == 8
+    assert len(Ledger(results / str(flow.run.id)).load_latest_lines()) == 8
 
 
 async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_cannot_retry_it(
@@ -168,7 +168,7 @@ async def test_of_a_run_that_is_retried_twice_among_failing_calls_every_good_exe
     good = [x for x in range(size) if x % 10]
     assert {x: counts.begun[str(x)] for x in good} == dict.fromkeys(good, 1)
     ledger = results / str(flow.run.id)
-    found = [line.outcome() for line in Ledger(ledger).best().values()]
+    found = [line.to_outcome() for line in Ledger(ledger).load_latest_lines().values()]
     assert Counter(outcome.meta.variables["x"] for outcome in found) == dict.fromkeys(range(size), 1)
     succeeded = {outcome.meta.variables["x"]: outcome.outputs for outcome in found if hasattr(outcome, "outputs")}
     assert succeeded == {x: {"y": x * x} for x in good}
@@ -209,7 +209,7 @@ async def test_results_serve_later_runs_until_the_code_a_variable_or_the_commit_
 
 async def test_the_image_changes_the_key_of_a_result_and_the_account_does_not() -> None:
     async def key(block: Any) -> str:
-        (execution,) = identified([("SUBMIT(1)", {"x": 1})], await block.fingerprint())
+        (execution,) = assign_keys([("SUBMIT(1)", {"x": 1})], await block.fingerprint())
         return execution.key
 
     secret, other = SecretStr("one"), SecretStr("two")

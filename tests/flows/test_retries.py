@@ -21,7 +21,7 @@ from rlm_batch import (
     batch,
     chunks,
 )
-from rlm_batch.tasks.execute import RetryPolicy, with_policy
+from rlm_batch.tasks.execute import RetryPolicy, build_execute_task
 
 from ..infra.execution_counter import BEGUN, Counts
 from .conftest import last_run
@@ -44,7 +44,7 @@ CODE = {
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The delays are tested in one place; elsewhere they would only be waited for."""
-    monkeypatch.setattr("rlm_batch.tasks.execute.BACKOFF", (0.05,))
+    monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (0.05,))
 
 
 def inputs(counts: Counts, size: int = 1) -> list[dict[str, Any]]:
@@ -163,8 +163,8 @@ async def test_the_time_that_a_provider_asks_for_is_waited_out_also_by_execution
 async def test_a_run_that_a_workspace_has_no_room_for_at_all_fails_after_its_retries(
     daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.capacity.admission.PATIENCE", 0.0)
-    monkeypatch.setattr("rlm_batch.tasks.capacity.admission.LOOK_AGAIN", (0.05,))
+    monkeypatch.setattr("rlm_batch.tasks.capacity.admission.REFUSAL_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("rlm_batch.tasks.capacity.admission.REFUSAL_PAUSES_SECONDS", (0.05,))
     daytona.set(max_sandboxes=0)
     failures = await batch(SQUARE, inputs(counts, 3), provider="daytona", max_workers=2, retries=2, on_failure="return")
     for failure in failures:
@@ -193,7 +193,7 @@ async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_no
 async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for(
     daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_batch.tasks.execute.BACKOFF", (60.0,))
+    monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (60.0,))
     daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
     async with asyncio.timeout(60):
         (failure,) = await batch(SQUARE, inputs(counts), provider="daytona", deadline=6, on_failure="return")
@@ -207,7 +207,7 @@ async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanw
     daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second execution waits for the first one's retry: the sandbox that is kept for both would idle through it."""
-    monkeypatch.setattr("rlm_batch.tasks.execute.BACKOFF", (60.0,))
+    monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (60.0,))
     code = BEGUN + "begun(x)\nassert x\nSUBMIT(y=x)"
     flow = asyncio.create_task(
         batch(
@@ -251,7 +251,7 @@ async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_
 
 async def test_the_delay_doubles_up_to_a_minute_and_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    task = await with_policy(RetryPolicy(retries=9), "local", 1)
+    task = await build_execute_task(RetryPolicy(retries=9), "local", 1)
     assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect goes on with the last
     assert task.retry_jitter_factor == 0.5
 

@@ -1,12 +1,12 @@
 """The key says whether an execution has been done before."""
 
-from rlm_batch.tasks.execution import identified
+from rlm_batch.tasks.execution import assign_keys
 
 LOCAL = {"provider": "local"}
 
 
 def keys(*items, fingerprint=LOCAL):
-    return [execution.key for execution in identified(items, fingerprint)]
+    return [execution.key for execution in assign_keys(items, fingerprint)]
 
 
 def test_the_same_code_variables_and_provider_have_the_same_key_in_every_run():

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from rlm_batch import batch, chunks, sequence, sweep
 from rlm_batch.flows.engine.artifacts import Told
 from rlm_batch.sandbox.result import Meta, Result
-from rlm_batch.tasks.ledger.run_record import Record
+from rlm_batch.tasks.ledger.run_record import RunRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -100,7 +100,7 @@ async def test_progress_is_told_while_a_run_lasts_and_ends_at_all(tmp_path: Path
 
 
 async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(caplog: pytest.LogCaptureFixture):
-    record = Record("sweep", "/a/ledger", total=2)
+    record = RunRecord("sweep", "/a/ledger", total=2)
     log = logging.getLogger("test_told")
     outcomes = [Result({"y": 1}, Meta(index=0)), Result({"y": 2}, Meta(index=1))]
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), caplog.at_level("WARNING", "test_told"):

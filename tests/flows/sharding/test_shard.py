@@ -15,9 +15,9 @@ from rlm_batch.flows import shard as module
 from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
 from rlm_batch.sandbox.errors import NotRun
-from rlm_batch.tasks.execution import identified
+from rlm_batch.tasks.execution import assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.shard_files import Head, Portion
+from rlm_batch.tasks.ledger.shard_files import ShardFiles, ShardHeader
 
 pytestmark = pytest.mark.anyio
 
@@ -43,77 +43,77 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-def portion_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> Portion:
+def files_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> ShardFiles:
     """The work of a shard that begins at number 10."""
-    executions = list(identified([(code, {"x": x}) for x in range(10 + count)], {}))[10:]
-    portion = Portion(results / "job", "abc", 1, attempt)
-    head = Head("abc", 1, 2, attempt, count, "execution", None)
-    portion.write(head, executions)
-    return portion
+    executions = list(assign_keys([(code, {"x": x}) for x in range(10 + count)], {}))[10:]
+    files = ShardFiles(results / "job", "abc", 1, attempt)
+    head = ShardHeader("abc", 1, 2, attempt, count, "execution", None)
+    files.write_work(head, executions)
+    return files
 
 
-async def run(portion: Portion, **parameters: Any) -> None:
-    given = {**PARAMETERS, "results_path": str(portion.ledger), **parameters}
-    await shard(work=str(portion.work), options=Options(**given))
+async def run(files: ShardFiles, **parameters: Any) -> None:
+    given = {**PARAMETERS, "results_path": str(files.ledger), **parameters}
+    await shard(work=str(files.work_path), options=Options(**given))
 
 
-def values(portion: Portion) -> dict[int, int]:
+def values(files: ShardFiles) -> dict[int, int]:
     """By number, what was submitted as y, of every line that says success."""
-    found = [line for line in Ledger(portion.ledger).lines() if line.succeeded]
+    found = [line for line in Ledger(files.ledger).read_lines() if line.is_success]
     assert len({line.key for line in found}) == len(found)
     return {line.data["index"]: line.data["outputs"]["y"] for line in found}
 
 
 async def test_a_shard_writes_the_outcomes_of_its_numbers_to_the_ledger_of_its_job(results):
-    portion = portion_of(results, "SUBMIT(y=1 // (x - 12))")
-    await run(portion)
-    assert values(portion) == {10: -1, 11: -1, 13: 1, 14: 0, 15: 0}
-    life = portion.life()
-    assert life is not None
-    assert (life.done, life.failed, life.sandboxes, life.error) == (6, 1, 2, None)
-    assert {name[:17] for name in names(portion.ledger, "part-*")} == {"part-abc-00001-1-"}
-    assert names(portion.ledger, "run-*.json") == []  # the ledger's runs are jobs
+    files = files_of(results, "SUBMIT(y=1 // (x - 12))")
+    await run(files)
+    assert values(files) == {10: -1, 11: -1, 13: 1, 14: 0, 15: 0}
+    heartbeat = files.read_heartbeat()
+    assert heartbeat is not None
+    assert (heartbeat.done, heartbeat.failed, heartbeat.sandboxes, heartbeat.error) == (6, 1, 2, None)
+    assert {name[:17] for name in names(files.ledger, "part-*")} == {"part-abc-00001-1-"}
+    assert names(files.ledger, "run-*.json") == []  # the ledger's runs are jobs
 
 
 async def test_what_an_attempt_has_a_result_of_is_not_run_when_it_is_run_again(results, tmp_path):
     """Prefect's Retry of a shard, for example. What earlier attempts have is for the job to say: it has looked."""
     code = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); SUBMIT(y=x)"
-    portion = portion_of(results, code)
-    await run(portion)
-    await run(portion)
+    files = files_of(results, code)
+    await run(files)
+    await run(files)
     assert (tmp_path / "ran").read_text() == "x" * 6
-    assert len(values(portion)) == 6
-    await run(portion_of(results, code, attempt=2))
+    assert len(values(files)) == 6
+    await run(files_of(results, code, attempt=2))
     assert (tmp_path / "ran").read_text() == "x" * 12
 
 
 async def test_a_shard_that_was_begun_anew_elsewhere_ends_and_leaves_no_sandbox(results, monkeypatch):
     monkeypatch.setattr(module, "BEAT", 0.2)
-    portion = portion_of(results, "import time; time.sleep(60)")
-    running = asyncio.create_task(run(portion))
-    while (life := portion.life()) is None or not life.count:  # noqa: ASYNC110 - a file, which tells nobody
+    files = files_of(results, "import time; time.sleep(60)")
+    running = asyncio.create_task(run(files))
+    while (heartbeat := files.read_heartbeat()) is None or not heartbeat.count:  # noqa: ASYNC110 - a file, which tells nobody
         await asyncio.sleep(0.05)
-    portion_of(results, "import time; time.sleep(60)", attempt=2)
+    files_of(results, "import time; time.sleep(60)", attempt=2)
     with pytest.raises(NotRun, match="begun it anew"):
         await asyncio.wait_for(running, 30)
-    assert values(portion) == {}
+    assert values(files) == {}
 
 
 async def test_why_a_shard_cannot_be_run_is_told_to_its_job(results):
-    portion = portion_of(results, "SUBMIT(y=1)")
+    files = files_of(results, "SUBMIT(y=1)")
     with pytest.raises(ConfigurationError, match="unknown provider"):
-        await run(portion, provider="nowhere")
-    life = portion.life()
-    assert life is not None
-    assert life.error is not None
-    assert life.error[0] == "ConfigurationError"
+        await run(files, provider="nowhere")
+    heartbeat = files.read_heartbeat()
+    assert heartbeat is not None
+    assert heartbeat.error is not None
+    assert heartbeat.error[0] == "ConfigurationError"
 
 
 async def test_a_shard_on_a_worker_that_does_not_reach_the_ledger_says_so(results):
-    portion = portion_of(results, "SUBMIT(y=1)")
-    os.remove(str(portion.work))
+    files = files_of(results, "SUBMIT(y=1)")
+    os.remove(str(files.work_path))
     with pytest.raises(ConfigurationError, match="every worker reaches by the same name"):
-        await run(portion)
+        await run(files)
 
 
 def test_the_parameters_here_are_those_that_a_job_hands_on():

@@ -45,7 +45,7 @@ def shared(worker: Worker, tmp_path: Path) -> Path:
 
 def counted(ledger: Path) -> Counter[str]:
     """How many results each key has."""
-    return Counter(line.key for line in Ledger(ledger).lines() if line.succeeded)
+    return Counter(line.key for line in Ledger(ledger).read_lines() if line.is_success)
 
 
 async def shards_of(run_id: Any) -> list[Any]:
@@ -137,7 +137,7 @@ async def test_shards_meet_in_a_bucket_with_the_credentials_of_a_block(server, w
         ran = [sys.executable, str(program)]
         done = await asyncio.to_thread(subprocess.run, ran, env=environment, timeout=240, check=False)
         assert done.returncode == 0
-    found = Counter(line.key for line in Ledger(place).lines() if line.succeeded)
+    found = Counter(line.key for line in Ledger(place).read_lines() if line.is_success)
     assert len(found) == 10
     assert set(found.values()) == {1}
 

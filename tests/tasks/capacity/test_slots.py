@@ -9,7 +9,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import LocalSandbox
 from rlm_batch.blocks.limits import LimitNames, ProcessLimits, wanted
-from rlm_batch.tasks.capacity.slots import LimitedSlots, slots_of
+from rlm_batch.tasks.capacity.slots import LimitedSlots, open_slots
 from rlm_batch.tasks.lane import Lane
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ async def test_a_slot_that_is_granted_just_when_the_run_ends_is_given_back():
     limits = Slow(wanted(block))
     shared = LimitedSlots(limits, LimitNames("ends"), block, LOG)
     running = asyncio.create_task(shared.run())
-    waiting = asyncio.create_task(shared.take())
+    waiting = asyncio.create_task(shared.acquire())
     await limits.granted.wait()
     for task in (waiting, running):
         task.cancel()
@@ -45,16 +45,16 @@ async def test_a_slot_that_is_granted_just_when_the_run_ends_is_given_back():
 async def test_a_lane_that_has_work_waits_for_its_slot_although_the_others_have_none_left():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="stays")
     with temporary_settings({PREFECT_API_URL: None}):
-        async with slots_of(block, "a run", LOG) as shared:
+        async with open_slots(block, "a run", LOG) as shared:
             first, second = (Lane(block, "a run", reuse=False, timeout=5, slots=shared) for _ in range(2))
-            assert await first.enter()
-            staying = asyncio.create_task(second.stay())
+            assert await first.acquire()
+            staying = asyncio.create_task(second.acquire_for_work())
             await asyncio.sleep(0.1)
-            shared.enough()
+            shared.dismiss_waiters()
             await asyncio.sleep(0.1)
             assert not staying.done()
-            await first.leave()
+            await first.release()
             async with asyncio.timeout(5):
                 await staying
-            await second.leave()
+            await second.release()
     assert await ProcessLimits({}).in_use("stays") == 0

@@ -14,13 +14,13 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.result import Meta
-from rlm_batch.tasks.ledger.ledger import Ledger, Line
+from rlm_batch.tasks.ledger.ledger import Ledger, LedgerLine
 from rlm_batch.tasks.ledger.result_index import ResultIndex
 
 
-def value_of(line: Line | None):
+def value_of(line: LedgerLine | None):
     assert line is not None
-    return line.outcome().value
+    return line.to_outcome().value
 
 
 def success(value: int, index: int = 0) -> Result:
@@ -40,46 +40,46 @@ def ledger(tmp_path):
 
 
 def test_what_is_written_is_read_as_it_was(ledger):
-    ledger.write("a", success(1))
-    ledger.write("b", failure())
-    lines = {line.key: line for line in ledger.lines()}
-    assert lines["a"].outcome() == success(1)
-    error = lines["b"].outcome().error
+    ledger.write_outcome("a", success(1))
+    ledger.write_outcome("b", failure())
+    lines = {line.key: line for line in ledger.read_lines()}
+    assert lines["a"].to_outcome() == success(1)
+    error = lines["b"].to_outcome().error
     assert (type(error), str(error), error.type, error.line) == (CodeError, "it failed", "ValueError", 3)
 
 
 def test_success_beats_failure_and_then_the_later_beats_the_earlier(ledger):
     for outcome in (success(1), failure(), success(2), failure()):
-        ledger.write("a", outcome)
-    assert ledger.best()["a"].outcome().value == 2
+        ledger.write_outcome("a", outcome)
+    assert ledger.load_latest_lines()["a"].to_outcome().value == 2
 
 
 def test_writers_have_parts_of_their_own_and_readers_see_all(ledger):
     other = Ledger(ledger.path)
-    ledger.write("a", success(1))
-    other.write("b", success(2))
+    ledger.write_outcome("a", success(1))
+    other.write_outcome("b", success(2))
     other.close()
     assert len(list(ledger.path.glob("part-*.jsonl"))) == 2
-    assert set(ledger.best()) == {"a", "b"}
+    assert set(ledger.load_latest_lines()) == {"a", "b"}
 
 
 def test_the_parts_of_some_writers_are_read_by_themselves(ledger):
-    other = Ledger(ledger.path, part_of="job-0001-")
-    ledger.write("a", success(1))
-    other.write("b", success(2))
+    other = Ledger(ledger.path, part_prefix="job-0001-")
+    ledger.write_outcome("a", success(1))
+    other.write_outcome("b", success(2))
     other.close()
-    assert set(ledger.best("job-0001-")) == {"b"}
-    assert set(ledger.best()) == {"a", "b"}
+    assert set(ledger.load_latest_lines("job-0001-")) == {"b"}
+    assert set(ledger.load_latest_lines()) == {"a", "b"}
 
 
 def test_a_ledger_that_is_followed_gives_each_line_once_when_it_is_whole(ledger):
-    new = ledger.follow()
-    ledger.write("a", success(1))
+    new = ledger.follow_lines()
+    ledger.write_outcome("a", success(1))
     assert [line.key for line in new()] == ["a"]
     assert list(new()) == []
-    ledger.write("b", success(2))
+    ledger.write_outcome("b", success(2))
     other = Ledger(ledger.path)
-    other.write("c", success(3))
+    other.write_outcome("c", success(3))
     other.close()
     with open(next(iter(Path(str(other.path)).glob("part-*.jsonl"))), "ab") as torn:
         torn.write(b'{"key": "d", ')
@@ -88,15 +88,15 @@ def test_a_ledger_that_is_followed_gives_each_line_once_when_it_is_whole(ledger)
 
 
 def test_a_torn_last_line_and_damaged_ones_are_passed_over(ledger):
-    ledger.write("a", success(1))
-    ledger.write("b", success(2))
+    ledger.write_outcome("a", success(1))
+    ledger.write_outcome("b", success(2))
     ledger.close()
     (part,) = ledger.path.glob("part-*.jsonl")
     whole = part.read_bytes()
     part.write_bytes(whole[:-10])
-    assert set(ledger.best()) == {"a"}
+    assert set(ledger.load_latest_lines()) == {"a"}
     part.write_bytes(b"not json\n{}\n" + whole)
-    assert set(ledger.best()) == {"a", "b"}
+    assert set(ledger.load_latest_lines()) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -116,25 +116,27 @@ def test_a_torn_last_line_and_damaged_ones_are_passed_over(ledger):
     ],
 )
 def test_a_line_with_what_is_no_outcome_is_passed_over_as_a_damaged_one_is(ledger, of, change):
-    ledger.write("a", success(1))
-    ledger.write("b", failure())
-    lines = {line.key: line for line in ledger.lines()}
-    with open(lines["a"].where[0], "ab") as part:
+    ledger.write_outcome("a", success(1))
+    ledger.write_outcome("b", failure())
+    lines = {line.key: line for line in ledger.read_lines()}
+    with open(lines["a"].position.part, "ab") as part:
         part.write(json.dumps({**lines[of].data, "at": time.time() + 60, **change}).encode() + b"\n")
         part.write(b"[" * 100_000 + b"\n5\n")
-    assert {key: (line.succeeded, line.at) for key, line in ledger.best().items()} == {
-        key: (line.succeeded, line.at) for key, line in lines.items()
+    assert {key: (line.is_success, line.written_at) for key, line in ledger.load_latest_lines().items()} == {
+        key: (line.is_success, line.written_at) for key, line in lines.items()
     }
-    for line in ledger.lines():
-        assert line.outcome() is not None
+    for line in ledger.read_lines():
+        assert line.to_outcome() is not None
 
 
 def test_a_long_ledger_is_cut_into_parts(ledger, monkeypatch):
-    monkeypatch.setattr("rlm_batch.tasks.ledger.ledger.PART_SIZE", 1000)
+    monkeypatch.setattr("rlm_batch.tasks.ledger.ledger.PART_SIZE_BYTES", 1000)
     for number in range(20):
-        ledger.write(str(number), success(number))
+        ledger.write_outcome(str(number), success(number))
     assert len(list(ledger.path.glob("part-*.jsonl"))) > 3
-    assert {key: line.outcome().value for key, line in ledger.best().items()} == {str(n): n for n in range(20)}
+    assert {key: line.to_outcome().value for key, line in ledger.load_latest_lines().items()} == {
+        str(n): n for n in range(20)
+    }
 
 
 def test_a_path_that_cannot_be_made_is_one_sentence_that_names_it(tmp_path):
@@ -144,43 +146,43 @@ def test_a_path_that_cannot_be_made_is_one_sentence_that_names_it(tmp_path):
 
 
 def test_a_disk_that_is_full_fails_with_the_ledgers_path_and_keeps_what_is_there(ledger):
-    ledger.write("a", success(1))
+    ledger.write_outcome("a", success(1))
     ledger._file.close()
     ledger._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", buffering=0)
     ledger._file.tell = lambda: 0  # a device has no position
     with pytest.raises(OSError, match=str(ledger.path)):
-        ledger.write("b", success(2))
-    assert set(ledger.best()) == {"a"}
+        ledger.write_outcome("b", success(2))
+    assert set(ledger.load_latest_lines()) == {"a"}
 
 
 def test_what_is_written_after_a_line_that_was_cut_short_is_on_a_line_of_its_own(ledger):
     """A disk can be full for one writer's line, and have room again for the next."""
-    ledger.write("a", success(1))
+    ledger.write_outcome("a", success(1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ledger._file.tell() + 20, hard))
     try:
         with pytest.raises(OSError, match=str(ledger.path)):
-            ledger.write("b", success(2))
+            ledger.write_outcome("b", success(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    ledger.write("c", success(3))
-    assert set(ledger.best()) == {"a", "c"}
+    ledger.write_outcome("c", success(3))
+    assert set(ledger.load_latest_lines()) == {"a", "c"}
 
 
 def test_a_ledger_that_is_removed_under_its_writer_is_there_again_with_all_that_this_one_wrote(ledger):
     for number in range(3):
-        ledger.write(str(number), success(number))
+        ledger.write_outcome(str(number), success(number))
     shutil.rmtree(ledger.path)
-    ledger.write("later", success(3))
+    ledger.write_outcome("later", success(3))
     (ledger.path / os.listdir(ledger.path)[0]).unlink()
-    ledger.write("last", success(4))
-    assert {key: line.outcome().value for key, line in ledger.best().items()} == {
+    ledger.write_outcome("last", success(4))
+    assert {key: line.to_outcome().value for key, line in ledger.load_latest_lines().items()} == {
         "0": 0, "1": 1, "2": 2, "later": 3, "last": 4,
     }  # fmt: skip
     ledger.close()
     shutil.rmtree(ledger.path)
-    ledger.write("after all", success(5))
-    assert set(ledger.best()) == {"after all"}
+    ledger.write_outcome("after all", success(5))
+    assert set(ledger.load_latest_lines()) == {"after all"}
 
 
 def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(tmp_path):
@@ -189,7 +191,8 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(
         "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.result import Meta\n"
         "from rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\nledger.create()\n"
         "for number in range(10**9):\n"
-        "    ledger.write(sys.argv[2] + str(number), Result({'value': sys.argv[2] * 300_000}, Meta(index=number)))\n"
+        "    ledger.write_outcome(sys.argv[2] + str(number), "
+        "Result({'value': sys.argv[2] * 300_000}, Meta(index=number)))\n"
         "    print(number, flush=True)\n"
     )
     told = {}
@@ -203,7 +206,7 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(
         told[name] += writer.stdout.readlines()
         writer.wait()
         writer.stdout.close()
-    found = {name: [line for line in Ledger(tmp_path / "run").lines() if line.key[0] == name] for name in "ab"}
+    found = {name: [line for line in Ledger(tmp_path / "run").read_lines() if line.key[0] == name] for name in "ab"}
     for name, lines in found.items():
         assert len(lines) in (len(told[name]), len(told[name]) + 1)
         assert {value_of(line) for line in lines} == {name * 300_000}
@@ -213,56 +216,56 @@ def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(
     for run in ("one", "two"):
         ledger = Ledger(tmp_path / run)
         ledger.create()
-        ledger.write(f"good {run}", success(1))
-        ledger.write(f"bad {run}", failure())
+        ledger.write_outcome(f"good {run}", success(1))
+        ledger.write_outcome(f"bad {run}", failure())
         ledger.close()
     index = ResultIndex(tmp_path)
     index.refresh()
-    assert value_of(index.find("good one")) == 1
-    assert index.find("good two") is not None
-    assert index.find("bad one") is None
+    assert value_of(index.find_result("good one")) == 1
+    assert index.find_result("good two") is not None
+    assert index.find_result("bad one") is None
     later = Ledger(tmp_path / "two")
-    later.write("later", success(3))
+    later.write_outcome("later", success(3))
     later.close()
-    assert index.find("later") is None
+    assert index.find_result("later") is None
     index.refresh()
-    assert value_of(index.find("later")) == 3
+    assert value_of(index.find_result("later")) == 3
 
 
 def test_the_index_forgets_a_ledger_that_is_gone(tmp_path):
     ledger = Ledger(tmp_path / "run")
     ledger.create()
-    ledger.write("a", success(1))
+    ledger.write_outcome("a", success(1))
     ledger.close()
     index = ResultIndex(tmp_path)
     index.refresh()
     for part in (tmp_path / "run").glob("part-*"):
         part.unlink()
-    assert index.find("a") is None
+    assert index.find_result("a") is None
 
 
 def test_a_second_writer_is_told_of_the_first_until_that_has_done_its_work_or_died(ledger, tmp_path):
-    assert ledger.claim()
+    assert ledger.register_writer()
     second, third = Ledger(tmp_path / "run"), Ledger(tmp_path / "run")
-    assert not second.claim()
-    ledger.release()
-    assert not third.claim()
-    second.release()
-    third.release()
+    assert not second.register_writer()
+    ledger.unregister_writer()
+    assert not third.register_writer()
+    second.unregister_writer()
+    third.unregister_writer()
     program = (
         "import sys, time\nfrom rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\n"
-        "print(ledger.claim(), flush=True)\ntime.sleep(60)\n"
+        "print(ledger.register_writer(), flush=True)\ntime.sleep(60)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "True\n"
-        assert not second.claim()
-        second.release()
+        assert not second.register_writer()
+        second.unregister_writer()
         writer.kill()
         writer.wait()
-    assert second.claim()
-    second.release()
+    assert second.register_writer()
+    second.unregister_writer()
 
 
 def test_an_index_that_cannot_be_used_is_a_sentence(tmp_path):

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, Result
+from rlm_batch.blocks.storage import locations
 from rlm_batch.sandbox.result import Meta
-from rlm_batch.tasks.ledger import upload_buffer as outbox
+from rlm_batch.tasks.ledger import upload_buffer
 from rlm_batch.tasks.ledger.ledger import Ledger, read_line
+from rlm_batch.tasks.ledger.upload_buffer import UploadBuffer
 
 
 def success(value: Any, index: int = 0) -> Result:
@@ -30,10 +32,10 @@ def ledger(s3: Any) -> Ledger:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An outbox that sends sooner, and has less patience."""
-    monkeypatch.setattr(outbox, "INTERVAL", 0.05)
-    monkeypatch.setattr(outbox, "PATIENCE", 0.2)
-    monkeypatch.setattr(outbox, "DELAYS", (0.05,))
+    """An upload buffer that sends sooner, and has less patience."""
+    monkeypatch.setattr(upload_buffer, "SEND_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(upload_buffer, "RETRY_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(upload_buffer, "RETRY_DELAYS_SECONDS", (0.05,))
 
 
 def until(true: Any) -> None:
@@ -46,12 +48,12 @@ def until(true: Any) -> None:
 def test_what_is_written_is_there_when_it_is_closed_and_a_text_names_it_again(ledger: Ledger, s3: Any) -> None:
     assert str(ledger.path) == "s3://results/some/job"
     for number in range(3):
-        ledger.write(str(number), success(number, number))
+        ledger.write_outcome(str(number), success(number, number))
     assert s3.ask("requests") == []
     ledger.close()
     assert len(s3.ask("requests")) == 1
-    read = {line.key: line for line in Ledger(str(ledger.path)).lines()}
-    assert {key: line.outcome() for key, line in read.items()} == {str(n): success(n, n) for n in range(3)}
+    read = {line.key: line for line in Ledger(str(ledger.path)).read_lines()}
+    assert {key: line.to_outcome() for key, line in read.items()} == {str(n): success(n, n) for n in range(3)}
     ledger.close()
     assert not [request for request in s3.ask("requests") if request.startswith("PUT")]
 
@@ -59,10 +61,10 @@ def test_what_is_written_is_there_when_it_is_closed_and_a_text_names_it_again(le
 def test_what_is_written_is_there_after_a_while_without_closing(ledger: Ledger, quick: None) -> None:
     reader = Ledger(ledger.path)
     before = threading.active_count()
-    ledger.write("a", success(1))
-    until(lambda: set(reader.best()) == {"a"})
-    ledger.write("b", success(2))
-    until(lambda: set(reader.best()) == {"a", "b"})
+    ledger.write_outcome("a", success(1))
+    until(lambda: set(reader.load_latest_lines()) == {"a"})
+    ledger.write_outcome("b", success(2))
+    until(lambda: set(reader.load_latest_lines()) == {"a", "b"})
     ledger.close()
     assert threading.active_count() <= before
     assert not [thread for thread in threading.enumerate() if thread.name == "outbox"]
@@ -70,11 +72,11 @@ def test_what_is_written_is_there_after_a_while_without_closing(ledger: Ledger, 
 
 def test_who_follows_gets_each_line_once_and_asks_only_for_what_is_new(ledger: Ledger, s3: Any) -> None:
     follower = Ledger(ledger.path)
-    new = follower.follow()
-    shard = Ledger(ledger.path, part_of="job-0001-")
-    ledger.write("a", success(1))
+    new = follower.follow_lines()
+    shard = Ledger(ledger.path, part_prefix="job-0001-")
+    ledger.write_outcome("a", success(1))
     ledger.close()
-    shard.write("b", success(2))
+    shard.write_outcome("b", success(2))
     shard.close()
     s3.ask("requests")
     found = list(new())
@@ -82,80 +84,80 @@ def test_who_follows_gets_each_line_once_and_asks_only_for_what_is_new(ledger: L
     assert [request[:4] for request in s3.ask("requests")] == ["GET "] * 3
     assert list(new()) == []
     assert len(s3.ask("requests")) == 1
-    ledger.write("c", success(3))
+    ledger.write_outcome("c", success(3))
     ledger.close()
     assert [line.key for line in new()] == ["c"]
     assert len(s3.ask("requests")) == 1 + 2  # the part's sending, a listing, and its fetching
-    assert set(follower.best("job-0001-")) == {"b"}
-    again = read_line(*found[0].where)
+    assert set(follower.load_latest_lines("job-0001-")) == {"b"}
+    again = read_line(found[0].position)
     assert again is not None
-    assert again.outcome() == found[0].outcome()
-    folder = Path(found[0].where[0]).parent
+    assert again.to_outcome() == found[0].to_outcome()
+    folder = Path(found[0].position.part).parent
     del follower, new
     assert not folder.exists()
 
 
 def test_a_file_below_a_ledger_is_written_whole_and_read_as_a_stream(ledger: Ledger, tmp_path: Path) -> None:
-    for place in (ledger, Ledger(tmp_path / "run")):
-        place.put("shards/1.jsonl", (b"%d\n" % number for number in range(1000)))
-        assert list(place.read("shards/1.jsonl")) == [b"%d\n" % number for number in range(1000)]
-        place.put("shards/1.beat", b"1")
-        place.put("shards/1.beat", b"2")
-        assert place.get("shards/1.beat") == b"2"
+    for place in (ledger.path, Ledger(tmp_path / "run").path):
+        locations.write(place / "shards/1.jsonl", (b"%d\n" % number for number in range(1000)))
+        assert list(locations.lines(place / "shards/1.jsonl")) == [b"%d\n" % number for number in range(1000)]
+        locations.write(place / "shards/1.beat", b"1")
+        locations.write(place / "shards/1.beat", b"2")
+        assert locations.read(place / "shards/1.beat") == b"2"
         with pytest.raises(FileNotFoundError):
-            place.get("shards/2.beat")
-        assert list(place.lines()) == []
+            locations.read(place / "shards/2.beat")
+        assert list(Ledger(place).read_lines()) == []
     assert sorted(path.name for path in (tmp_path / "run" / "shards").iterdir()) == ["1.beat", "1.jsonl"]
 
 
 def test_a_sending_that_fails_is_tried_again_and_arrives_once(
     ledger: Ledger, s3: Any, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "PATIENCE", 60.0)
+    monkeypatch.setattr(upload_buffer, "RETRY_PATIENCE_SECONDS", 60.0)
     s3.ask("refuse", methods=["PUT"])
-    ledger.write("a", success(1))
+    ledger.write_outcome("a", success(1))
     until(lambda: s3.ask("requests"))
     until(lambda: s3.ask("requests"))
-    ledger.write("b", success(2))
+    ledger.write_outcome("b", success(2))
     s3.ask("refuse", methods=[])
     ledger.close()
-    assert sorted(line.key for line in Ledger(ledger.path).lines()) == ["a", "b"]
+    assert sorted(line.key for line in Ledger(ledger.path).read_lines()) == ["a", "b"]
 
 
 def test_a_sending_that_goes_on_failing_is_raised_at_the_next_write_and_at_the_end_and_nothing_is_lost(
     ledger: Ledger, s3: Any, quick: None
 ) -> None:
     s3.ask("refuse", methods=["PUT"])
-    ledger.write("a", success(1))
+    ledger.write_outcome("a", success(1))
 
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "outbox"])
     said = "a result could not be written to the ledger s3://results/some/job: .*expired.*run only the rest"
     with pytest.raises(OSError, match=said):
-        ledger.write("b", success(2))
+        ledger.write_outcome("b", success(2))
     with pytest.raises(OSError, match=said):
         ledger.close()
     s3.ask("refuse", methods=[])
     ledger.close()
-    ledger.write("c", success(3))
+    ledger.write_outcome("c", success(3))
     ledger.close()
-    assert set(Ledger(ledger.path).best()) == {"a", "c"}
+    assert set(Ledger(ledger.path).load_latest_lines()) == {"a", "c"}
 
 
 def test_who_writes_much_faster_than_it_is_sent_waits_and_holds_no_more_than_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outbox, "SIZE", 10)
-    monkeypatch.setattr(outbox, "HELD", 30)
+    monkeypatch.setattr(upload_buffer, "SEND_SIZE_BYTES", 10)
+    monkeypatch.setattr(upload_buffer, "MAX_HELD_BYTES", 30)
     sent: list[bytes] = []
 
     def send(number: int, data: bytes) -> None:
         time.sleep(0.01)
         sent.append(data)
 
-    box = outbox.Outbox(send)
+    buffer = UploadBuffer(send)
     for _ in range(50):
-        box.write(b"0123456789")
-    box.close()
+        buffer.write(b"0123456789")
+    buffer.close()
     assert b"".join(sent) == b"0123456789" * 50
     assert max(map(len, sent)) <= 30
 
@@ -198,17 +200,17 @@ def test_a_location_that_cannot_be_written_is_one_sentence(s3: Any, quick: None)
 def test_a_file_location_is_a_directory_as_any_other(tmp_path: Path) -> None:
     ledger = Ledger(f"file://{tmp_path}/run")
     assert ledger.path == tmp_path / "run"
-    ledger.write("a", success(1))
-    assert set(Ledger(tmp_path / "run").best()) == {"a"}
+    ledger.write_outcome("a", success(1))
+    assert set(Ledger(tmp_path / "run").load_latest_lines()) == {"a"}
     ledger.close()
 
 
 def test_a_file_system_with_directories_has_them_made() -> None:
     ledger = Ledger("memory://tests-of-rlm-batch/deep/down")
     ledger.create()
-    ledger.write("a", success(1))
+    ledger.write_outcome("a", success(1))
     ledger.close()
-    assert set(Ledger("memory://tests-of-rlm-batch/deep/down").best()) == {"a"}
+    assert set(Ledger("memory://tests-of-rlm-batch/deep/down").load_latest_lines()) == {"a"}
 
 
 def test_paths_of_this_machine_import_no_fsspec(tmp_path: Path) -> None:

@@ -6,72 +6,78 @@ from rlm_batch import ConfigurationError
 from rlm_batch.blocks.storage import locations
 from rlm_batch.blocks.storage.locations import located, write
 from rlm_batch.tasks.execution import Execution
-from rlm_batch.tasks.ledger.completion_markers import Mark
-from rlm_batch.tasks.ledger.shard_files import Beat, Head, Portion, kept_cut, last_attempts
+from rlm_batch.tasks.ledger.completion_markers import MarkerLocation
+from rlm_batch.tasks.ledger.shard_files import (
+    Heartbeat,
+    ShardFiles,
+    ShardHeader,
+    find_last_attempts,
+    load_or_create_cut,
+)
 
-HEAD = Head(job="abc", shard=3, shards=8, attempt=1, total=3, what="chunk", commit=None)
+HEAD = ShardHeader(job="abc", shard=3, shards=8, attempt=1, total=3, what="chunk", commit=None)
 EXECUTIONS = [
     Execution(30, "a", {"x": 1}, "00" * 32),
-    Execution(31, "a", {"x": "\ud800é"}, "11" * 32, {"data": b"[1]"}, Mark("m/1.json", stale=True)),
+    Execution(31, "a", {"x": "\ud800é"}, "11" * 32, {"data": b"[1]"}, MarkerLocation("m/1.json", is_stale=True)),
     Execution(32, "b", {}, "22" * 32),
 ]
 
 
 @pytest.fixture(params=["a directory", "a bucket"])
-def portion(request, tmp_path):
+def files(request, tmp_path):
     if request.param == "a bucket":
         request.getfixturevalue("s3")
     place = located("s3://results/run" if request.param == "a bucket" else tmp_path / "run")
-    found = Portion(place, "abc", 3, 1)
-    found.write(HEAD, EXECUTIONS)
+    found = ShardFiles(place, "abc", 3, 1)
+    found.write_work(HEAD, EXECUTIONS)
     return found
 
 
-def test_a_shard_reads_what_its_job_has_written(portion):
-    head, executions = Portion.at(str(portion.work)).read()
+def test_a_shard_reads_what_its_job_has_written(files):
+    head, executions = ShardFiles.from_work_path(str(files.work_path)).read_work()
     assert head == HEAD
     assert list(executions) == EXECUTIONS
 
 
-def test_a_sign_of_life_is_the_last_that_was_given(portion):
-    assert portion.life() is None
+def test_a_sign_of_life_is_the_last_that_was_given(files):
+    assert files.read_heartbeat() is None
     for count in (1, 2):
-        portion.beat(Beat(count=count, done=count, error=None))
-    assert portion.life() == Beat(count=2, done=2)
-    beat = portion.folder / "00003-1.beat"
+        files.write_heartbeat(Heartbeat(count=count, done=count, error=None))
+    assert files.read_heartbeat() == Heartbeat(count=2, done=2)
+    beat = files.directory / "00003-1.beat"
     locations.write(beat, locations.read(beat).replace(b"{", b'{"of a later version": 1, ', 1))
-    assert portion.life() == Beat(count=2, done=2)
+    assert files.read_heartbeat() == Heartbeat(count=2, done=2)
 
 
-def test_the_last_attempt_at_each_shard_is_known(portion):
-    portion.next.write(HEAD, [])
-    Portion(portion.ledger, "abc", 11, 4).write(HEAD, [])
-    Portion(portion.ledger, "other", 1, 9).write(HEAD, [])
-    assert last_attempts(portion.ledger, "abc") == {3: 2, 11: 4}
-    assert portion.next.exists()
-    assert not portion.next.next.exists()
+def test_the_last_attempt_at_each_shard_is_known(files):
+    files.next_attempt.write_work(HEAD, [])
+    ShardFiles(files.ledger, "abc", 11, 4).write_work(HEAD, [])
+    ShardFiles(files.ledger, "other", 1, 9).write_work(HEAD, [])
+    assert find_last_attempts(files.ledger, "abc") == {3: 2, 11: 4}
+    assert files.next_attempt.has_work()
+    assert not files.next_attempt.next_attempt.has_work()
 
 
-def test_a_job_that_is_run_again_is_cut_as_it_was(portion):
-    where, size = kept_cut(portion.ledger, "abc", 500)
+def test_a_job_that_is_run_again_is_cut_as_it_was(files):
+    where, size = load_or_create_cut(files.ledger, "abc", 500)
     assert size == 500
-    assert kept_cut(portion.ledger, "abc", 250) == (where, 500)
-    assert kept_cut(portion.ledger, "other", 250) == (where, 250)
-    assert kept_cut(portion.ledger / "elsewhere", "abc", 500)[0] != where
+    assert load_or_create_cut(files.ledger, "abc", 250) == (where, 500)
+    assert load_or_create_cut(files.ledger, "other", 250) == (where, 250)
+    assert load_or_create_cut(files.ledger / "elsewhere", "abc", 500)[0] != where
 
 
 def test_work_that_is_not_there_says_that_the_location_has_to_be_shared(tmp_path):
     with pytest.raises(ConfigurationError, match="every worker reaches"):
-        Portion(tmp_path / "elsewhere", "abc", 0, 1).read()
+        ShardFiles(tmp_path / "elsewhere", "abc", 0, 1).read_work()
 
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", "[1, 2]\n", '{"version": 9, "later": true}\n'])
-def test_damaged_work_is_a_sentence(portion, text):
-    write(portion.work, text.encode())
+def test_damaged_work_is_a_sentence(files, text):
+    write(files.work_path, text.encode())
     with pytest.raises(ConfigurationError, match="is damaged, or from another version"):
-        portion.read()
+        files.read_work()
 
 
 def test_a_file_that_is_no_work_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="is not the work of a shard"):
-        Portion.at(str(tmp_path / "inputs.jsonl"))
+        ShardFiles.from_work_path(str(tmp_path / "inputs.jsonl"))
