@@ -1,8 +1,7 @@
-"""What a Git repository's branch, tag or HEAD names, asked from the host, and how to sign in to it."""
+"""Git on the host: running it, signing in, and the commit that a branch, a tag or HEAD names."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import re
@@ -10,22 +9,23 @@ import shutil
 from typing import TYPE_CHECKING
 
 from ..sandbox.errors import ConfigurationError
+from .subprocess_runner import run_command
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-SECONDS = 60.0  # for a server to answer
-COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+ANSWER_TIMEOUT_SECONDS = 60.0  # for a server to answer
+COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
-def environment(token: SecretStr | None) -> dict[str, str]:
-    """What git on the host runs with: it asks nobody, and signs in with the token, which no command line shows."""
-    found = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
-    return {**found, **sign_in(token, int(found.get("GIT_CONFIG_COUNT") or 0))}
+def build_environment(token: SecretStr | None) -> dict[str, str]:
+    """The environment of git on the host: it never prompts, and has the token, which no command line shows."""
+    base = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
+    return {**base, **build_sign_in_environment(token, int(base.get("GIT_CONFIG_COUNT") or 0))}
 
 
-def sign_in(token: SecretStr | None, number: int = 0) -> dict[str, str]:
-    """The environment that git signs in with, after `number` other settings that it takes from there."""
+def build_sign_in_environment(token: SecretStr | None, number: int = 0) -> dict[str, str]:
+    """The variables that sign git in with the token, numbered after `number` others in the same environment."""
     if token is None:
         return {}
     # Any user name does for the tokens of GitHub, GitLab and Bitbucket; this one is in all their manuals.
@@ -37,51 +37,37 @@ def sign_in(token: SecretStr | None, number: int = 0) -> dict[str, str]:
     }
 
 
-async def git(*arguments: str, token: SecretStr | None = None, seconds: float = SECONDS) -> str:
-    """Runs git on the host; returns what it printed. Raises ConfigurationError with what it complained of."""
+async def run_git(*arguments: str, token: SecretStr | None = None, timeout: float = ANSWER_TIMEOUT_SECONDS) -> str:
+    """Runs git on the host and returns its output. Raises ConfigurationError with its error output."""
     if shutil.which("git") is None:
         raise ConfigurationError("git is not on the PATH, and repo_url needs it: install git on this machine")
-    named = arguments[2] if arguments[0] == "-C" else arguments[0]
-    process = await asyncio.create_subprocess_exec(
-        "git",
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(token),
-        start_new_session=True,  # Ctrl-C in the terminal is the flow's to handle
-    )
+    action = arguments[2] if arguments[0] == "-C" else arguments[0]
     try:
-        async with asyncio.timeout(seconds):
-            out, complaint = await process.communicate()
+        done = await run_command("git", *arguments, timeout=timeout, environment=build_environment(token))
     except TimeoutError:
-        raise ConfigurationError(f"git {named} did not end within {seconds:.0f} s: is the server there?") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise ConfigurationError(f"git {named} failed: {complaint.decode('utf-8', 'replace').strip()[-1000:]}")
-    return out.decode("utf-8", "replace")
+        raise ConfigurationError(f"git {action} did not end within {timeout:.0f} s: is the server there?") from None
+    if done.returncode:
+        raise ConfigurationError(f"git {action} failed: {done.stderr.strip()[-1000:]}")
+    return done.stdout
 
 
-async def commit(url: str, ref: str | None, token: SecretStr | None) -> str:
+async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> str:
     """The commit that a branch, a tag, or with None the repository's HEAD names. Raises ConfigurationError."""
-    if ref is not None and COMMIT.fullmatch(ref):
+    if ref is not None and COMMIT_PATTERN.fullmatch(ref):
         return ref
     for text, name in ((url, "repo_url"), (ref or "HEAD", "repo_ref")):
         if text.startswith("-") or not text.strip():
             raise ConfigurationError(f"{name} is {text!r}, which is no address or name that git knows")
-    lines = (await git("ls-remote", "--", url, token=token)).splitlines()
-    found = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
+    lines = (await run_git("ls-remote", "--", url, token=token)).splitlines()
+    commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
     # An annotated tag is an object of its own; ^{} is the commit that it is of.
     names = [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", ref]
     for name in names if ref is not None else ["HEAD"]:
-        if name in found:
-            return found[name]
+        if name in commits:
+            return commits[name]
     if ref is None:
         raise ConfigurationError(f"the repository {url} is empty: there is no commit in it to run the code on")
-    heads = [name.removeprefix("refs/heads/") for name in found if name.startswith("refs/heads/")]
+    heads = [name.removeprefix("refs/heads/") for name in commits if name.startswith("refs/heads/")]
     raise ConfigurationError(
         f"the repository {url} has no branch or tag {ref!r} (its branches: {', '.join(heads[:10]) or 'none'}); a "
         "commit is named by all of its 40 digits"

@@ -24,8 +24,8 @@ from .provider import SandboxProvider
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
-LEASE = 60.0  # seconds after which a holder that has said nothing loses its slot; the least that Prefect grants
-WAITERS = 10_000  # flow runs that may wait for one limit: it only has to be more than there are
+LEASE_SECONDS = 60.0  # seconds after which a holder that has said nothing loses its slot; the least that Prefect grants
+MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit: it only has to be more than there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LimitNames:
         return f"{self.sandboxes}.waiting"
 
 
-def names_of(provider: SandboxProvider) -> LimitNames | None:
+def get_limit_names(provider: SandboxProvider) -> LimitNames | None:
     """The names of its limits, None where it is not a saved block and has no name for them."""
     if provider.limit_name is not None:
         return LimitNames(provider.limit_name)
@@ -55,21 +55,21 @@ def names_of(provider: SandboxProvider) -> LimitNames | None:
     return None if saved is None else LimitNames(f"rlm-batch.{provider.get_block_type_slug()}.{saved}")
 
 
-def wanted(provider: SandboxProvider) -> dict[str, dict[str, Any]]:
+def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]:
     """What the server's limits are to be, by their names."""
-    names = names_of(provider)
+    names = get_limit_names(provider)
     if names is None:
         return {}
     found: dict[str, dict[str, Any]] = {}
     if provider.max_sandboxes is not None:
         found[names.sandboxes] = {"limit": provider.max_sandboxes}
-        found[names.waiting] = {"limit": WAITERS}
+        found[names.waiting] = {"limit": MAX_WAITING_RUNS}
     if provider.creations_per_second is not None:
         found[names.creations] = {"limit": 1, "slot_decay_per_second": provider.creations_per_second}
     return found
 
 
-async def keep_in_step(provider: SandboxProvider) -> None:
+async def reconcile_limits(provider: SandboxProvider) -> None:
     """Makes the server's limits what the block says.
 
     A limit that the block no longer has is removed, unless its name was given: others may have it too. Does nothing for
@@ -78,7 +78,7 @@ async def keep_in_step(provider: SandboxProvider) -> None:
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
-    names, limits = names_of(provider), wanted(provider)
+    names, limits = get_limit_names(provider), build_limit_settings(provider)
     if names is None:
         return
     async with get_client() as client:
@@ -101,23 +101,23 @@ class Limits(ABC):
     shared: ClassVar[bool]  # over every flow run and machine of a server
 
     @abstractmethod
-    async def take(self, name: str) -> UUID | None:
+    async def acquire_slot(self, name: str) -> UUID | None:
         """A slot, None when all are in use. Raises httpx.HTTPError."""
 
     @abstractmethod
-    async def give_back(self, lease: UUID) -> None:
+    async def release_slot(self, lease: UUID) -> None:
         """Raises httpx.HTTPError; the slot comes back by itself then, when its lease ends."""
 
     @abstractmethod
-    async def renew(self, lease: UUID) -> bool:
+    async def renew_slot(self, lease: UUID) -> bool:
         """Keeps a slot for another while; False when it had ended. Raises httpx.HTTPError."""
 
     @abstractmethod
-    async def in_use(self, name: str) -> int:
+    async def count_slots_in_use(self, name: str) -> int:
         """How many slots are in use. Raises httpx.HTTPError."""
 
     @abstractmethod
-    async def tick(self, name: str) -> bool:
+    async def acquire_rate_slot(self, name: str) -> bool:
         """Takes a slot that decays by itself; False when there is none now. Raises httpx.HTTPError."""
 
 
@@ -129,64 +129,66 @@ class ServerLimits(Limits):
     def __init__(self, client: PrefectClient, provider: SandboxProvider, run_id: str) -> None:
         self._client, self._provider, self._run_id = client, provider, run_id
 
-    async def take(self, name: str) -> UUID | None:
-        if await self._full(name):
+    async def acquire_slot(self, name: str) -> UUID | None:
+        if await self._is_full(name):
             return None
         from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 
         holder = ConcurrencyLeaseHolder(type="flow_run", id=UUID(self._run_id))
         try:
-            answer = await self._client.increment_concurrency_slots_with_lease([name], 1, "concurrency", LEASE, holder)
+            answer = await self._client.increment_concurrency_slots_with_lease(
+                [name], 1, "concurrency", LEASE_SECONDS, holder
+            )
         except httpx.HTTPStatusError as error:
-            _must_be_full(error)
+            _raise_unless_full(error)
             return None
         granted = answer.json()
-        return UUID(granted["lease_id"]) if await self._exists(granted["limits"]) else None
+        return UUID(granted["lease_id"]) if await self._ensure_exists(granted["limits"]) else None
 
-    async def give_back(self, lease: UUID) -> None:
+    async def release_slot(self, lease: UUID) -> None:
         await self._client.release_concurrency_slots_with_lease(lease)
 
-    async def renew(self, lease: UUID) -> bool:
+    async def renew_slot(self, lease: UUID) -> bool:
         try:
-            await self._client.renew_concurrency_lease(lease, LEASE)
+            await self._client.renew_concurrency_lease(lease, LEASE_SECONDS)
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.GONE:
                 return False
             raise
         return True
 
-    async def in_use(self, name: str) -> int:
+    async def count_slots_in_use(self, name: str) -> int:
         return (await self._client.read_global_concurrency_limit_by_name(name)).active_slots
 
-    async def tick(self, name: str) -> bool:
-        if await self._full(name):
+    async def acquire_rate_slot(self, name: str) -> bool:
+        if await self._is_full(name):
             return False
         try:
             answer = await self._client.increment_concurrency_slots([name], 1, "rate_limit")
         except httpx.HTTPStatusError as error:
-            _must_be_full(error)
+            _raise_unless_full(error)
             return False
-        return await self._exists(answer.json())
+        return await self._ensure_exists(answer.json())
 
-    async def _full(self, name: str) -> bool:
+    async def _is_full(self, name: str) -> bool:
         """Asks before it takes: a refusal is written to the database, and makes a slot that decays begin again."""
         from prefect.exceptions import ObjectNotFound
 
         try:
             limit = await self._client.read_global_concurrency_limit_by_name(name)
         except ObjectNotFound:
-            await keep_in_step(self._provider)
+            await reconcile_limits(self._provider)
             return False
         return limit.active and limit.active_slots >= limit.limit
 
-    async def _exists(self, limits: list[Any]) -> bool:
+    async def _ensure_exists(self, limits: list[Any]) -> bool:
         """Prefect grants slots of a limit that is not there. Someone has removed it: it is made again."""
         if not limits:
-            await keep_in_step(self._provider)
+            await reconcile_limits(self._provider)
         return bool(limits)
 
 
-def _must_be_full(error: httpx.HTTPStatusError) -> None:
+def _raise_unless_full(error: httpx.HTTPStatusError) -> None:
     """Raises the error, unless it only says that another was quicker."""
     if error.response.status_code != httpx.codes.LOCKED:
         raise error
@@ -203,7 +205,7 @@ class ProcessLimits(Limits):
     def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
         self._settings = settings
 
-    async def take(self, name: str) -> UUID | None:
+    async def acquire_slot(self, name: str) -> UUID | None:
         with self._lock:
             slots = self._slots.setdefault(name, set())
             if len(slots) >= self._settings[name]["limit"]:
@@ -212,18 +214,18 @@ class ProcessLimits(Limits):
             slots.add(lease)
             return lease
 
-    async def give_back(self, lease: UUID) -> None:
+    async def release_slot(self, lease: UUID) -> None:
         with self._lock:
             for slots in self._slots.values():
                 slots.discard(lease)
 
-    async def renew(self, lease: UUID) -> bool:
+    async def renew_slot(self, lease: UUID) -> bool:
         return True
 
-    async def in_use(self, name: str) -> int:
+    async def count_slots_in_use(self, name: str) -> int:
         return len(self._slots.get(name, ()))
 
-    async def tick(self, name: str) -> bool:
+    async def acquire_rate_slot(self, name: str) -> bool:
         now = time.monotonic()
         with self._lock:
             last = self._ticked.get(name)
@@ -234,7 +236,7 @@ class ProcessLimits(Limits):
 
 
 @asynccontextmanager
-async def limits_of(provider: SandboxProvider, run_id: str) -> AsyncIterator[Limits | None]:
+async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[Limits | None]:
     """Where the provider's slots are taken by a flow run; None where it has no limit.
 
     Makes the server's limits what the block says. Raises ConfigurationError where the server does not let it.
@@ -243,18 +245,18 @@ async def limits_of(provider: SandboxProvider, run_id: str) -> AsyncIterator[Lim
     from prefect.settings import PREFECT_API_URL
 
     if not PREFECT_API_URL.value():
-        settings = wanted(provider)
+        settings = build_limit_settings(provider)
         yield ProcessLimits(settings) if settings else None
         return
     try:
-        await keep_in_step(provider)
+        await reconcile_limits(provider)
     except httpx.HTTPError as error:
         said = str(error).partition("\n")[0]
         raise ConfigurationError(
             f"the limits of the block could not be made on the Prefect server ({said}): see that it answers, and that "
             "you may change its concurrency limits"
         ) from error
-    if not wanted(provider):
+    if not build_limit_settings(provider):
         yield None
         return
     async with get_client() as client:

@@ -116,7 +116,7 @@ class SandboxProvider(SandboxSettings, ABC):
         Raises ConfigurationError.
         """
         if self.repo_url is not None and self._commit is None:
-            self._commit = await repository.commit(self.repo_url, self.repo_ref, self.repo_token)
+            self._commit = await repository.resolve_commit(self.repo_url, self.repo_ref, self.repo_token)
         return self._commit
 
     def pin(self, commit: str) -> None:

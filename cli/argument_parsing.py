@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..blocks.storage import locations
+from ..blocks.storage.location_parsing import make_absolute
 from ..sandbox.errors import ConfigurationError
 
 
@@ -39,7 +39,7 @@ def absolute(path: str | None) -> str | None:
     """
     if path is not None and not path.strip():
         raise ConfigurationError("a path was given that is empty: is the variable set that it was to come from?")
-    return None if path is None else locations.absolute(path)
+    return None if path is None else make_absolute(path)
 
 
 def provider(name: str, isolation: str | None) -> str:

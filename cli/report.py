@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ..blocks.storage.locations import Location, is_remote, located, scheme_of
+from ..blocks.storage.files import replace_atomically
+from ..blocks.storage.location import Location
+from ..blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
 from ..flows.prefect_server import embedded_server
 from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
@@ -27,7 +29,7 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
             raise ConfigurationError(
                 f"{option} writes a file of this machine, and {file} is none: copy it there yourself"
             )
-    found = asyncio.run(_through_block(run)) if scheme_of(run) == "block" else open_run_ledger(run)
+    found = asyncio.run(_through_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
     try:
         tally = found.summarize()
     except (TypeError, KeyError, AttributeError) as error:  # lines that are JSON, and not what we write
@@ -38,7 +40,7 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
     rows = build_table_rows(tally)
     show_table(rows, len(rows) - 1, mark="best")
     name = record.name or record.flow
-    page = located(html) if html else found.path / "report.html"
+    page = parse_location(html) if html else found.path / "report.html"
     text = render_html(build_report(tally, found.records), name).encode("utf-8", "replace")
     if isinstance(page, Location):
         _put(page, text)
@@ -75,15 +77,11 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
     What a link names is written, not the link; a pipe or a device is written to, and stays what it is.
     """
     path = path.resolve()
-    partial = path.with_name(f"{path.name}.partial")
     try:
         if path.exists() and not path.is_file():
             write(path)
             return
-        try:
+        with replace_atomically(path) as partial:
             write(partial)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}; name another file") from None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ..blocks.registry import make_unsaved_provider
-from ..blocks.storage.locations import scheme_of
+from ..blocks.storage.location_parsing import parse_scheme
 from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
@@ -175,7 +175,7 @@ def _show_output(failure: Failure) -> None:
 
 def _wants_server(location: str | None) -> bool:
     """Whether its file can only be read once there is a Prefect server, which has the block that it is reached with."""
-    return location is not None and scheme_of(location) == "block"
+    return location is not None and parse_scheme(location) == "block"
 
 
 def _check(flow: Any, parameters: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ async def _make_limits(client: PrefectClient, done: Deployed) -> None:
     from prefect.blocks.core import Block
 
     from ..blocks import collection
-    from ..blocks.limits import keep_in_step, wanted
+    from ..blocks.limits import build_limit_settings, reconcile_limits
     from ..blocks.provider import SandboxProvider
 
     for name in collection.__all__:
@@ -124,8 +124,8 @@ async def _make_limits(client: PrefectClient, done: Deployed) -> None:
             except (ValueError, RuntimeError) as error:
                 done.unreadable[f"{slug}/{document.name}"] = " ".join(str(error).split())
                 continue
-            await keep_in_step(block)
-            if wanted(block):
+            await reconcile_limits(block)
+            if build_limit_settings(block):
                 done.limited.append(f"{slug}/{document.name}")
 
 

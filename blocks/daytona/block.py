@@ -710,7 +710,7 @@ class DaytonaBox(Sandbox):
         signed: dict[str, Any] = {"username": "x-access-token", "password": token} if token else {}
         ref = block.repo_ref
         # It clones one branch. A name may be a branch's or a tag's, and a tag is found on the default branch.
-        branches = [None] if ref is None or repository.COMMIT.fullmatch(ref) else [ref, None]
+        branches = [None] if ref is None or repository.COMMIT_PATTERN.fullmatch(ref) else [ref, None]
         try:
             for branch in branches:
                 try:

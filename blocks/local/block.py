@@ -32,8 +32,9 @@ from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, Sa
 from ...sandbox.interpreter import Interpreter, shielded
 from ...sandbox.provider_api import DriverSettings, Sandbox
 from ..provider import SandboxInfo, SandboxProvider
-from ..storage import cache as cached
-from ..storage.safe_paths import read_beneath, write_beneath
+from ..storage.safe_paths import read_file_below, write_file_below
+from ..subprocess_runner import run_command
+from .cache import check_out_repository, install_packages
 from .volume import UMASK, LocalVolume, volumes_root
 
 if TYPE_CHECKING:
@@ -115,13 +116,13 @@ class LocalSandbox(SandboxProvider, Block):
     async def open(self, labels: dict[str, str]) -> LocalBox:
         """Opens a sandbox. Raises ConfigurationError where this machine cannot isolate, SandboxStartError otherwise."""
         rung = await self.rung()
-        packages = await cached.packages(self.packages) if self.packages else None
+        packages = await install_packages(self.packages) if self.packages else None
         if self.repo_url is None:
             return _make(self, rung, labels, packages)
-        clone = await cached.checkout(self.repo_url, await self.commit() or "", self.repo_token)
+        clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
         box = _make(self, rung, labels, packages)
         try:
-            await asyncio.to_thread(box.fill, clone)
+            await box.fill(clone)
         except BaseException:
             await shielded(box.remove())
             raise
@@ -252,15 +253,15 @@ class LocalBox(Sandbox):
         # A program that ends without shutting down leaves no folder either; the processes end with the wire.
         self._left = weakref.finalize(self, _leave, folder, held)
 
-    def fill(self, clone: Path) -> None:
-        """Puts a copy of the clone where the code runs. Raises SandboxStartError."""
+    async def fill(self, clone: Path) -> None:
+        """Copies the clone to where the code runs. Raises SandboxStartError."""
         work = self._folder / "work"
         commands = [["cp", "-r", "--preserve=mode,timestamps,links", "--reflink=auto", "--", f"{clone}/.", str(work)]]
         if os.geteuid() == 0:
             owner = work.stat()
             commands.append(["chown", "-R", "-h", f"{owner.st_uid}:{owner.st_gid}", "--", str(work)])
         for command in commands:
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+            done = await run_command(*command)
             if done.returncode:
                 raise SandboxStartError(f"the repository could not be copied into the sandbox: {done.stderr.strip()}")
 
@@ -337,14 +338,14 @@ class LocalBox(Sandbox):
         if on_volume is not None:
             await on_volume[0].put(on_volume[1], data)
         else:
-            await asyncio.to_thread(write_beneath, *self._place(path), data)
+            await asyncio.to_thread(write_file_below, *self._place(path), data)
 
     async def download(self, path: str) -> bytes:
         """A file's bytes; see `Sandbox.download`."""
         on_volume = self._on_volume(path)
         if on_volume is not None:
             return await on_volume[0].get(on_volume[1])
-        return await asyncio.to_thread(read_beneath, *self._place(path))
+        return await asyncio.to_thread(read_file_below, *self._place(path))
 
     def _on_volume(self, path: str) -> tuple[LocalVolume, str] | None:
         """The volume, and the path on it, if that is where a path of the code's leads."""

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, VolumeError
-from ..storage.data_dirs import kept
-from ..storage.safe_paths import folder_beneath, read_beneath, replace_beneath
+from ..storage.data_dirs import resolve_data_dir
+from ..storage.safe_paths import open_directory_below, read_file_below, replace_file_below
 from ..volume import VolumeFile, VolumeStore, check_name, names, ours
 
 FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
@@ -23,7 +23,7 @@ FOLDER, FILE = 0o2775, 0o664  # modes of what the host makes on a volume that a 
 
 def volumes_root(named: str | None) -> Path:
     """Where local volumes are: the block's own place, else `RLM_BATCH_VOLUMES`, else below the data directory."""
-    return kept("volumes", "RLM_BATCH_VOLUMES") if named is None else Path(named).expanduser().absolute()
+    return resolve_data_dir("volumes", "RLM_BATCH_VOLUMES") if named is None else Path(named).expanduser().absolute()
 
 
 class LocalVolume(VolumeStore):
@@ -84,7 +84,7 @@ class LocalVolume(VolumeStore):
         found: list[VolumeFile] = []
         at = -1
         try:
-            at = folder_beneath(self.path, way[:-1])
+            at = open_directory_below(self.path, way[:-1])
             if way and not stat.S_ISDIR((entry := os.stat(way[-1], dir_fd=at, follow_symlinks=False)).st_mode):
                 if not stat.S_ISREG(entry.st_mode):
                     raise VolumeError(f"{path!r} is a link or a pipe, and no file: name the file itself")
@@ -110,14 +110,14 @@ class LocalVolume(VolumeStore):
         way = names(path)
         if not way:
             raise VolumeError("the volume itself is a directory: name a file on it")
-        return read_beneath(self.path, "/".join(way))
+        return read_file_below(self.path, "/".join(way))
 
     def _put(self, path: str, data: bytes) -> None:
         way = names(path)
         if not way:
             raise VolumeError("the volume itself is a directory: name a file on it")
         shared = self.make() is not None
-        replace_beneath(self.path, "/".join(way), data, FOLDER if shared else 0o755, FILE if shared else 0o644)
+        replace_file_below(self.path, "/".join(way), data, FOLDER if shared else 0o755, FILE if shared else 0o644)
 
     def _delete(self, path: str) -> None:
         self._check()
@@ -126,7 +126,7 @@ class LocalVolume(VolumeStore):
             raise VolumeError("the volume itself is not deleted: name a file or a directory on it")
         at = -1
         try:
-            at = folder_beneath(self.path, way[:-1])
+            at = open_directory_below(self.path, way[:-1])
             if stat.S_ISDIR(os.stat(way[-1], dir_fd=at, follow_symlinks=False).st_mode):
                 shutil.rmtree(way[-1], dir_fd=at)
             else:

@@ -41,7 +41,7 @@ from ...sandbox.provider_api import DriverSettings, Sandbox
 from .. import git as repository
 from ..provider import SandboxInfo, SandboxProvider
 from ..sandbox_volume import SandboxVolume
-from ..storage.safe_paths import parts
+from ..storage.safe_paths import split_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
@@ -433,7 +433,7 @@ class ModalSandbox(SandboxProvider, Block):
         words = ("sh", "-c", CLONE, "clone", self.workdir, self.repo_url, commit)
         environment: dict[str, str | None] = {
             "GIT_TERMINAL_PROMPT": "0",
-            **repository.sign_in(self.repo_token),
+            **repository.build_sign_in_environment(self.repo_token),
         }
         try:
             process = await _patient(
@@ -603,7 +603,7 @@ class ModalBox(Sandbox):
     def _place(self, path: str) -> str:
         if path.startswith("/"):
             return path
-        return str(PurePosixPath(self.settings.cwd, *parts(path)))
+        return str(PurePosixPath(self.settings.cwd, *split_path(path)))
 
     async def remove(self) -> None:
         """Terminates the sandbox, and closes the connection to it."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def kept(room: str, variable: str) -> Path:
+def resolve_data_dir(room: str, variable: str) -> Path:
     """The directory that an environment variable names, or else `room` below ours in the user's data directory."""
     named = os.environ.get(variable)
     if named:

@@ -12,7 +12,7 @@ from ...sandbox.driver import OUR_FILES
 from ...sandbox.errors import VolumeError
 
 
-def parts(path: str) -> tuple[str, ...]:
+def split_path(path: str) -> tuple[str, ...]:
     """The names on the way to a relative path. Raises VolumeError for one that leads out."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
@@ -20,7 +20,7 @@ def parts(path: str) -> tuple[str, ...]:
     return pure.parts
 
 
-def folder_beneath(root: Path, names: tuple[str, ...], make: int | None = None) -> int:
+def open_directory_below(root: Path, names: tuple[str, ...], make: int | None = None) -> int:
     """A descriptor of the directory at these names below `root`, reached without following any link.
 
     With `make`, a mode, directories that are not there are made, and belong to the owner of `root`. Raises OSError.
@@ -30,7 +30,7 @@ def folder_beneath(root: Path, names: tuple[str, ...], make: int | None = None) 
         owner = os.fstat(at)
         for name in names:
             if make is not None:
-                _make_folder(name, at, owner, make)
+                _make_directory(name, at, owner, make)
             below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             os.close(at)
             at = below
@@ -40,20 +40,20 @@ def folder_beneath(root: Path, names: tuple[str, ...], make: int | None = None) 
     return at
 
 
-def open_beneath(root: Path, path: str, flags: int, mode: int = 0o644) -> int:
+def open_file_below(root: Path, path: str, flags: int, mode: int = 0o644) -> int:
     """A descriptor of the file at a path below `root`, reached without following any link.
 
     With O_CREAT the directories on the way are made, and what is made belongs to the owner of `root`. Raises
     VolumeError for a path that leads out, OSError for everything else.
     """
-    names = parts(path)
-    at = folder_beneath(root, names[:-1], 0o755 if flags & os.O_CREAT else None)
+    names = split_path(path)
+    at = open_directory_below(root, names[:-1], 0o755 if flags & os.O_CREAT else None)
     try:
         if not flags & os.O_CREAT:
             return os.open(names[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
         with suppress(FileExistsError):
             file = os.open(names[-1], flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
-            _give(names[-1], at, os.stat(root))
+            _give_to_owner(names[-1], at, os.stat(root))
             return file
         if flags & os.O_EXCL:
             raise FileExistsError(17, os.strerror(17), path)
@@ -63,12 +63,12 @@ def open_beneath(root: Path, path: str, flags: int, mode: int = 0o644) -> int:
         os.close(at)
 
 
-def _make_folder(name: str, at: int, owner: os.stat_result, mode: int) -> None:
+def _make_directory(name: str, at: int, owner: os.stat_result, mode: int) -> None:
     try:
         os.mkdir(name, mode & 0o777, dir_fd=at)
     except FileExistsError:
         return
-    _give(name, at, owner)
+    _give_to_owner(name, at, owner)
     if mode & ~0o777:  # which mkdir does not set
         folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
         try:
@@ -77,34 +77,34 @@ def _make_folder(name: str, at: int, owner: os.stat_result, mode: int) -> None:
             os.close(folder)
 
 
-def _give(name: str, at: int, owner: os.stat_result) -> None:
+def _give_to_owner(name: str, at: int, owner: os.stat_result) -> None:
     if os.geteuid() == 0:
         os.chown(name, owner.st_uid, owner.st_gid, dir_fd=at, follow_symlinks=False)
 
 
-def write_beneath(root: Path, path: str, data: bytes) -> None:
+def write_file_below(root: Path, path: str, data: bytes) -> None:
     """Writes a file below `root`. Raises VolumeError."""
     try:
-        with open(open_beneath(root, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        with open(open_file_below(root, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(data)
     except OSError as error:
         raise VolumeError(f"{path} could not be written: {error.strerror or error}") from error
 
 
-def replace_beneath(root: Path, path: str, data: bytes, folder_mode: int, file_mode: int) -> None:
+def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, file_mode: int) -> None:
     """Writes a file below `root` under another name, which it gives up for its own when it is complete.
 
     Raises VolumeError; nothing is left of the file then.
     """
-    names = parts(path)
+    names = split_path(path)
     partial = f"{OUR_FILES}-{os.urandom(8).hex()}.partial"
     at = -1
     try:
-        at = folder_beneath(root, names[:-1], folder_mode)
+        at = open_directory_below(root, names[:-1], folder_mode)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(partial, flags, 0o600, dir_fd=at), "wb") as file:
             try:
-                _give(partial, at, os.stat(root))
+                _give_to_owner(partial, at, os.stat(root))
                 os.fchmod(file.fileno(), file_mode)
                 file.write(data)
                 file.flush()
@@ -119,10 +119,10 @@ def replace_beneath(root: Path, path: str, data: bytes, folder_mode: int, file_m
             os.close(at)
 
 
-def read_beneath(root: Path, path: str) -> bytes:
+def read_file_below(root: Path, path: str) -> bytes:
     """A file's bytes. Raises VolumeError."""
     try:
-        with open(open_beneath(root, path, os.O_RDONLY), "rb") as file:
+        with open(open_file_below(root, path, os.O_RDONLY), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise VolumeError(f"{path} is no file that could be read")
             return file.read()

@@ -8,7 +8,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol
 
-from ...blocks.storage.locations import Copies, Location, located
+from ...blocks.storage.location import Location
+from ...blocks.storage.location_parsing import parse_location
+from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 
 Variables = dict[str, Any]
@@ -29,7 +31,7 @@ class FileInputs:
     """
 
     def __init__(self, path: str, check: Callable[[Variables, int], None] | None = None) -> None:
-        self._path = located(path)  # what it is called
+        self._path = parse_location(path)  # what it is called
         if self._path.suffix.lower() == ".csv":
             self._read: Callable[[], Iterator[Variables]] = self._csv
         elif self._path.suffix.lower() in (".jsonl", ".ndjson", ".json"):
@@ -40,8 +42,8 @@ class FileInputs:
             )
         try:
             self._length = 0
-            self._copies = Copies(self._path) if isinstance(self._path, Location) else None
-            self._file = self._path if self._copies is None else self._copies.whole()
+            self._copies = LocalMirror(self._path) if isinstance(self._path, Location) else None
+            self._file = self._path if self._copies is None else self._copies.fetch_file()
             for value in self._read():
                 self._length += 1
                 if check is not None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
-from ...blocks.storage.locations import located, scheme_of
-from ...blocks.storage.locations import read as read_whole
+from ...blocks.storage.files import read_file, write_file
+from ...blocks.storage.location_parsing import parse_location, parse_scheme
 from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.ledger import get_results_root
 from .chunking import normalize_chunk_ids
@@ -72,16 +71,9 @@ def spill_text(text: str, root: Path) -> str:
 
 def _write_once(data: bytes, root: Path, suffix: str) -> str:
     path = root / "inputs" / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
-    # Of this writer alone: another program may be writing the same content.
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            try:
-                partial.write_bytes(data)
-                partial.rename(path)
-            finally:
-                partial.unlink(missing_ok=True)
+            write_file(path, data)
     except OSError as error:
         raise ConfigurationError(
             f"parameters too long for a flow run go to a file, and {path} cannot be written: {error.strerror}. Name "
@@ -96,10 +88,10 @@ def read_code_reference(text: str) -> list[str] | str:
     Such a file has a list that was too long for a flow run's parameters, or one text. Its path is absolute or a
     location, and no Python begins with `@/` or `@s3://`. Raises ConfigurationError.
     """
-    if not text.startswith("@/") and (text[:1] != "@" or scheme_of(text[1:]) is None):
+    if not text.startswith("@/") and (text[:1] != "@" or parse_scheme(text[1:]) is None):
         return text
     try:
-        content = io.StringIO(read_whole(located(text[1:])).decode("utf-8"), newline=None).read()
+        content = io.StringIO(read_file(parse_location(text[1:])).decode("utf-8"), newline=None).read()
         return content if text.endswith(".txt") else [json.loads(line) for line in content.splitlines()]
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...blocks.storage.locations import Location, Place, is_remote, located, names
+from ...blocks.storage.files import list_names
+from ...blocks.storage.location import Location, PathOrLocation
+from ...blocks.storage.location_parsing import is_remote, parse_location
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result
 from ...tasks.ledger.ledger import Ledger, LinePosition, get_results_root, read_line
@@ -22,7 +24,7 @@ class LedgerReader:
     records: list[RunRecord]  # the latest last; never empty
 
     @property
-    def path(self) -> Place:
+    def path(self) -> PathOrLocation:
         """Where it is."""
         return self.ledger.path
 
@@ -65,9 +67,9 @@ def open_run_ledger(run: str) -> LedgerReader:
 
     Raises ConfigurationError where there is none, or where a location cannot be read.
     """
-    path: Place = _find_ledger(run)
+    path: PathOrLocation = _find_ledger(run)
     try:
-        if not names(path, "part-*.jsonl") and not names(path, "run-*.json"):
+        if not list_names(path, "part-*.jsonl") and not list_names(path, "run-*.json"):
             raise ConfigurationError(f"{path} has no results: it is not a ledger, or nothing was run yet")
         found = list_run_records(path) or [RunRecord("run", str(path), name=path.name)]
     except OSError as error:
@@ -75,10 +77,10 @@ def open_run_ledger(run: str) -> LedgerReader:
     return LedgerReader(Ledger(path), found)
 
 
-def _find_ledger(run: str) -> Place:
+def _find_ledger(run: str) -> PathOrLocation:
     if is_remote(run):
-        return located(run)
-    path = located(run)
+        return parse_location(run)
+    path = parse_location(run)
     assert not isinstance(path, Location)
     if run.strip() and path.is_dir():
         return path

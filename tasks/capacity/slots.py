@@ -18,7 +18,7 @@ from uuid import UUID
 
 import httpx
 
-from ...blocks.limits import LEASE, LimitNames, Limits, limits_of, names_of
+from ...blocks.limits import LEASE_SECONDS, LimitNames, Limits, get_limit_names, open_limits
 from ...blocks.provider import SandboxProvider
 from ...sandbox.interpreter import shielded
 from .admission import Admission
@@ -146,7 +146,7 @@ class LimitedSlots(Slots):
         if slot not in self._held or now - slot.granted_at < turn or now < self._looks_at:
             return False
         self._looks_at = now + WAITING_CHECK_SECONDS  # one lane at a time
-        if not await self._answer(self._limits.in_use(self._names.waiting), 0):
+        if not await self._answer(self._limits.count_slots_in_use(self._names.waiting), 0):
             return False
         self._stays_out_until = now + self._pause_for_more
         return True
@@ -163,7 +163,7 @@ class LimitedSlots(Slots):
             return
         async with self._creating:  # one question at a time
             while True:
-                if await self._answer(self._limits.tick(self._names.creations), False):
+                if await self._answer(self._limits.acquire_rate_slot(self._names.creations), False):
                     return
                 await asyncio.sleep(POLL_SECONDS if self._away else random.uniform(0.2, 0.6) / self._rate)
 
@@ -200,7 +200,7 @@ class LimitedSlots(Slots):
 
     async def _granted(self, name: str) -> UUID | None:
         """A slot, None where there is none now. One that is granted while the run ends is given back."""
-        taking = asyncio.ensure_future(self._answer(self._limits.take(name), None))
+        taking = asyncio.ensure_future(self._answer(self._limits.acquire_slot(name), None))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -234,23 +234,23 @@ class LimitedSlots(Slots):
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             await asyncio.gather(*(self._renew_one(slot) for slot in self._held))
-            if self._flag is not None and not await self._answer(self._limits.renew(self._flag), True):
+            if self._flag is not None and not await self._answer(self._limits.renew_slot(self._flag), True):
                 self._flag = None
 
     async def _renew_one(self, slot: Slot) -> None:
-        if not await self._answer(self._limits.renew(slot.lease), True):
+        if not await self._answer(self._limits.renew_slot(slot.lease), True):
             slot.is_lost = True
             self._held.discard(slot)
             self._log.warning(
                 "a slot of %s was lost, as the Prefect server had not heard of this run for %g s: what runs goes "
                 "on, and another slot is taken before the next execution",
                 self._names.sandboxes,
-                LEASE,
+                LEASE_SECONDS,
             )
 
     async def _end(self, lease: UUID) -> None:
         try:
-            await self._limits.give_back(lease)
+            await self._limits.release_slot(lease)
         except httpx.HTTPError as error:
             self._log.warning(
                 "a slot of %s could not be given back, and ends by itself: %s", self._names.sandboxes, error
@@ -281,8 +281,8 @@ class LimitedSlots(Slots):
 async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
     """The slots of a flow run, whatever is held at the end given back. Raises ConfigurationError."""
     admission = Admission(log, is_gradual=provider.gradual)
-    async with limits_of(provider, run_id) as limits:
-        names = names_of(provider)
+    async with open_limits(provider, run_id) as limits:
+        names = get_limit_names(provider)
         if limits is None or names is None:
             yield Slots(admission)
             return

@@ -24,9 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...blocks.storage import locations
-from ...blocks.storage.data_dirs import kept
-from ...blocks.storage.locations import Copies, Location, located
+from ...blocks.storage.data_dirs import resolve_data_dir
+from ...blocks.storage.location import Location
+from ...blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
+from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
 from .upload_buffer import UploadBuffer
@@ -54,14 +55,14 @@ def get_results_root() -> Path:
     Raises ConfigurationError where that variable names a location that is no directory of this machine.
     """
     named = os.environ.get("RLM_BATCH_RESULTS", "")
-    if locations.is_remote(named):
+    if is_remote(named):
         raise ConfigurationError(
             f"RLM_BATCH_RESULTS is {named}, and must be a directory of this machine: it has an index and large "
             "parameters too. Name the location with results_path"
         )
-    if locations.scheme_of(named) is not None:
-        return Path(str(located(named)))
-    return kept("results", "RLM_BATCH_RESULTS")
+    if parse_scheme(named) is not None:
+        return Path(str(parse_location(named)))
+    return resolve_data_dir("results", "RLM_BATCH_RESULTS")
 
 
 class LinePosition(NamedTuple):
@@ -106,7 +107,7 @@ class Ledger:
 
         Raises ConfigurationError where there is no such location.
         """
-        self.path = located(path)
+        self.path = parse_location(path)
         self._writer = part_prefix + uuid.uuid4().hex[:12]
         self._part = 0
         self._file: Any = None
@@ -115,13 +116,13 @@ class Ledger:
             self._upload_buffer = UploadBuffer(
                 partial(_send_part, self.path, self._writer)
             )  # no cycle: the copies go with the last user
-            self._copies = Copies(self.path)
+            self._copies = LocalMirror(self.path)
 
     def create(self) -> None:
         """Makes the directory. Raises ConfigurationError where it cannot be made or written."""
         try:
             if isinstance(self.path, Location):
-                self.path.prepare()
+                self.path.make_directory()
                 return
             self.path.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.W_OK | os.X_OK):

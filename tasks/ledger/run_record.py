@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from ...blocks.storage import locations
-from ...blocks.storage.locations import Copies, Location, Place, located
+from ...blocks.storage.files import write_file
+from ...blocks.storage.location import Location, PathOrLocation
+from ...blocks.storage.location_parsing import parse_location
+from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 
 VERSION = 1
@@ -63,7 +65,7 @@ class RunRecord:
         """Writes it to the ledger, in one piece. Where that cannot be done, nor can results, and those will tell."""
         with suppress(OSError, ConfigurationError):
             data = json.dumps(asdict(self), ensure_ascii=True).encode("ascii")
-            locations.write(located(self.results_path) / f"run-{self.id}.json", data)
+            write_file(parse_location(self.results_path) / f"run-{self.id}.json", data)
 
     def finish(self) -> None:
         """Writes it once more, with its end."""
@@ -71,13 +73,13 @@ class RunRecord:
         self.write()
 
 
-def list_run_records(ledger: Place) -> list[RunRecord]:
+def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
     """The starts of flow runs that wrote to this ledger, the latest last. What is damaged or foreign is passed over.
 
     Raises OSError where a location cannot be read.
     """
     if isinstance(ledger, Location):
-        copies = Copies(ledger)
+        copies = LocalMirror(ledger)
         found = list(_read_records(copies.refresh("run-*.json")))
     else:
         found = list(_read_records(ledger.glob("run-*.json")))

@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
-from ...blocks.storage import locations
-from ...blocks.storage.locations import Place, located
+from ...blocks.storage.files import iterate_lines, list_names, read_file, write_file
+from ...blocks.storage.location import PathOrLocation
+from ...blocks.storage.location_parsing import parse_location
 from ...sandbox.errors import ConfigurationError
 from ..execution import Execution
 from .shard_store import execution_from_json, execution_to_json
@@ -70,7 +71,7 @@ class Heartbeat:
 class ShardFiles:
     """The files of one attempt at a shard."""
 
-    ledger: Place
+    ledger: PathOrLocation
     job: str
     shard: int
     attempt: int
@@ -85,14 +86,14 @@ class ShardFiles:
             raise ConfigurationError(
                 f"{work_path} is not the work of a shard: a job that has shards makes its own"
             ) from None
-        return cls(located(ledger), job, shard, attempt)
+        return cls(parse_location(ledger), job, shard, attempt)
 
     @property
-    def directory(self) -> Place:
+    def directory(self) -> PathOrLocation:
         return self.ledger / "shards" / self.job
 
     @property
-    def work_path(self) -> Place:
+    def work_path(self) -> PathOrLocation:
         return self.directory / f"{self.shard:05}-{self.attempt}.jsonl"
 
     @property
@@ -102,7 +103,7 @@ class ShardFiles:
 
     def write_work(self, header: ShardHeader, executions: Iterable[Execution]) -> None:
         """Writes the work, in one piece. Raises OSError."""
-        locations.write(self.work_path, self._encode_work(header, executions))
+        write_file(self.work_path, self._encode_work(header, executions))
 
     def _encode_work(self, header: ShardHeader, executions: Iterable[Execution]) -> Iterator[bytes]:
         yield _encode_line(asdict(header))
@@ -115,7 +116,7 @@ class ShardFiles:
 
     def read_work(self) -> tuple[ShardHeader, Iterator[Execution]]:
         """What the work says; the executions are read as they are asked for. Raises ConfigurationError."""
-        lines = locations.lines(self.work_path)
+        lines = iterate_lines(self.work_path)
         try:
             return ShardHeader(**json.loads(next(lines))), self._parse_executions(lines)
         except FileNotFoundError:
@@ -141,21 +142,21 @@ class ShardFiles:
 
     def has_work(self) -> bool:
         """Whether this attempt was begun."""
-        return bool(locations.names(self.directory, self.work_path.name))
+        return bool(list_names(self.directory, self.work_path.name))
 
     def write_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Writes the sign of life, in one piece. Raises OSError."""
-        locations.write(self._heartbeat_path, json.dumps(asdict(heartbeat)).encode("ascii"))
+        write_file(self._heartbeat_path, json.dumps(asdict(heartbeat)).encode("ascii"))
 
     @property
-    def _heartbeat_path(self) -> Place:
+    def _heartbeat_path(self) -> PathOrLocation:
         return self.directory / f"{self.shard:05}-{self.attempt}.beat"
 
     def read_heartbeat(self) -> Heartbeat | None:
         """The last sign of life, None where there is none yet."""
         known = {item.name for item in fields(Heartbeat)}  # a worker may have another version, which says more
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            said = json.loads(locations.read(self._heartbeat_path))
+            said = json.loads(read_file(self._heartbeat_path))
             return Heartbeat(**{name: value for name, value in said.items() if name in known})
         return None
 
@@ -167,7 +168,7 @@ class ShardCut(NamedTuple):
     shard_size: int  # executions in one shard
 
 
-def load_or_create_cut(ledger: Place, job: str, shard_size: int) -> ShardCut:
+def load_or_create_cut(ledger: PathOrLocation, job: str, shard_size: int) -> ShardCut:
     """How the job was cut before, else with that size: a job that is run again has the shards that it had.
 
     Raises OSError.
@@ -178,18 +179,18 @@ def load_or_create_cut(ledger: Place, job: str, shard_size: int) -> ShardCut:
     )
 
 
-def _load_or_create(place: Place, value: str) -> str:
+def _load_or_create(place: PathOrLocation, value: str) -> str:
     try:
-        return locations.read(place).decode("ascii")
+        return read_file(place).decode("ascii")
     except FileNotFoundError:
-        locations.write(place, value.encode("ascii"))
-        return locations.read(place).decode("ascii")  # another may have been as quick
+        write_file(place, value.encode("ascii"))
+        return read_file(place).decode("ascii")  # another may have been as quick
 
 
-def find_last_attempts(ledger: Place, job: str) -> dict[int, int]:
+def find_last_attempts(ledger: PathOrLocation, job: str) -> dict[int, int]:
     """The number of the last attempt at each shard of a job that has one."""
     found: dict[int, int] = {}
-    for name in locations.names(ledger / "shards" / job, "*-*.jsonl"):
+    for name in list_names(ledger / "shards" / job, "*-*.jsonl"):
         with suppress(ValueError):
             shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
             found[shard] = max(attempt, found.get(shard, 0))

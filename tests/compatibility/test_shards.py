@@ -10,7 +10,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
 
-from rlm_batch.blocks.storage.locations import located
+from rlm_batch.blocks.storage.location_parsing import parse_location
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.flows.shard import shard
 from rlm_batch.tasks.ledger.shard_files import ShardFiles, find_last_attempts, load_or_create_cut
@@ -57,7 +57,7 @@ def test_the_work_and_the_heartbeat_of_an_attempt_are_read(attempt: dict[str, An
 
 
 def test_a_job_finds_the_shards_that_it_was_cut_into(tmp_path: Path) -> None:
-    ledger = located(LEDGER)
+    ledger = parse_location(LEDGER)
     for job, size in EXPECTED["sizes"].items():
         assert load_or_create_cut(ledger, job, size + 1) == (EXPECTED["id"], size)
         last = {int(number): attempt for number, attempt in EXPECTED["last"][job].items()}

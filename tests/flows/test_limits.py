@@ -13,7 +13,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, batch, chunks, sequence
-from rlm_batch.blocks.limits import ProcessLimits, keep_in_step, limits_of
+from rlm_batch.blocks.limits import ProcessLimits, open_limits, reconcile_limits
 from rlm_batch.tasks.capacity import slots
 
 pytestmark = pytest.mark.anyio
@@ -97,7 +97,7 @@ async def test_several_executions_in_one_task_run_hand_over_between_two_of_them(
 
 async def test_a_run_that_gets_fewer_slots_than_workers_goes_on_with_those(block, quick):
     async with get_client() as client:
-        await keep_in_step(block)
+        await reconcile_limits(block)
         answer = await client.increment_concurrency_slots_with_lease([LIMIT], 1, "concurrency", 60)
         try:
             results = await naps(4, 0.1, max_workers=4)
@@ -136,12 +136,12 @@ async def test_the_limits_on_the_server_follow_the_block():
             await saved("changing", max_sandboxes=2, creations_per_second=5),
             await saved("changing", max_sandboxes=7, creations_per_second=2.5),
         ):
-            await keep_in_step(block)
+            await reconcile_limits(block)
             limit = await client.read_global_concurrency_limit_by_name(name)
             rate = await client.read_global_concurrency_limit_by_name(f"{name}.creations")
             assert (limit.limit, limit.slot_decay_per_second) == (block.max_sandboxes, 0)
             assert (rate.limit, rate.slot_decay_per_second) == (1, block.creations_per_second)
-        await keep_in_step(await saved("changing"))
+        await reconcile_limits(await saved("changing"))
         for gone in (name, f"{name}.creations", f"{name}.waiting"):
             with pytest.raises(ObjectNotFound):
                 await client.read_global_concurrency_limit_by_name(gone)
@@ -194,7 +194,7 @@ async def test_limits_that_the_server_does_not_make_are_one_sentence(there):
         url = f"http://127.0.0.1:{server.server_port if there else 9}/api"
         try:
             with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError) as refused:
-                async with limits_of(limited, str(uuid.uuid4())):
+                async with open_limits(limited, str(uuid.uuid4())):
                     pass
         finally:
             server.shutdown()

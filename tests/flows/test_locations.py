@@ -16,7 +16,8 @@ from prefect import get_client
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, batch, sweep
-from rlm_batch.blocks.storage.locations import located, read, write
+from rlm_batch.blocks.storage.files import read_file, write_file
+from rlm_batch.blocks.storage.location_parsing import parse_location
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.run_record import list_run_records
@@ -62,7 +63,7 @@ async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_fr
 ) -> None:
     inputs = [{"x": x, "address": counts.address} for x in range(6)]
     place = "s3://results/killed"
-    write(located(place) / "inputs.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in inputs))
+    write_file(parse_location(place) / "inputs.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in inputs))
     await asyncio.to_thread(begun_and_killed, place, 3, tmp_path)
     assert len(Ledger(place).load_latest_lines()) == 3
     done = {x for x, times in counts.begun.items() if times}
@@ -94,7 +95,7 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
         logs = [line.message for line in await client.read_logs()]
         artifacts = [str(artifact.data) for artifact in await client.read_artifacts()]
     ledger = Ledger(place)
-    kept = [read(ledger.path / name).decode() for name in ledger.path.sizes()]  # type: ignore[union-attr]
+    kept = [read_file(ledger.path / name).decode() for name in ledger.path.list_sizes()]  # type: ignore[union-attr]
     assert len(kept) == 2
     del found, ledger  # the error below holds this frame, and Prefect the error
     told = [str(run.parameters), str(raised.value), repr(raised.value.__cause__), caplog.text, *kept, *artifacts]
@@ -160,8 +161,8 @@ async def test_a_location_that_is_wrong_is_one_sentence_before_anything_runs(
 
 async def test_code_and_inputs_are_read_at_locations(s3: Any, tmp_path: Path) -> None:
     bucket = Ledger("s3://results/in")
-    write(bucket.path / "code.txt", b"SUBMIT(y=x + 1)")
-    write(bucket.path / "points.csv", b"x\n1\n2\n")
+    write_file(bucket.path / "code.txt", b"SUBMIT(y=x + 1)")
+    write_file(bucket.path / "points.csv", b"x\n1\n2\n")
     (tmp_path / "points.csv").write_bytes(b"x\n1\n2\n")
     for inputs in ("s3://results/in/points.csv", f"file://{tmp_path}/points.csv"):
         results = await batch("@s3://results/in/code.txt", inputs, provider="local:none", max_workers=1)

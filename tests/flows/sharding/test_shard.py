@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError
-from rlm_batch.blocks.storage.locations import names
+from rlm_batch.blocks.storage.files import list_names
 from rlm_batch.flows import shard as module
 from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
@@ -71,8 +71,8 @@ async def test_a_shard_writes_the_outcomes_of_its_numbers_to_the_ledger_of_its_j
     heartbeat = files.read_heartbeat()
     assert heartbeat is not None
     assert (heartbeat.done, heartbeat.failed, heartbeat.sandboxes, heartbeat.error) == (6, 1, 2, None)
-    assert {name[:17] for name in names(files.ledger, "part-*")} == {"part-abc-00001-1-"}
-    assert names(files.ledger, "run-*.json") == []  # the ledger's runs are jobs
+    assert {name[:17] for name in list_names(files.ledger, "part-*")} == {"part-abc-00001-1-"}
+    assert list_names(files.ledger, "run-*.json") == []  # the ledger's runs are jobs
 
 
 async def test_what_an_attempt_has_a_result_of_is_not_run_when_it_is_run_again(results, tmp_path):

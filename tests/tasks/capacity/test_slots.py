@@ -8,7 +8,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import LocalSandbox
-from rlm_batch.blocks.limits import LimitNames, ProcessLimits, wanted
+from rlm_batch.blocks.limits import LimitNames, ProcessLimits, build_limit_settings
 from rlm_batch.tasks.capacity.slots import LimitedSlots, open_slots
 from rlm_batch.tasks.lane import Lane
 
@@ -21,8 +21,8 @@ class Slow(ProcessLimits):
 
     granted = asyncio.Event()
 
-    async def take(self, name: str) -> UUID | None:
-        lease = await super().take(name)
+    async def acquire_slot(self, name: str) -> UUID | None:
+        lease = await super().acquire_slot(name)
         self.granted.set()
         await asyncio.sleep(0.1)
         return lease
@@ -30,7 +30,7 @@ class Slow(ProcessLimits):
 
 async def test_a_slot_that_is_granted_just_when_the_run_ends_is_given_back():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="ends")
-    limits = Slow(wanted(block))
+    limits = Slow(build_limit_settings(block))
     shared = LimitedSlots(limits, LimitNames("ends"), block, LOG)
     running = asyncio.create_task(shared.run())
     waiting = asyncio.create_task(shared.acquire())
@@ -39,7 +39,7 @@ async def test_a_slot_that_is_granted_just_when_the_run_ends_is_given_back():
         task.cancel()
     await asyncio.wait([waiting, running])
     await shared.close()
-    assert await limits.in_use("ends") == 0
+    assert await limits.count_slots_in_use("ends") == 0
 
 
 async def test_a_lane_that_has_work_waits_for_its_slot_although_the_others_have_none_left():
@@ -57,4 +57,4 @@ async def test_a_lane_that_has_work_waits_for_its_slot_although_the_others_have_
             async with asyncio.timeout(5):
                 await staying
             await second.release()
-    assert await ProcessLimits({}).in_use("stays") == 0
+    assert await ProcessLimits({}).count_slots_in_use("stays") == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, Result
-from rlm_batch.blocks.storage import locations
+from rlm_batch.blocks.storage.files import iterate_lines, read_file, write_file
 from rlm_batch.sandbox.result import Meta
 from rlm_batch.tasks.ledger import upload_buffer
 from rlm_batch.tasks.ledger.ledger import Ledger, read_line
@@ -99,13 +99,13 @@ def test_who_follows_gets_each_line_once_and_asks_only_for_what_is_new(ledger: L
 
 def test_a_file_below_a_ledger_is_written_whole_and_read_as_a_stream(ledger: Ledger, tmp_path: Path) -> None:
     for place in (ledger.path, Ledger(tmp_path / "run").path):
-        locations.write(place / "shards/1.jsonl", (b"%d\n" % number for number in range(1000)))
-        assert list(locations.lines(place / "shards/1.jsonl")) == [b"%d\n" % number for number in range(1000)]
-        locations.write(place / "shards/1.beat", b"1")
-        locations.write(place / "shards/1.beat", b"2")
-        assert locations.read(place / "shards/1.beat") == b"2"
+        write_file(place / "shards/1.jsonl", (b"%d\n" % number for number in range(1000)))
+        assert list(iterate_lines(place / "shards/1.jsonl")) == [b"%d\n" % number for number in range(1000)]
+        write_file(place / "shards/1.beat", b"1")
+        write_file(place / "shards/1.beat", b"2")
+        assert read_file(place / "shards/1.beat") == b"2"
         with pytest.raises(FileNotFoundError):
-            locations.read(place / "shards/2.beat")
+            read_file(place / "shards/2.beat")
         assert list(Ledger(place).read_lines()) == []
     assert sorted(path.name for path in (tmp_path / "run" / "shards").iterdir()) == ["1.beat", "1.jsonl"]
 
@@ -215,10 +215,13 @@ def test_a_file_system_with_directories_has_them_made() -> None:
 
 def test_paths_of_this_machine_import_no_fsspec(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom rlm_batch.blocks.storage.locations import located, write, read\n"
-        "write(located(sys.argv[1]) / 'x', b'1'); assert read(located(sys.argv[1]) / 'x') == b'1'\n"
-        "print([name for name in ('fsspec', 'upath') if name in sys.modules])\n"
+        "import sys\nfrom rlm_batch.blocks.storage.files import write_file, read_file\n"
+        "from rlm_batch.blocks.storage.location_parsing import parse_location\n"
+        "sys.modules['fsspec.core'] = None\n"
+        "write_file(parse_location(sys.argv[1]) / 'x', b'1')\n"
+        "assert read_file(parse_location(sys.argv[1]) / 'x') == b'1'\n"
+        "try:\n    parse_location('memory://x')\nexcept Exception as error:\n    print('refused', error)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
-    # Prefect, which the package's blocks are made of, imports fsspec by itself; universal-pathlib is ours alone.
-    assert "upath" not in subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
+    # Prefect, which the package's blocks are made of, imports fsspec by itself; so it is made impossible to import.
+    assert "refused" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout

@@ -3,8 +3,8 @@
 import pytest
 
 from rlm_batch import ConfigurationError
-from rlm_batch.blocks.storage import locations
-from rlm_batch.blocks.storage.locations import located, write
+from rlm_batch.blocks.storage.files import read_file, write_file
+from rlm_batch.blocks.storage.location_parsing import parse_location
 from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.ledger.completion_markers import MarkerLocation
 from rlm_batch.tasks.ledger.shard_files import (
@@ -27,7 +27,7 @@ EXECUTIONS = [
 def files(request, tmp_path):
     if request.param == "a bucket":
         request.getfixturevalue("s3")
-    place = located("s3://results/run" if request.param == "a bucket" else tmp_path / "run")
+    place = parse_location("s3://results/run" if request.param == "a bucket" else tmp_path / "run")
     found = ShardFiles(place, "abc", 3, 1)
     found.write_work(HEAD, EXECUTIONS)
     return found
@@ -45,7 +45,7 @@ def test_a_sign_of_life_is_the_last_that_was_given(files):
         files.write_heartbeat(Heartbeat(count=count, done=count, error=None))
     assert files.read_heartbeat() == Heartbeat(count=2, done=2)
     beat = files.directory / "00003-1.beat"
-    locations.write(beat, locations.read(beat).replace(b"{", b'{"of a later version": 1, ', 1))
+    write_file(beat, read_file(beat).replace(b"{", b'{"of a later version": 1, ', 1))
     assert files.read_heartbeat() == Heartbeat(count=2, done=2)
 
 
@@ -73,7 +73,7 @@ def test_work_that_is_not_there_says_that_the_location_has_to_be_shared(tmp_path
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", "[1, 2]\n", '{"version": 9, "later": true}\n'])
 def test_damaged_work_is_a_sentence(files, text):
-    write(files.work_path, text.encode())
+    write_file(files.work_path, text.encode())
     with pytest.raises(ConfigurationError, match="is damaged, or from another version"):
         files.read_work()
 

@@ -1,4 +1,4 @@
-"""What this machine keeps for its local sandboxes: clones of repositories, and packages that were installed."""
+"""The cache on this machine for its local sandboxes: clones of repositories, and installed packages."""
 
 from __future__ import annotations
 
@@ -16,60 +16,80 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...sandbox.errors import ConfigurationError
-from ..git import git
+from ..git import run_git
+from ..subprocess_runner import run_command
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-FETCH_SECONDS = 600.0  # for a repository of some gigabytes
-INSTALL_SECONDS = 900.0
+FETCH_TIMEOUT_SECONDS = 600.0  # for a repository of some gigabytes
+INSTALL_TIMEOUT_SECONDS = 900.0
 
 
-def cache_root() -> Path:
-    """`RLM_BATCH_CACHE`, or the user's cache directory. What is below it is made again when it is missing."""
-    given = os.environ.get("RLM_BATCH_CACHE")
-    if given:
-        return Path(given).expanduser().absolute()
+def resolve_cache_root() -> Path:
+    """The cache's directory: `RLM_BATCH_CACHE`, or one in the user's. Whatever is missing below it is made again."""
+    named = os.environ.get("RLM_BATCH_CACHE")
+    if named:
+        return Path(named).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "rlm-batch"
 
 
-async def checkout(url: str, commit: str, token: SecretStr | None) -> Path:
+async def check_out_repository(url: str, commit: str, token: SecretStr | None) -> Path:
     """A clone of the repository with that commit checked out, fetched once. Raises ConfigurationError."""
 
     async def fetch(folder: Path) -> None:
         inside = ("-C", str(folder))
-        await git(*inside, "init", "--quiet")
+        await run_git(*inside, "init", "--quiet")
         try:
-            await git(
-                *inside, "fetch", "--quiet", "--depth", "1", "--", url, commit, token=token, seconds=FETCH_SECONDS
+            await run_git(
+                *inside,
+                "fetch",
+                "--quiet",
+                "--depth",
+                "1",
+                "--",
+                url,
+                commit,
+                token=token,
+                timeout=FETCH_TIMEOUT_SECONDS,
             )
         except ConfigurationError:
             # Some servers hand out only what a branch or a tag names: all of those, then.
             refs = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-            await git(*inside, "fetch", "--quiet", "--", url, *refs, token=token, seconds=FETCH_SECONDS)
-        await git(*inside, "checkout", "--quiet", "--detach", commit, seconds=FETCH_SECONDS)
+            await run_git(*inside, "fetch", "--quiet", "--", url, *refs, token=token, timeout=FETCH_TIMEOUT_SECONDS)
+        await run_git(*inside, "checkout", "--quiet", "--detach", commit, timeout=FETCH_TIMEOUT_SECONDS)
         (folder / ".git" / "FETCH_HEAD").unlink(missing_ok=True)  # it has the address, with what stands in it
 
     name = hashlib.sha256(url.encode()).hexdigest()[:24]
-    return await _made(cache_root() / "repositories" / name / commit, fetch)
+    return await _make_once(resolve_cache_root() / "repositories" / name / commit, fetch)
 
 
-async def packages(requirements: list[str]) -> Path:
+async def install_packages(requirements: list[str]) -> Path:
     """A directory with the packages and what they need, for this very Python, installed once.
 
     Only from wheels: to build a package is to run its code on the host. Raises ConfigurationError.
     """
 
     async def install(folder: Path) -> None:
-        await _run(*_installer(), "--only-binary", ":all:", "--target", str(folder), "--", *sorted(requirements))
-        await _run("chmod", "-R", "a+rX", str(folder))  # code that runs as a user of its own reads them
+        arguments = ("--only-binary", ":all:", "--target", str(folder), "--", *sorted(requirements))
+        # Code that runs as a user of its own reads them.
+        for command in ((*_find_installer(), *arguments), ("chmod", "-R", "a+rX", str(folder))):
+            try:
+                done = await run_command(*command, timeout=INSTALL_TIMEOUT_SECONDS, merge_stderr=True)
+            except TimeoutError:
+                raise ConfigurationError(
+                    f"the packages were not installed within {INSTALL_TIMEOUT_SECONDS:.0f} s"
+                ) from None
+            if done.returncode:
+                last_lines = done.stdout.strip().splitlines()[-10:]
+                raise ConfigurationError("the packages could not be installed: " + "\n".join(last_lines))
 
     parts = [sys.version, platform.machine(), *sorted(requirements)]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    return await _made(cache_root() / "packages" / name, install)
+    return await _make_once(resolve_cache_root() / "packages" / name, install)
 
 
-def _installer() -> list[str]:
+def _find_installer() -> list[str]:
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     if shutil.which("uv") is not None:
@@ -77,30 +97,8 @@ def _installer() -> list[str]:
     raise ConfigurationError(f"packages need pip or uv: install one of them beside {sys.executable}")
 
 
-async def _run(*command: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C in the terminal is the flow's to handle
-    )
-    try:
-        async with asyncio.timeout(INSTALL_SECONDS):
-            said, _ = await process.communicate()
-    except TimeoutError:
-        raise ConfigurationError(f"the packages were not installed within {INSTALL_SECONDS:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        lines = said.decode("utf-8", "replace").strip().splitlines()[-10:]
-        raise ConfigurationError("the packages could not be installed: " + "\n".join(lines))
-
-
-async def _made(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
-    """`folder`, made by whoever asks first, in this process or another; the others wait for it."""
+async def _make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
+    """`folder`, filled by the first caller, in this process or another, while the others wait for its lock."""
     if folder.exists():
         return folder
     try:

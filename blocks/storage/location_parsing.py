@@ -1,0 +1,119 @@
+"""What a text names: a path on this machine, a location that fsspec knows, or one through a saved block.
+
+`s3://bucket/dir`, `gs://`, `sftp://` and whatever else fsspec has a package for; `file:///dir` is a path like any
+other; `block://<slug>/<name>/<path below>` is below the base path of one of Prefect's storage blocks, with that block's
+credentials. fsspec is imported when there is such a location, and not before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+import weakref
+from pathlib import Path
+from typing import Any
+
+from ...sandbox.errors import ConfigurationError
+from .location import Location, PathOrLocation, collect_secrets, describe_error
+from .prefect_blocks import load_base_path
+
+SCHEME_PATTERN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+LOCAL_SCHEMES = ("file", "local")  # of this machine's own paths
+PACKAGE_BY_SCHEME = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "sftp": "paramiko", "ssh": "paramiko"}
+PACKAGE_BY_SCHEME |= {"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "smb": "smbprotocol"}
+# Those that somebody has: who asks again gets the same, and no server is asked for its block again meanwhile.
+_open_locations: weakref.WeakValueDictionary[str, Location] = weakref.WeakValueDictionary()
+
+
+def parse_location(text: str | os.PathLike[str] | Location) -> PathOrLocation:
+    """The path or the location that the text stands for; a path is made absolute. Raises ConfigurationError."""
+    if isinstance(text, Location):
+        return text
+    text = os.fspath(text)
+    if (known := _open_locations.get(text)) is not None:
+        return known
+    scheme = parse_scheme(text)
+    if scheme is None:
+        return Path(text).expanduser().absolute()
+    if scheme in LOCAL_SCHEMES:
+        return _parse_file_url(text)
+    location = _parse_block_location(text) if scheme == "block" else _open_location(text, text, {})
+    if isinstance(location, Location):
+        _open_locations[text] = location
+    return location
+
+
+def parse_scheme(text: str) -> str | None:
+    """The scheme of a location, such as `s3`; None of a path. Raises ConfigurationError for what is neither."""
+    match = SCHEME_PATTERN.match(text)
+    if match is None:
+        if "::" in text.partition("://")[0] and "://" in text:
+            raise ConfigurationError(f"{text} is several locations in one: give one, such as s3://bucket/dir")
+        return None
+    if "@" in (authority := urllib.parse.urlsplit(text).netloc) and ":" in authority.rpartition("@")[0]:
+        raise ConfigurationError(
+            f"a location of {match[1]}:// has a password in it, which would stand in logs: save it as a block "
+            "(remote-file-system), and give block://remote-file-system/NAME"
+        )
+    return match[1].lower()
+
+
+def is_remote(text: object) -> bool:
+    """Whether that is the text of a location which is not simply a path of this machine. Raises ConfigurationError."""
+    return isinstance(text, str) and parse_scheme(text) not in (None, *LOCAL_SCHEMES)
+
+
+def make_absolute(text: str) -> str:
+    """The text with which another directory's process finds the same place; a location stays as it is."""
+    return text if is_remote(text) else str(parse_location(text))
+
+
+def _parse_file_url(text: str) -> Path:
+    path = text.partition("://")[2]
+    if not path.startswith("/"):
+        raise ConfigurationError(f"{text} is no absolute path: it has three slashes, as in file:///data/results")
+    return Path(path)
+
+
+def _parse_block_location(text: str) -> PathOrLocation:
+    slug, _, rest = text.partition("://")[2].partition("/")
+    name, _, below = rest.partition("/")
+    if not slug or not name:
+        raise ConfigurationError(
+            f"{text} names no block: it is block://SLUG/NAME/PATH, as in block://remote-file-system/results/job-1"
+        )
+    if ".." in below.split("/"):
+        raise ConfigurationError(f"{text} leaves the block's base path: name what is below it")
+    base, settings = load_base_path(slug, name)
+    below = below.strip("/")
+    url = f"{base.rstrip('/')}/{below}" if below else base
+    if SCHEME_PATTERN.match(base) is None:
+        return Path(url).expanduser().absolute()
+    return _open_location(text, url, settings)
+
+
+def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocation:
+    """The location at `url`, which is called `text`. Raises ConfigurationError where it cannot be reached."""
+    from fsspec.core import url_to_fs
+
+    secrets = (*collect_secrets(settings), *collect_secrets(urllib.parse.urlsplit(url).password))
+    scheme = url.partition("://")[0].lower()
+    if scheme in LOCAL_SCHEMES:
+        return _parse_file_url(url)
+    try:
+        file_system, path = url_to_fs(url, **settings)
+        return Location(file_system, path, text, secrets)
+    except ImportError as error:
+        package = PACKAGE_BY_SCHEME.get(scheme)
+        how = f"pip install '{package}'" if package else describe_error(error, secrets)
+        raise ConfigurationError(f"{text} needs a package that is not installed: {how}") from None
+    except ValueError as error:
+        if "not known" in str(error):
+            raise ConfigurationError(
+                f"{text}: there is no location of the kind {scheme}://; there are s3://, gs://, abfs://, sftp://, "
+                "file:// and others that fsspec knows, and block://SLUG/NAME"
+            ) from None
+        raise ConfigurationError(f"{text} cannot be used: {describe_error(error, secrets)}") from None
+    except Exception as error:  # noqa: BLE001 - some connect at once, and each has types of its own
+        raise ConfigurationError(f"{text} cannot be reached: {describe_error(error, secrets)}") from None

@@ -1,0 +1,33 @@
+"""Programs of this machine that are run to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+
+
+async def run_command(
+    *command: str, timeout: float | None = None, environment: dict[str, str] | None = None, merge_stderr: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program; returns its exit status and what it wrote. With `merge_stderr`, errors stand among the output.
+
+    Raises TimeoutError after `timeout` seconds; the program is killed then, as it is when this is cancelled.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT if merge_stderr else asyncio.subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # Ctrl-C in the terminal is the flow's to handle
+    )
+    try:
+        async with asyncio.timeout(timeout):
+            output = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    stdout, stderr = ((data or b"").decode("utf-8", "replace") for data in output)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
