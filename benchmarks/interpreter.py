@@ -30,7 +30,7 @@ from rich.table import Table
 
 from rlm_batch.blocks.local.block import LocalSandbox
 from rlm_batch.sandbox.errors import ConfigurationError
-from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
+from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
 BIG = "x" * (1 << 20)
 CALLS = 50  # host calls in one execution, whose own time is spread over them
@@ -81,10 +81,10 @@ def echo(value: Any) -> Any:
     return value
 
 
-def ours(rung: str) -> BlockingInterpreter:
+def ours(rung: str) -> SyncInterpreter:
     """Our interpreter on a rung, with the probe that the first of a process makes already behind it."""
     provider = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
-    return BlockingInterpreter(lambda: provider.open({}), tools={"echo": echo})
+    return SyncInterpreter(lambda: provider.open({}), tools={"echo": echo})
 
 
 def timed(work: Callable[[], Any]) -> float:

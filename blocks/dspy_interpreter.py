@@ -15,7 +15,7 @@ from ..sandbox.errors import (
     RlmBatchError,
     SubmitError,
 )
-from ..sandbox.sync_interpreter import BlockingInterpreter
+from ..sandbox.sync_interpreter import SyncInterpreter
 from .language_model.litellm_client import EXTRA, offline
 
 offline()
@@ -149,12 +149,12 @@ class InterpreterFactory:
         "functions, and may be called from threads."
     )
 
-    def __init__(self, interpreter: Callable[[], BlockingInterpreter]) -> None:
+    def __init__(self, interpreter: Callable[[], SyncInterpreter]) -> None:
         self._interpreter = interpreter
 
     def __call__(self) -> DSPyInterpreter:
         ours = self._interpreter()
-        ours.hold_queries()
+        ours.share_query_limits()
 
         def run(
             code: str,
@@ -166,4 +166,4 @@ class InterpreterFactory:
             ours.tools.update(tools)
             return ours.execute(code, variables, output_fields=output_fields)
 
-        return DSPyInterpreter(run, ours.start, ours.shutdown, asks=ours.asks)
+        return DSPyInterpreter(run, ours.start, ours.shutdown, asks=ours.can_query)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import ValidationError
 
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.sync_interpreter import BlockingInterpreter
+from ..sandbox.sync_interpreter import SyncInterpreter
 from .language_model.block import LanguageModel
 from .language_model.model_access import Asking, asking
 from .registry import PROVIDERS, ProviderEntry
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT = "default"  # the saved block that is asked for credentials that nobody else has
 
 
-class _ProviderInterpreter(BlockingInterpreter):
+class _ProviderInterpreter(SyncInterpreter):
     """An interpreter whose sandbox comes from the provider that a subclass names.
 
     With a `language_model` (a `LanguageModel`, its saved block, or a model in LiteLLM's naming) the code may ask it:

@@ -102,7 +102,7 @@ class SandboxVolume(VolumeStore):
         return posixpath.join(*way)
 
     async def _open(self) -> Interpreter:
-        if self._interpreter is None or not self._interpreter.alive:
+        if self._interpreter is None or not self._interpreter.is_alive:
             await self.close()
             self._interpreter = self._provider.interpreter(timeout=SECONDS)
             try:

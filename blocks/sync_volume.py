@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from ..sandbox.sync_interpreter import run_blocking
+from ..sandbox.sync_interpreter import run_sync
 from .registry import resolve_provider
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Volume:
                 if not self._kept:
                     await self._store.close()
 
-        return run_blocking(call)
+        return run_sync(call)
 
     def __enter__(self) -> Self:
         self._kept = True
@@ -67,4 +67,4 @@ class Volume:
     def __exit__(self, *_: object) -> None:
         self._kept = False
         if self._store is not None:
-            run_blocking(self._store.close)
+            run_sync(self._store.close)

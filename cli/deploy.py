@@ -7,7 +7,7 @@ import shlex
 import sys
 
 from ..deployments.deploy import deploy
-from ..sandbox.text_escape import shown
+from ..sandbox.text_escape import escape_text
 from .argument_parsing import wrong
 
 
@@ -21,8 +21,11 @@ def run_deploy(work_pool: str, reset: bool) -> int:
     for name in done.updated:
         print(f"{name} {'put back' if reset else 'brought up to date'}")
     for name in done.limited:
-        print(f"the limits of {shown(name)} are on the server")
+        print(f"the limits of {escape_text(name)} are on the server")
     for name, reason in done.unreadable.items():
-        print(f"rlm-batch: the block {shown(name)} cannot be read: {shown(reason)}. Save it again", file=sys.stderr)
+        print(
+            f"rlm-batch: the block {escape_text(name)} cannot be read: {escape_text(reason)}. Save it again",
+            file=sys.stderr,
+        )
     print(f"\nA worker runs them, with this package installed: prefect worker start --pool {shlex.quote(work_pool)}")
     return 0

@@ -49,9 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _say(text: str) -> None:
-    from ..sandbox.text_escape import shown
+    from ..sandbox.text_escape import escape_text
 
-    print(f"rlm-batch: {shown(text, keep=chr(10))}", file=sys.stderr)
+    print(f"rlm-batch: {escape_text(text, keep=chr(10))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..flows.engine.job import Observer, Outcome
 from ..sandbox.result import Failure
-from ..sandbox.text_escape import shown
+from ..sandbox.text_escape import escape_text
 
 PLAIN_INTERVAL = 5.0  # seconds between two lines where there is no terminal
 TABLE_ROWS = 200  # of a table that are printed; the ledger has all
@@ -68,7 +68,7 @@ class Display(Observer):
         self._progress.reset(self._task, total=total, description="running", counts="")
 
     def warned(self, text: str) -> None:
-        self._print(shown(text))
+        self._print(escape_text(text))
 
     def started(self, index: int) -> None:
         self._running += 1
@@ -118,13 +118,13 @@ def show_table(rows: list[list[str]], total: int, mark: str = "") -> None:
         console.width = 10_000  # whoever reads it elsewhere wants whole lines
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
-        table.add_column(shown(name), overflow="fold")
+        table.add_column(escape_text(name), overflow="fold")
     for row in rows[1 : TABLE_ROWS + 1]:
-        table.add_row(*map(shown, row), style="bold green" if mark and row[-1] == mark else None)
+        table.add_row(*map(escape_text, row), style="bold green" if mark and row[-1] == mark else None)
     if mark:  # the one row that must not be among those left out
         for row in rows[TABLE_ROWS + 1 :]:
             if row[-1] == mark:
-                table.add_row(*map(shown, row), style="bold green")
+                table.add_row(*map(escape_text, row), style="bold green")
     console.print(table, highlight=False, markup=False)
     if total > TABLE_ROWS:
         print(f"... and {total - TABLE_ROWS} more, in the ledger", file=sys.stderr)

@@ -16,7 +16,7 @@ from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.text_escape import shown
+from ..sandbox.text_escape import escape_text
 from .progress import show_table
 
 
@@ -36,7 +36,7 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
         raise ConfigurationError(f"the ledger {found.path} is damaged, and cannot be reported on: {error}") from None
     record = found.records[-1]
     for name, value in build_summary_rows(tally, found.records):
-        print(f"{shown(name)}: {shown(value)}", file=sys.stderr)
+        print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
     rows = build_table_rows(tally)
     show_table(rows, len(rows) - 1, mark="best")
     name = record.name or record.flow

@@ -15,7 +15,7 @@ from ..blocks.storage.location_parsing import parse_scheme
 from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
-from ..sandbox.text_escape import shown
+from ..sandbox.text_escape import escape_text
 from .progress import TABLE_ROWS, Display, show_table
 from .shutdown import ServerGone
 
@@ -76,7 +76,7 @@ def run_rlm(parameters: dict[str, Any]) -> int:
         found: RlmAnswer = _run(lambda: rlm(**parameters), display)
     except ExecutionsFailed as error:
         return _end(error.results_path, error)
-    print(shown(str(found), keep="\n\t"))
+    print(escape_text(str(found), keep="\n\t"))
     asked = found.queries
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
     print(f"{len(found.trajectory)} turns; the model was called {describe_usage(used)}", file=sys.stderr)
@@ -104,11 +104,11 @@ def run_chunks(parameters: dict[str, Any]) -> int:
     show_table(found.rows(TABLE_ROWS), len(found.results))
     if isinstance(found.reduction, Result):
         values = ", ".join(
-            f"{shown(name)}={shown(format_cell(value))}" for name, value in found.reduction.outputs.items()
+            f"{escape_text(name)}={escape_text(format_cell(value))}" for name, value in found.reduction.outputs.items()
         )
         print(f"Reduction: {values}")
     for path, ids in found.overlaps.items():
-        print(shown(overlap(path, ids)), file=sys.stderr)
+        print(escape_text(overlap(path, ids)), file=sys.stderr)
     return _end(found.results_path, failed)
 
 
@@ -158,7 +158,7 @@ def _end(results_path: str, failed: ExecutionsFailed | None) -> int:
         total, count = len(failed.results), len(failed.failures)
         print(f"{count} of {total} failed:", file=sys.stderr)
         for failure in failed.failures[:10]:
-            said = shown(f"{type(failure.error).__name__}: {failure.error}", keep="\n\t")
+            said = escape_text(f"{type(failure.error).__name__}: {failure.error}", keep="\n\t")
             print(f"\n{failure.meta.index}: {said}", file=sys.stderr)
             _show_output(failure)
         if count > 10:
@@ -170,7 +170,7 @@ def _end(results_path: str, failed: ExecutionsFailed | None) -> int:
 def _show_output(failure: Failure) -> None:
     lines = failure.meta.stderr.rstrip().splitlines() or failure.meta.stdout.rstrip().splitlines()
     for line in lines[-5:]:
-        print("  |", shown(line, keep="\t"), file=sys.stderr)
+        print("  |", escape_text(line, keep="\t"), file=sys.stderr)
 
 
 def _wants_server(location: str | None) -> bool:

@@ -15,7 +15,8 @@ from pydantic import Field
 from ..blocks.registry import resolve_provider
 from ..sandbox.driver import NotJson, strict_json
 from ..sandbox.errors import ConfigurationError, RlmBatchError
-from ..sandbox.result import Failure, Meta, Result
+from ..sandbox.meta import Meta
+from ..sandbox.result import Failure, Result
 from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.completion_markers import (
     CompletionMarker,

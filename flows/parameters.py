@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..blocks.language_model.model_access import Asking, asking
-from ..sandbox.queries import Track
+from ..sandbox.queries import RunTracked
 
 TASK_RUNS = 1000  # of one flow run, at most: a server records some fifty a second, 250 with the settings that we ship
 
@@ -85,7 +85,7 @@ class Options:
     max_cost: float | None
     shards: int | Literal["auto"] | None = None
 
-    async def asking(self, track: Track) -> Asking | None:
+    async def asking(self, track: RunTracked) -> Asking | None:
         """What each execution may ask, None without a model. Raises ConfigurationError."""
         if self.language_model is None:
             return None

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import QuerySummary, Result
+from ..sandbox.meta import QuerySummary
+from ..sandbox.result import Result
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.job import raise_failures, run_all

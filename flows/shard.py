@@ -152,7 +152,7 @@ class _Beating:
             )
             beat.sandboxes, beat.sandbox_seconds = run.opened, run.open_seconds
             if run.asking is not None:
-                used = run.asking.spent.used
+                used = run.asking.spent.usage
                 beat.calls, beat.cost = used.calls, used.cost
                 beat.prompt_tokens, beat.completion_tokens = used.prompt_tokens, used.completion_tokens
         self.portion.write_heartbeat(beat)

@@ -58,22 +58,24 @@ class Budget:
         self._reserved: dict[Reservation, tuple[int, float]] = {}
 
     @property
-    def used(self) -> Usage:
+    def usage(self) -> Usage:
         """What has been settled."""
         with self._lock:
             return self._used
 
     @property
-    def calls_left(self) -> int | None:
+    def remaining_calls(self) -> int | None:
         """The calls that can still be reserved, by this budget's own limit; None is no limit."""
         with self._lock:
             return None if self._calls is None else max(0, self._calls - self._used.calls - len(self._reserved))
 
     @property
-    def measured(self) -> bool:
+    def needs_estimates(self) -> bool:
         """Whether a reservation has to say how many tokens, and what cost, it can take."""
         return (
-            self._tokens is not None or self._cost is not None or (self._parent is not None and self._parent.measured)
+            self._tokens is not None
+            or self._cost is not None
+            or (self._parent is not None and self._parent.needs_estimates)
         )
 
     def reserve(self, tokens: int = 0, cost: float = 0.0) -> Reservation:

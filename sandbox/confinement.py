@@ -98,7 +98,7 @@ SOCK_STREAM = 1
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 
 
-def landlock_abi() -> int:
+def probe_landlock_abi() -> int:
     """The version of Landlock that this kernel offers; 0 if none. Asked by the system call, for the lists can lie."""
     if not hasattr(os, "O_PATH"):
         return 0
@@ -106,7 +106,7 @@ def landlock_abi() -> int:
     return max(0, int(libc.syscall(444, None, ctypes.c_size_t(0), 1)))
 
 
-def machine() -> str | None:
+def find_architecture() -> str | None:
     """This machine's architecture if there is a filter for it."""
     name = platform.machine()
     return name if name in MACHINES and platform.system() == "Linux" else None
@@ -129,7 +129,7 @@ class Policy:
     own_uid: bool
     abi: int
 
-    def landlock(self) -> dict[str, Any]:
+    def build_landlock_rules(self) -> dict[str, Any]:
         """The settings of driver.Confinement for Landlock."""
         abi = min(self.abi, LATEST_ABI)
         handled = (1 << 13) - 1
@@ -148,7 +148,7 @@ class Policy:
         rules += [(path, handled) for path in self.writable]
         return {**attributes, "attributes": list(attributes), "rules": rules}
 
-    def seccomp(self, arch: str) -> str:
+    def build_seccomp_filter(self, arch: str) -> str:
         """The filter as hexadecimal BPF, for driver.Confinement."""
         column, audit = MACHINES[arch]
         program: list[tuple[int, int, int, int]] = []

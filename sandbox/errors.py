@@ -1,18 +1,17 @@
 """Everything that can go wrong, each with a type of its own.
 
-An error's text says what happened, where, and what to do next. `again` says when an execution that met it is tried
+An error's text says what happened, where, and what to do next. `retry_rule` says when an execution that met it is tried
 again; it is read by the type, never by searching a message. Errors are JSON both ways, for they stand in the ledger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-if TYPE_CHECKING:
-    from .result import Failure, Meta, Result
+from .meta import Meta
 
-Again = Literal["never", "if asked", "if idempotent", "always"]
+RetryRule = Literal["never", "if asked", "if idempotent", "always"]
 
 
 class RlmBatchError(Exception):
@@ -22,7 +21,7 @@ class RlmBatchError(Exception):
     was none.
     """
 
-    again: ClassVar[Again] = "never"
+    retry_rule: ClassVar[RetryRule] = "never"
     details: ClassVar[tuple[str, ...]] = ()  # the attributes that stand in the JSON beside the text
 
     def __init__(self, text: str) -> None:
@@ -45,7 +44,7 @@ class CodeError(RlmBatchError):
     the code where it happened, `stdout` what the code had printed.
     """
 
-    again = "if asked"
+    retry_rule = "if asked"
     details = ("type", "message", "traceback", "stdout", "line")
 
     def __init__(
@@ -97,7 +96,7 @@ class CodeCrashed(CodeError):
 class ExecutionTimeout(RlmBatchError):
     """The code outlived its timeout of `timeout` seconds; `traceback` is where it was, if it could be asked."""
 
-    again = "if asked"
+    retry_rule = "if asked"
     details = ("timeout", "traceback", "stdout")
 
     def __init__(self, text: str, *, timeout: float = 0.0, traceback: str = "", stdout: str = "") -> None:
@@ -122,25 +121,25 @@ class StateLost(RlmBatchError):
 class SandboxStartError(RlmBatchError):
     """No sandbox could be opened; whatever was created has been removed."""
 
-    again = "always"
+    retry_rule = "always"
 
 
 class SandboxLost(RlmBatchError):
     """The sandbox went away before the code was sent."""
 
-    again = "always"
+    retry_rule = "always"
 
 
 class OutcomeUnknown(RlmBatchError):
     """The sandbox went away after the code was sent and before it answered: it may have run, wholly or in part."""
 
-    again = "if idempotent"
+    retry_rule = "if idempotent"
 
 
 class QuotaExceeded(RlmBatchError):
     """The provider refused for now; `retry_after` is the number of seconds that it asked for, or None."""
 
-    again = "always"
+    retry_rule = "always"
     details = ("retry_after",)
 
     def __init__(self, text: str, *, retry_after: float | None = None) -> None:
@@ -183,7 +182,11 @@ class SandboxesLeft(RlmBatchError):
 
 
 class ExecutionsFailed(RlmBatchError):
-    """A flow's end when some executions failed: `results` in order, the `failures` in them, the ledger's path."""
+    """A flow's end when some executions failed.
+
+    `results` has a `Result` or a `Failure` for each execution, in order; `failures` are the failures among them;
+    `results_path` is the ledger's directory.
+    """
 
     details = ("results_path",)
 
@@ -191,8 +194,8 @@ class ExecutionsFailed(RlmBatchError):
         self,
         text: str,
         *,
-        results: Sequence[Result | Failure] = (),
-        failures: Sequence[Failure] = (),
+        results: Sequence[Any] = (),
+        failures: Sequence[Any] = (),
         results_path: str = "",
     ) -> None:
         super().__init__(text)

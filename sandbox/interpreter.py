@@ -1,6 +1,6 @@
 """The interpreter: the host's handle on the Python inside one open sandbox.
 
-The core is async. Its synchronous face, for scripts, is in `blocking`.
+The core is async. Its synchronous face, for scripts, is in `sync_interpreter`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .cancellation import run_shielded
 from .driver import OUR_FILES, BadFrame
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .protocol import FILE_OVER, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, limit, refusal, request
-from .thread_pool import Threads
+from .thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from .provider_api import Channel, Sandbox
@@ -58,7 +59,7 @@ class Interpreter:
         self._beats: asyncio.Task[None] | None = None
         self._ended = False
         self._spoke_at = self._heard_at = 0.0
-        self._threads = Threads()
+        self._threads = ThreadPool()
 
     @property
     def sandbox(self) -> Sandbox:
@@ -68,7 +69,7 @@ class Interpreter:
         return self._conversation.sandbox
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the next execution can be sent to this sandbox."""
         return self._channel is not None and self._conversation is not None and not self._conversation.gone
 
@@ -86,7 +87,7 @@ class Interpreter:
                 raise SandboxLost("this interpreter was shut down: make a new one")
             sandbox = await self._open()
             if self._ended:
-                await shielded(sandbox.remove())
+                await run_shielded(sandbox.remove())
                 raise SandboxLost("this interpreter was shut down while its sandbox was being opened")
             conversation = self._conversation = Conversation(sandbox)
             try:
@@ -94,7 +95,7 @@ class Interpreter:
             except BaseException as error:
                 self._closed("its driver did not start")
                 self._conversation = None
-                await shielded(sandbox.remove())
+                await run_shielded(sandbox.remove())
                 if isinstance(error, RlmBatchError) or not isinstance(error, Exception):
                     raise
                 raise SandboxStartError(f"the driver did not start in sandbox {sandbox.id}: {error}") from error
@@ -129,7 +130,7 @@ class Interpreter:
             self._beats.cancel()
         conversation, self._conversation = self._conversation, None
         if conversation is not None:
-            await shielded(conversation.sandbox.remove())
+            await run_shielded(conversation.sandbox.remove())
 
     async def __aenter__(self) -> Interpreter:
         await self.start()
@@ -186,21 +187,21 @@ class Interpreter:
             if conversation is None or channel is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             if not conversation.pending:
-                await conversation.sandbox.refresh()
+                await conversation.sandbox.refresh_volume()
             if queries is None:
                 pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
                 return await self._await(conversation, channel, pending, frame)
-            if queries.topmost:
-                queries.tree.begin(seconds)
+            if queries.is_top_level:
+                queries.session.set_deadline(seconds)
             tools.update(queries.tools)
             pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
             try:
                 result = await self._await(conversation, channel, pending, frame)
             except RlmBatchError as error:
                 if error.meta is not None:
-                    error.meta = replace(error.meta, queries=queries.tree.summary())
+                    error.meta = replace(error.meta, queries=queries.session.summarize())
                 raise
-            result.meta = replace(result.meta, queries=queries.tree.summary())
+            result.meta = replace(result.meta, queries=queries.session.summarize())
             return result
 
     async def _await(self, conversation: Conversation, channel: Channel, pending: Pending, frame: bytes) -> Result:
@@ -214,7 +215,7 @@ class Interpreter:
         except asyncio.CancelledError:
             if not conversation.gone and pending.end is None:
                 with contextlib.suppress(SandboxLost):
-                    await shielded(self._send(channel, conversation.cancel(pending)))
+                    await run_shielded(self._send(channel, conversation.cancel(pending)))
             raise
         finally:
             self._waiting.pop(pending.id, None)
@@ -231,7 +232,7 @@ class Interpreter:
             raise SandboxLost("the sandbox was shut down before the file was sent: run the code in a new one")
         await self._conversation.sandbox.upload(path, data)
 
-    async def forget(self, context: str) -> None:
+    async def forget_context(self, context: str) -> None:
         """Ends a context; its name begins anew with the next execution."""
         conversation, channel = self._conversation, self._channel
         if conversation is not None and channel is not None and not conversation.gone:
@@ -278,7 +279,7 @@ class Interpreter:
             if inspect.iscoroutinefunction(tool):
                 value = await tool(*args, **kwargs)
             else:
-                value = await self._threads.call(functools.partial(tool, *args, **kwargs))
+                value = await self._threads.run_in_thread(functools.partial(tool, *args, **kwargs))
                 if inspect.isawaitable(value):
                     value = await value
             reply = answer(header["name"], value)
@@ -320,19 +321,3 @@ class Interpreter:
 def _wake(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)
-
-
-async def shielded(work: Awaitable[None]) -> None:
-    """Lets the work end although the caller is cancelled meanwhile, and only then passes the cancellation on."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()

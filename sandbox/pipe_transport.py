@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .driver import BadFrame
 from .errors import ConfigurationError, SandboxLost
 from .protocol import ANSWER_GRACE, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, refusal
-from .thread_pool import Threads
+from .thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from .protocol import Tools
@@ -46,7 +46,7 @@ class DirectConversation:
         self._run = run
         self._sending = threading.Lock()
         self._executing = threading.Lock()
-        self._threads = Threads()
+        self._threads = ThreadPool()
         self._in_tool = threading.local()
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(reads, select.POLLIN)
@@ -119,7 +119,7 @@ class DirectConversation:
                 return
             for pending, call in self._conversation.hear(data):
                 if pending.end is None:
-                    self._threads.run(partial(self._answer, pending, call))
+                    self._threads.submit(partial(self._answer, pending, call))
             heard = True
         except BadFrame as error:
             self._conversation.gone = f"it sent what is no frame ({error})"

@@ -1,6 +1,6 @@
 """What is said between the host and one driver, without the reading and writing: frames in, frames out, outcomes.
 
-`interpreter` says it on an event loop, `direct` on a pair of descriptors.
+`interpreter` says it on an event loop, `pipe_transport` on a pair of descriptors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .errors import (
     SubmitError,
     VolumeError,
 )
-from .result import Meta, Result
+from .meta import Meta
+from .result import Result
 
 if TYPE_CHECKING:
     from .provider_api import Sandbox

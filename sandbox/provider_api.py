@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OUTPUT_CAP = 100_000  # characters of each stream that are kept: some 2,000 lines, and harmless in a log or a ledger
+OUTPUT_CAP_CHARACTERS = (
+    100_000  # characters of each stream that are kept: some 2,000 lines, and harmless in a log or a ledger
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class DriverSettings:
     lifetime: float | None = None
     confinement: dict[str, Any] = field(default_factory=dict[str, Any])
     commit: list[str] = field(default_factory=list[str])
-    output_cap: int = OUTPUT_CAP
+    output_cap: int = OUTPUT_CAP_CHARACTERS
     files: str | None = None
 
 
@@ -75,7 +77,7 @@ class Sandbox(ABC):
         """What the driver's process said before it ended, if anything was heard of it."""
         return ""
 
-    async def refresh(self) -> None:
+    async def refresh_volume(self) -> None:
         """Lets code see what others have saved to the volume since; for volumes that have to be asked.
 
         Called before an execution is sent, when no other is under way. Raises SandboxLost.

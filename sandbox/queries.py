@@ -11,14 +11,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .budget import Budget, Usage
 from .errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
-from .result import QuerySummary
-
-if TYPE_CHECKING:
-    from .interpreter import Interpreter
+from .meta import QuerySummary
+from .result import Result
 
 Message = dict[str, str]  # role and content, as in OpenAI's chat API
 SHOWN = 200  # characters of a prompt and of an error that stand in a record
@@ -34,7 +32,7 @@ class Answer:
     usage: Usage
 
 
-class Unanswered(Exception):
+class NoAnswerError(Exception):
     """A request that was taken and counted, and has no answer: `usage` is what it took nonetheless.
 
     Between a model and the tree that asks it; code is told of a QueryError.
@@ -54,7 +52,7 @@ class Model(Protocol):
         """The model's answer. Raises QueryError, and Unanswered where there is none and tokens were used."""
         ...
 
-    async def most(self, messages: list[Message]) -> tuple[int, float]:
+    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
         """The most tokens, and the most US dollars, that an answer can take. Raises ConfigurationError."""
         ...
 
@@ -67,7 +65,7 @@ class Query:
     depth: int
     model: str
     prompt: str
-    begun: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     usage: Usage = field(default_factory=Usage)
     error: str = ""
@@ -78,7 +76,7 @@ class Query:
         return f"{self.kind} at depth {self.depth}, {self.model}"
 
     @property
-    def cost(self) -> str:
+    def usage_text(self) -> str:
         """Its tokens and cost, for a person."""
         used = self.usage
         price = "cost unknown" if used.cost is None else f"${used.cost:.6f}"
@@ -107,7 +105,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class QueryContext:
     """The context of a recursive query: a text, or the path of a file in the sandbox with its length and beginning."""
 
     text: str = ""
@@ -116,16 +114,41 @@ class Given:
     preview: str = ""
 
 
-Recurse = Callable[["Queries", str, Given, Query], Awaitable[str]]  # the code's queries, prompt, context, its record
-Track = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
+AnswerRecursively = Callable[
+    ["Queries", str, QueryContext, Query], Awaitable[str]
+]  # the code's queries, prompt, context, its record
 
 
-async def untracked(_query: Query, work: Callable[[], Awaitable[str]]) -> str:
+class CodeRunner(Protocol):
+    """What a recursive query needs of the interpreter in whose sandbox its model's code runs."""
+
+    async def execute(
+        self,
+        code: str,
+        variables: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        context: str | None = None,
+        output_fields: list[dict[str, str]] | None = None,
+        queries: Queries | None = None,
+    ) -> Result:
+        """Runs the code and returns what it submitted; see `Interpreter.execute`."""
+        ...
+
+    async def forget_context(self, context: str) -> None:
+        """Ends a context; its name begins anew with the next execution."""
+        ...
+
+
+RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
+
+
+async def run_untracked(_query: Query, work: Callable[[], Awaitable[str]]) -> str:
     """Does the work, and tells nobody."""
     return await work()
 
 
-class Tree:
+class QuerySession:
     """What a top-level execution and all queries below it share.
 
     `flat` answers `llm_query`, and `root` takes a recursive model's own turns. `concurrency` is how many requests may
@@ -141,11 +164,11 @@ class Tree:
         budget: Budget,
         concurrency: int,
         max_depth: int,
-        recurse: Recurse,
-        track: Track = untracked,
+        recurse: AnswerRecursively,
+        track: RunTracked = run_untracked,
     ) -> None:
-        self.root = root
-        self.flat = flat
+        self.root_model = root
+        self.flat_model = flat
         self.budget = budget
         self.concurrency = concurrency
         self.max_depth = max_depth
@@ -156,28 +179,28 @@ class Tree:
         self._asked = self._failed = self._recorded = 0
         self.queries: list[Query] = []
 
-    def begin(self, timeout: float | None) -> None:
+    def set_deadline(self, timeout: float | None) -> None:
         """Sets the deadline of all queries by the timeout of the code that asks, in seconds."""
         if timeout is not None:
             self.deadline = asyncio.get_running_loop().time() + timeout - min(MARGIN, timeout / 20)
 
-    def left(self) -> float | None:
+    def check_seconds_left(self) -> float | None:
         """The seconds until the deadline; None where there is none. Raises DeadlineExceeded."""
         if self.deadline is None:
             return None
         left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:
-            raise self.late()
+            raise self.make_deadline_error()
         return left
 
     @staticmethod
-    def late() -> DeadlineExceeded:
+    def make_deadline_error() -> DeadlineExceeded:
         return DeadlineExceeded("the time for queries is over: give the execution a longer timeout, or ask for less")
 
     async def ask(self, model: Model, messages: list[Message], query: Query) -> Answer:
         """One request to a model. Raises BudgetExceeded, DeadlineExceeded and QueryError."""
-        self.left()
-        most = await model.most(messages) if self.budget.measured else (0, 0.0)
+        self.check_seconds_left()
+        most = await model.estimate_max_usage(messages) if self.budget.needs_estimates else (0, 0.0)
         try:
             async with asyncio.timeout_at(self.deadline), self._under_way:
                 # Not before: what waits for its turn shall not hold what others could use, or give back.
@@ -185,7 +208,7 @@ class Tree:
                 try:
                     try:
                         answer = await model.ask(messages)
-                    except Unanswered as error:
+                    except NoAnswerError as error:
                         reservation.settle(error.usage)
                         query.usage += error.usage
                         raise QueryError(str(error)) from error
@@ -193,11 +216,11 @@ class Tree:
                 finally:
                     reservation.release()  # of what was not settled; nobody says whether a cancelled request was billed
         except TimeoutError:
-            raise self.late() from None
+            raise self.make_deadline_error() from None
         query.usage += answer.usage
         return answer
 
-    async def carry_out(self, query: Query, parent: Query | None, work: Callable[[], Awaitable[str]]) -> str:
+    async def run_recorded(self, query: Query, parent: Query | None, work: Callable[[], Awaitable[str]]) -> str:
         """Does a query's work, and records it."""
         self._asked += 1
         if self._recorded < RECORDS:
@@ -211,11 +234,11 @@ class Tree:
             query.error = f"{type(error).__name__}: {text}"[:SHOWN]
             raise
         finally:
-            query.seconds = time.monotonic() - query.begun
+            query.seconds = time.monotonic() - query.started_at
 
-    def summary(self) -> QuerySummary:
+    def summarize(self) -> QuerySummary:
         """The queries' counts, tokens and cost, and the queries as a tree."""
-        used = self.budget.used
+        used = self.budget.usage
         return QuerySummary(
             asked=self._asked,
             failed=self._failed,
@@ -234,11 +257,13 @@ class Queries:
     `max_depth` is refused. `interpreter` is the one whose sandbox the code runs in.
     """
 
-    def __init__(self, tree: Tree, interpreter: Interpreter, *, depth: int = 0, parent: Query | None = None) -> None:
-        self.tree = tree
+    def __init__(
+        self, tree: QuerySession, interpreter: CodeRunner, *, depth: int = 0, parent: Query | None = None
+    ) -> None:
+        self.session = tree
         self.interpreter = interpreter
         self.depth = depth
-        self.topmost = parent is None
+        self.is_top_level = parent is None
         self._parent = parent
         self._recursions = asyncio.Semaphore(tree.concurrency)  # of this code; those below them have their own
         self.tools: dict[str, Callable[..., Any]] = {
@@ -248,44 +273,44 @@ class Queries:
             "rlm_query_batched": self._rlm,
         }
 
-    def below(self, query: Query) -> Queries:
+    def make_child(self, query: Query) -> Queries:
         """What the code of a recursive query may ask."""
-        return Queries(self.tree, self.interpreter, depth=self.depth + 1, parent=query)
+        return Queries(self.session, self.interpreter, depth=self.depth + 1, parent=query)
 
     async def _llm(self, prompts: list[str], *, concurrency: int | None) -> list[dict[str, str]]:
         async def one(prompt: str) -> str:
-            model = self.tree.flat
+            model = self.session.flat_model
             query = Query("llm_query", self.depth + 1, model.name, prompt[:SHOWN])
 
             async def work() -> str:
-                return (await self.tree.ask(model, [{"role": "user", "content": prompt}], query)).text
+                return (await self.session.ask(model, [{"role": "user", "content": prompt}], query)).text
 
-            return await self.tree.carry_out(query, self._parent, work)
+            return await self.session.run_recorded(query, self._parent, work)
 
         return await self._all(prompts, concurrency, one)
 
     async def _rlm(
         self, prompts: list[str], *, concurrency: int | None, context: dict[str, Any]
     ) -> list[dict[str, str]]:
-        given = Given(**context)
+        given = QueryContext(**context)
 
         async def one(prompt: str) -> str:
-            query = Query("rlm_query", self.depth + 1, self.tree.root.name, prompt[:SHOWN])
+            query = Query("rlm_query", self.depth + 1, self.session.root_model.name, prompt[:SHOWN])
 
             async def work() -> str:
-                if self.depth + 1 > self.tree.max_depth:
+                if self.depth + 1 > self.session.max_depth:
                     raise DepthExceeded(
                         f"a recursive query here would run at depth {self.depth + 1}, and the greatest is "
-                        f"{self.tree.max_depth}: use llm_query, or raise max_depth"
+                        f"{self.session.max_depth}: use llm_query, or raise max_depth"
                     )
-                self.tree.left()
+                self.session.check_seconds_left()
                 try:
-                    async with asyncio.timeout_at(self.tree.deadline), self._recursions:
-                        return await self.tree.recurse(self.below(query), prompt, given, query)
+                    async with asyncio.timeout_at(self.session.deadline), self._recursions:
+                        return await self.session.recurse(self.make_child(query), prompt, given, query)
                 except TimeoutError:
-                    raise self.tree.late() from None
+                    raise self.session.make_deadline_error() from None
 
-            return await self.tree.carry_out(query, self._parent, work)
+            return await self.session.run_recorded(query, self._parent, work)
 
         return await self._all(prompts, concurrency, one)
 
@@ -293,7 +318,7 @@ class Queries:
         self, prompts: list[str], concurrency: int | None, one: Callable[[str], Awaitable[str]]
     ) -> list[dict[str, str]]:
         """Replies in the order of the prompts. What the code has sent is the code's word: it may be anything."""
-        most = self.tree.concurrency if concurrency is None else min(int(concurrency), self.tree.concurrency)
+        most = self.session.concurrency if concurrency is None else min(int(concurrency), self.session.concurrency)
         under_way = asyncio.Semaphore(max(1, most))
 
         async def reply(prompt: str) -> dict[str, str]:

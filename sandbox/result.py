@@ -2,62 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from .errors import error_from_json, error_to_json
+from .errors import RlmBatchError, error_from_json, error_to_json
+from .meta import Meta, QuerySummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from .errors import RlmBatchError
-
-
-@dataclass(frozen=True, slots=True)
-class QuerySummary:
-    """The queries of an execution: how many were `asked` and how many of them failed; the model's `calls` that were
-    answered, with their tokens and cost (US dollars, None where a price is unknown), a recursive model's own turns
-    included; and the queries as a `tree` of records, the first thousand of them.
-    """
-
-    asked: int = 0
-    failed: int = 0
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float | None = 0.0
-    tree: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """What is known of an execution beside what it submitted.
-
-    `seconds` is how long the code ran, by the sandbox's own monotonic clock. `attempt` counts from 1, and
-    `earlier_errors` says how those before it failed. `stdout` and `stderr` are the first and the last half of what the
-    code wrote, where it wrote more than the cap; a line between them says how much was dropped. `isolation` is the
-    level that was in force, `layers` what it was made of. `files` are the paths on the volume of what the code wrote
-    there, as far as its own Python knew (a subprocess's are not among them), 1,000 at most. `queries` says what was
-    asked of a language model.
-    """
-
-    index: int | None = None
-    variables: dict[str, Any] = field(default_factory=dict[str, Any])
-    provider: str = ""
-    sandbox_id: str = ""
-    isolation: str = ""
-    layers: tuple[str, ...] = ()
-    seconds: float = 0.0
-    attempt: int = 1
-    earlier_errors: tuple[str, ...] = ()
-    submitted: bool = False
-    stdout: str = ""
-    stderr: str = ""
-    files: tuple[str, ...] = ()
-    queries: QuerySummary = field(default_factory=QuerySummary)
-
-
-_COUNTS = {item.name for item in fields(QuerySummary)}
 
 
 class Result:
@@ -150,7 +102,10 @@ class Failure:
         return f"Failure({type(self.error).__name__}: {self.error.summary})"
 
 
-def outcome_to_json(outcome: Result | Failure) -> dict[str, Any]:
+Outcome = Result | Failure
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """A result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`."""
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
     queries = outcome.meta.queries
@@ -160,14 +115,14 @@ def outcome_to_json(outcome: Result | Failure) -> dict[str, Any]:
     return {"error": error_to_json(outcome.error), "meta": meta}
 
 
-def outcome_from_json(data: dict[str, Any]) -> Result | Failure:
+def outcome_from_json(data: dict[str, Any]) -> Outcome:
     """What `outcome_to_json` was given. What a later version knows and this one does not is passed over."""
     known = {item.name for item in fields(Meta)}
     values = {name: value for name, value in data["meta"].items() if name in known}
     for name in ("layers", "earlier_errors", "files"):
         values[name] = tuple(values.get(name, ()))
     queries: dict[str, Any] = values.get("queries") or {}
-    counts: dict[str, Any] = {name: value for name, value in queries.items() if name in _COUNTS}
+    counts: dict[str, Any] = {item.name: queries[item.name] for item in fields(QuerySummary) if item.name in queries}
     counts["tree"] = tuple(counts.get("tree", ()))
     values["queries"] = QuerySummary(**counts)
     meta = Meta(**values)

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from .interpreter import Interpreter, shielded
+from .cancellation import run_shielded
+from .interpreter import Interpreter
 from .pipe_transport import DirectConversation
 from .protocol import Conversation, limit, request
 
@@ -74,12 +75,12 @@ class _Background:
 _background = _Background()
 
 
-def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_sync(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs a coroutine on the event loop of the synchronous face, and waits for it."""
     return _background.run(work)
 
 
-class BlockingInterpreter:
+class SyncInterpreter:
     """Runs code in one sandbox, step by step: names that one execution defines are there in the next.
 
     A context manager; or `start`, `execute` and `shutdown` by hand. Safe to use from several threads, one execution at
@@ -108,7 +109,7 @@ class BlockingInterpreter:
         self._interpreter: Interpreter | None = None  # where it is elsewhere
 
     @property
-    def asks(self) -> bool:
+    def can_query(self) -> bool:
         """Whether its code may ask a model."""
         return self._asks is not None
 
@@ -164,7 +165,7 @@ class BlockingInterpreter:
             )
         )
 
-    def hold_queries(self) -> None:
+    def share_query_limits(self) -> None:
         """From now on all executions are one to the limits on queries, at the depth of a recursive model's code."""
         self._one_tree = True
 
@@ -203,7 +204,7 @@ class BlockingInterpreter:
                 return sandbox, None  # a query's own code runs while the code that asked it does: on an event loop
             return sandbox, await sandbox.attach()
         except BaseException:
-            await shielded(sandbox.remove())
+            await run_shielded(sandbox.remove())
             raise
 
 

@@ -9,7 +9,7 @@ TURNING = frozenset(
 )  # the rest of a line round
 
 
-def shown(text: str, keep: str = "") -> str:
+def escape_text(text: str, keep: str = "") -> str:
     """The text, in which what a terminal would take for a command, what turns a line round and what no encoding has are
     as Python writes them. `keep` are characters that stay, such as line ends.
     """

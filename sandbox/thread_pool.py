@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Threads:
+class ThreadPool:
     """Runs functions in daemon threads. A pool of a fixed size could not serve calls that wait for each other."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Threads:
         self._idle = 0
         self._closed = False
 
-    def run(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], None]) -> None:
         """Runs it soon. It must not raise."""
         with self._lock:
             idle, self._idle = self._idle, max(0, self._idle - 1)
@@ -31,7 +31,7 @@ class Threads:
         if not idle:
             threading.Thread(target=self._serve, name="rlm-batch-tool", daemon=True).start()
 
-    async def call(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Runs it with the caller's context variables, and returns or raises what it does.
 
         A caller that is cancelled does not wait for it.
@@ -50,7 +50,7 @@ class Threads:
             with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
                 loop.call_soon_threadsafe(finish, *outcome)
 
-        self.run(functools.partial(contextvars.copy_context().run, carry_out))
+        self.submit(functools.partial(contextvars.copy_context().run, carry_out))
         value, error = await done
         if error is not None:
             raise error

@@ -13,7 +13,8 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
-from ..sandbox.result import Failure, Meta, Result
+from ..sandbox.meta import Meta
+from ..sandbox.result import Failure, Outcome, Result
 from .concurrency_tags import add_tags, build_tags, has_tag_limit
 from .retry import (
     BACKOFF_SECONDS,
@@ -65,7 +66,7 @@ class TaskBatch:
         *,
         ledger: Ledger,
         on_start: Callable[[], None],
-        on_outcome: Callable[[Execution, Result | Failure], None],
+        on_outcome: Callable[[Execution, Outcome], None],
         line_budget: LineBudget | None,
     ) -> None:
         self._label = label
@@ -104,7 +105,7 @@ class TaskBatch:
         finally:
             output.close()
 
-    def record_outcome(self, execution: Execution, outcome: Result | Failure) -> None:
+    def record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Writes an outcome to the ledger, and then reports it."""
         self.ledger.write_outcome(execution.key, outcome)
         execution.is_done = True

@@ -12,7 +12,8 @@ from ..blocks.language_model.model_access import Asking
 from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter
-from ..sandbox.result import Meta, Result
+from ..sandbox.meta import Meta
+from ..sandbox.result import Result
 from .capacity.admission import Permit
 from .capacity.slots import Slot, Slots
 from .ledger.completion_markers import remove_marker
@@ -145,12 +146,12 @@ class Lane:
     async def open_sandbox(self) -> Interpreter:
         """The interpreter in this lane's sandbox, which is opened if it is not yet."""
         if self._has_state and self._interpreter is not None:
-            if not self._interpreter.alive:
+            if not self._interpreter.is_alive:
                 raise StateLost("the sandbox that held the state of the earlier steps has gone: start from the first")
             return self._interpreter
         now = asyncio.get_running_loop().time()
         if self._interpreter is not None and (
-            not self._interpreter.alive or now + 2 * self._timeout > self._expires_at
+            not self._interpreter.is_alive or now + 2 * self._timeout > self._expires_at
         ):
             await self.close_sandbox()
         if self._permit is None:

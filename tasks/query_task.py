@@ -43,8 +43,8 @@ async def run_query(call: _QueryCall) -> Any:
         answer = await call.work()
     except RlmBatchError as error:
         call.error = error
-        return Failed(message=f"{type(error).__name__}: {error.summary} ({call.query.cost})")
-    return Completed(message=call.query.cost, data=answer)
+        return Failed(message=f"{type(error).__name__}: {error.summary} ({call.query.usage_text})")
+    return Completed(message=call.query.usage_text, data=answer)
 
 
 async def _make_task_run(call: _QueryCall) -> Any:

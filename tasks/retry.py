@@ -29,7 +29,7 @@ class RetryPolicy:
             "if asked": self.retry_code_errors,
             "if idempotent": self.idempotent,
             "always": True,
-        }[error.again]
+        }[error.retry_rule]
 
     def is_too_late(self, error: BaseException) -> bool:
         """Whether the provider asks to wait for longer than the flow run has."""

@@ -14,7 +14,7 @@ from typing import Any
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
-from ..sandbox.text_escape import shown
+from ..sandbox.text_escape import escape_text
 
 MAX_LINES = 200  # of one attempt at an execution
 MAX_LINE_CHARACTERS = 1000  # characters of a line
@@ -70,7 +70,7 @@ class OutputLog:
         self._left -= 1
         self._run.remaining_lines -= 1
         # What redraws a line with carriage returns, as progress bars do, is told as it was last.
-        said = shown(line.rstrip("\r").rpartition("\r")[2][: MAX_LINE_CHARACTERS + 1], keep="\t")
+        said = escape_text(line.rstrip("\r").rpartition("\r")[2][: MAX_LINE_CHARACTERS + 1], keep="\t")
         self._log.log(
             LEVELS[stream],
             "%s%s",

@@ -29,6 +29,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, PrivateAttr, SecretStr, model_validator
 
 from ...sandbox import driver
+from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import (
     ConfigurationError,
     QuotaExceeded,
@@ -37,7 +38,6 @@ from ...sandbox.errors import (
     SandboxStartError,
     VolumeError,
 )
-from ...sandbox.interpreter import shielded
 from ...sandbox.provider_api import DriverSettings, Sandbox
 from .. import git as repository
 from ..provider import SandboxInfo, SandboxProvider
@@ -179,7 +179,7 @@ class DaytonaSandbox(SandboxProvider, Block):
             if self.packages:
                 await box.install(self.packages)
         except BaseException as error:
-            await shielded(box.remove())
+            await run_shielded(box.remove())
             if isinstance(error, _sdk().DaytonaError):
                 raise self._error(error, "the sandbox could not be set up") from error
             raise
@@ -273,11 +273,11 @@ class DaytonaSandbox(SandboxProvider, Block):
         try:
             return await asyncio.shield(creating)
         except asyncio.CancelledError:
-            await shielded(_abandon(client, creating, params.name, self.counted))
+            await run_shielded(_abandon(client, creating, params.name, self.counted))
             raise
         except _sdk().DaytonaError as error:
             if not _transient(error):
-                await shielded(_remove_named(client, params.name, self._looks(error), self.counted))
+                await run_shielded(_remove_named(client, params.name, self._looks(error), self.counted))
                 raise self._error(error, "no sandbox could be opened") from error
             failure = error
         # The call, or one of those by which the SDK waits for the start, was lost: the sandbox may be there.
@@ -285,7 +285,7 @@ class DaytonaSandbox(SandboxProvider, Block):
             return await self._started(client, params.name, failure, until)
         except BaseException as error:
             if not _unreachable(error):
-                await shielded(_remove_named(client, params.name, 1, self.counted))
+                await run_shielded(_remove_named(client, params.name, 1, self.counted))
             if isinstance(error, _sdk().DaytonaError):
                 raise self._error(error, "no sandbox could be opened") from error
             raise

@@ -135,7 +135,7 @@ class LanguageModel(Block):
         installed()
         if priced:
             for model in (self.root(), self.flat()):
-                await model.most([])
+                await model.estimate_max_usage([])
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings that an answer depends on, no secrets and no limits: JSON."""

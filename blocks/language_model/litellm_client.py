@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, QueryError
-from ...sandbox.queries import Answer, Unanswered
+from ...sandbox.queries import Answer, NoAnswerError
 
 if TYPE_CHECKING:
     from ...sandbox.queries import Message
@@ -147,7 +147,7 @@ class ServedModel:
         usage = self._usage(response, messages, text or "")
         if text is None:
             reason = f" (finish_reason: {choice.finish_reason})" if choice is not None else ""
-            raise Unanswered(f"the model {self.name} answered without a text{reason}", usage)
+            raise NoAnswerError(f"the model {self.name} answered without a text{reason}", usage)
         return Answer(text, usage)
 
     def _usage(self, response: Any, messages: list[Message], text: str) -> Usage:
@@ -167,7 +167,7 @@ class ServedModel:
             cost = None if price is None else 0.0
         return Usage(1, prompt, completion, None if cost is None else max(0.0, cost))
 
-    async def most(self, messages: list[Message]) -> tuple[int, float]:
+    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
         """The most tokens and US dollars; see `Model.most`. A token has a byte at least."""
         self._litellm = self._litellm or await imported()
         price, answer = self._price(), self._longest_answer()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...sandbox.budget import Budget
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.queries import Given, Queries, Query, Track, Tree, untracked
+from ...sandbox.queries import Queries, Query, QueryContext, QuerySession, RunTracked, run_untracked
 from .block import LanguageModel, resolve_model
 from .litellm_client import EXTRA, offline
 
@@ -35,7 +35,7 @@ class Asking:
     max_llm_calls: int | None = 50
     max_llm_tokens: int | None = None
     spent: Budget = field(default_factory=Budget)
-    track: Track = untracked
+    track: RunTracked = run_untracked
 
     def __post_init__(self) -> None:
         for name, least in (("batch_concurrency", 1), ("max_depth", 0), ("max_llm_calls", 0), ("max_llm_tokens", 0)):
@@ -50,7 +50,7 @@ class Asking:
     def queries(self, interpreter: Interpreter, *, depth: int = 0) -> Queries:
         """The queries of one execution, whose code is at that depth, in the interpreter's sandbox."""
         root, flat = self._models
-        tree = Tree(
+        tree = QuerySession(
             root=root,
             flat=flat,
             budget=Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent),
@@ -63,7 +63,7 @@ class Asking:
 
 
 async def asking(
-    model: LanguageModel | str, *, max_cost: float | None = None, track: Track = untracked, **limits: Any
+    model: LanguageModel | str, *, max_cost: float | None = None, track: RunTracked = run_untracked, **limits: Any
 ) -> Asking:
     """What executions may ask of that model, for `max_cost` US dollars together. Raises ConfigurationError.
 
@@ -79,7 +79,7 @@ async def asking(
     return asked
 
 
-async def recurse(queries: Queries, prompt: str, given: Given, query: Query) -> str:
+async def recurse(queries: Queries, prompt: str, given: QueryContext, query: Query) -> str:
     """Answers a recursive query; see `recursive_model.answer`. DSPy is imported for the first, in a thread."""
     model = await asyncio.to_thread(_recursive_model)
     return await model.answer(queries, prompt, given, query)

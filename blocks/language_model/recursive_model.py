@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import dspy
 from dspy import lm15
 
+from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import QueryError, RlmBatchError
-from ...sandbox.interpreter import shielded
-from ...sandbox.thread_pool import Threads
+from ...sandbox.thread_pool import ThreadPool
 from ..dspy_interpreter import DSPyInterpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...sandbox.queries import Given, Message, Queries, Query
+    from ...sandbox.queries import Message, Queries, Query, QueryContext
     from ...sandbox.result import Result
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ TURNS = 20  # of a recursive model, as in DSPy
 DEFAULT_CALLS = 50  # that a model is told of where there is no limit
 TURN_SHOWN = 10_000  # characters of a turn's output that stand in the trajectory, as many as the model is shown
 
-_threads = Threads()
+_threads = ThreadPool()
 
 
 def _worth_a_line(record: logging.LogRecord) -> bool:
@@ -95,13 +95,13 @@ class _Engine:
 
     def __init__(self, bridge: _Bridge, queries: Queries, query: Query) -> None:
         self._bridge = bridge
-        self._tree = queries.tree
+        self._tree = queries.session
         self._query = query
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         """One turn. Raises _Ended where the model may not be asked, or does not answer."""
         try:
-            answer = self._bridge.run(self._tree.ask(self._tree.root, messages(request), self._query))
+            answer = self._bridge.run(self._tree.ask(self._tree.root_model, messages(request), self._query))
         except RlmBatchError as error:
             raise _Ended(error) from None
         usage = lm15.Usage(input_tokens=answer.usage.prompt_tokens, output_tokens=answer.usage.completion_tokens)
@@ -128,7 +128,7 @@ def messages(request: lm15.Request) -> list[Message]:
 class SandboxText(dspy.SandboxSerializable):
     """A text that the model's Python finds and its prompts do not: they have its length and how it begins."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: QueryContext) -> None:
         self._given = given
 
     def sandbox_setup(self) -> str:
@@ -158,7 +158,7 @@ class _Factory:
 
     def __init__(self, make: Callable[[], DSPyInterpreter], queries: Queries) -> None:
         self._make = make
-        tree, depth = queries.tree, queries.depth
+        tree, depth = queries.session, queries.depth
         recursion = (
             "- `rlm_query(prompt, context=text)` asks a recursive model with a REPL of its own, which finds the text "
             "as `context`: for a part that is itself too long or too intricate for one prompt.\n"
@@ -179,17 +179,17 @@ class _Factory:
         return self._make()
 
 
-async def answer(queries: Queries, prompt: str, given: Given, query: Query) -> str:
+async def answer(queries: Queries, prompt: str, given: QueryContext, query: Query) -> str:
     """A recursive model's answer to the prompt. `queries` are those of its code, `query` is its record.
 
     Raises QueryError, BudgetExceeded and DeadlineExceeded.
     """
-    tree, interpreter = queries.tree, queries.interpreter
+    tree, interpreter = queries.session, queries.interpreter
     context = f"rlm-{uuid.uuid4().hex[:12]}"
     bridge = _Bridge()
 
     async def execute(code: str, variables: dict[str, Any], output_fields: list[dict[str, Any]] | None) -> Result:
-        left = tree.left()
+        left = tree.check_seconds_left()
         return await interpreter.execute(
             code,
             variables,
@@ -215,9 +215,9 @@ async def answer(queries: Queries, prompt: str, given: Given, query: Query) -> s
         return DSPyInterpreter(run, lambda: None, lambda: None, asks=True)
 
     def forward() -> str:
-        model = dspy.LM(tree.root.name, engine=_Engine(bridge, queries, query), cache=False, num_retries=0)
+        model = dspy.LM(tree.root_model.name, engine=_Engine(bridge, queries, query), cache=False, num_retries=0)
         with dspy.context(lm=model, adapter=dspy.ChatAdapter(), disable_history=True, callbacks=[]):
-            calls = tree.budget.calls_left
+            calls = tree.budget.remaining_calls
             rlm = dspy.RLM(
                 "context, query -> answer: str" if given.path or given.text else "query -> answer: str",
                 max_iters=TURNS,
@@ -232,7 +232,7 @@ async def answer(queries: Queries, prompt: str, given: Given, query: Query) -> s
         return str(prediction.answer)
 
     try:
-        return await _threads.call(forward)
+        return await _threads.run_in_thread(forward)
     except _Ended as ended:
         if ended.error is None:
             raise asyncio.CancelledError from None
@@ -244,7 +244,7 @@ async def answer(queries: Queries, prompt: str, given: Given, query: Query) -> s
         raise QueryError(f"the recursive model gave no answer: {type(error).__name__}: {first}") from error
     finally:
         bridge.end()
-        await shielded(interpreter.forget(context))
+        await run_shielded(interpreter.forget_context(context))
 
 
 def _shortened(text: str) -> str:

@@ -28,8 +28,9 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
 from ...sandbox import confinement, driver
+from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError, VolumeError
-from ...sandbox.interpreter import Interpreter, shielded
+from ...sandbox.interpreter import Interpreter
 from ...sandbox.provider_api import DriverSettings, Sandbox
 from ..provider import SandboxInfo, SandboxProvider
 from ..storage.safe_paths import read_file_below, write_file_below
@@ -124,7 +125,7 @@ class LocalSandbox(SandboxProvider, Block):
         try:
             await box.fill(clone)
         except BaseException:
-            await shielded(box.remove())
+            await run_shielded(box.remove())
             raise
         return box
 
@@ -199,7 +200,7 @@ class LocalChannel:
                 try:
                     rest = rest[os.write(self._fd, rest) :]
                 except BlockingIOError:
-                    await shielded(self._send_rest(rest))  # half a frame would be the end of the wire
+                    await run_shielded(self._send_rest(rest))  # half a frame would be the end of the wire
                     return
                 except OSError:
                     raise SandboxLost("the sandbox's process has ended: run it in a new one") from None
@@ -531,14 +532,14 @@ def _boot(rung: Rung) -> str:
 
 @cache
 def _abi() -> int:
-    return confinement.landlock_abi()
+    return confinement.probe_landlock_abi()
 
 
 def _layers(rung: Rung) -> tuple[str, ...]:
     if rung == "none":
         return ()
     layers = [f"landlock-{_abi()}"] if _abi() else []
-    layers += ["seccomp"] if confinement.machine() else []
+    layers += ["seccomp"] if confinement.find_architecture() else []
     layers += ["user"] if os.geteuid() == 0 else []
     return (*(["namespaces"] if rung == "bubblewrap" else []), *layers, "limits")
 
@@ -668,8 +669,8 @@ def _confinement(
     )
     found: dict[str, Any] = {"limits": limits, "uid": uid}
     if _abi():
-        found["landlock"] = policy.landlock()
-    machine = confinement.machine()
+        found["landlock"] = policy.build_landlock_rules()
+    machine = confinement.find_architecture()
     if machine is not None:
         found["seccomp"] = _filter(replace(policy, readable=(), writable=()), machine)
     if uid is not None and not bubblewrap:
@@ -683,7 +684,7 @@ def _confinement(
 @cache
 def _filter(policy: confinement.Policy, machine: str) -> str:
     """The system call filter, which is the same for every sandbox but for its paths, and those are Landlock's."""
-    return policy.seccomp(machine)
+    return policy.build_seccomp_filter(machine)
 
 
 @cache
@@ -768,7 +769,7 @@ async def _probe(rung: Rung) -> str:
 def _missing(rung: Rung) -> str:
     if sys.platform != "linux":
         return f"local isolation needs Linux (WSL2 included), and this is {sys.platform}"
-    if confinement.machine() is None:
+    if confinement.find_architecture() is None:
         return f"there is no system call filter for {os.uname().machine}: x86_64 and aarch64 have one"
     if rung == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not on the PATH"

@@ -28,6 +28,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr
 
 from ...sandbox import driver
+from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import (
     ConfigurationError,
     QuotaExceeded,
@@ -36,7 +37,6 @@ from ...sandbox.errors import (
     SandboxStartError,
     VolumeError,
 )
-from ...sandbox.interpreter import shielded
 from ...sandbox.provider_api import DriverSettings, Sandbox
 from .. import git as repository
 from ..provider import SandboxInfo, SandboxProvider
@@ -202,14 +202,14 @@ class ModalSandbox(SandboxProvider, Block):
         try:
             sandbox = await asyncio.shield(creating)
         except asyncio.CancelledError:
-            await shielded(_discard(creating, self.counted))
+            await run_shielded(_discard(creating, self.counted))
             raise
         box = ModalBox(sandbox, self._settings(), self.lifetime, self.counted)
         if commit is not None:
             try:
                 await self._clone(sandbox, commit)
             except BaseException:
-                await shielded(box.remove())
+                await run_shielded(box.remove())
                 raise
         return box
 
@@ -472,7 +472,7 @@ class ModalChannel:
 
     async def send(self, data: bytes) -> None:
         """Hands the bytes over, after those of earlier sends. Raises SandboxLost if none of them were sent."""
-        await shielded(self._send(data))  # half a frame would be the end of the wire
+        await run_shielded(self._send(data))  # half a frame would be the end of the wire
 
     async def _send(self, data: bytes) -> None:
         import modal
@@ -573,8 +573,8 @@ class ModalBox(Sandbox):
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=READ_SECONDS)
 
-    async def refresh(self) -> None:
-        """Reloads the volume; see `Sandbox.refresh`. It cannot be while code holds a file of it open."""
+    async def refresh_volume(self) -> None:
+        """Reloads the volume; see `Sandbox.refresh_volume`. It cannot be while code holds a file of it open."""
         import modal
 
         if self.settings.volume is None or self.gone:

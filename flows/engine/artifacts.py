@@ -16,7 +16,7 @@ from uuid import UUID
 
 from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, aupdate_progress_artifact
 
-from ...sandbox.result import Failure, Result
+from ...sandbox.result import Outcome
 from ...tasks.ledger.run_record import RunRecord
 from ..reporting.markdown import render_markdown
 from ..reporting.report import build_report
@@ -39,7 +39,7 @@ class Told:
         self._telling: asyncio.Task[None] | None = None
         self._away = False
 
-    def ended(self, outcome: Result | Failure) -> None:
+    def ended(self, outcome: Outcome) -> None:
         """An execution has its outcome."""
         self._tally.add(outcome)
 

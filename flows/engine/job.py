@@ -23,7 +23,8 @@ from ...blocks.registry import resolve_provider
 from ...blocks.volume import check_name
 from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, DeadlineExceeded, ExecutionsFailed, NotRun, RlmBatchError
-from ...sandbox.result import Failure, Meta, Result
+from ...sandbox.meta import Meta
+from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execute import TaskBatch, build_execute_task
 from ...tasks.execution import Execution, assign_keys
@@ -42,8 +43,6 @@ from ..sharding.coordinator import Sharding
 from .artifacts import Told
 from .gc_freeze import set_aside
 from .outcome_store import InMemory, Kept
-
-Outcome = Result | Failure
 
 
 class Observer:
@@ -285,7 +284,7 @@ class Run:
                 yield
         finally:
             if self.asking is not None:
-                self.log.info("the model was called %s", describe_usage(self.asking.spent.used + self.used_elsewhere))
+                self.log.info("the model was called %s", describe_usage(self.asking.spent.usage + self.used_elsewhere))
 
     def knows(self, known: dict[str, LedgerLine]) -> None:
         """These are the lines that the ledger had at the start, by their keys."""

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...sandbox.errors import DeadlineExceeded
-from ...sandbox.result import Failure, Result
+from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
-
-Outcome = Result | Failure
 
 
 class Kept(Protocol):

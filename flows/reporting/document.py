@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass, field
 
-from ...sandbox.text_escape import shown
+from ...sandbox.text_escape import escape_text
 
 VERBATIM_LINES = 40  # of a verbatim text that are shown, and
 VERBATIM_CHARACTERS = 4000
@@ -64,7 +64,7 @@ class Verbatim:
     def excerpt(self) -> str:
         """As much of it as is shown, without what a terminal would take for commands."""
         lines = self.text[: VERBATIM_CHARACTERS + 1].splitlines()
-        clean = "\n".join(shown(line, keep="\t").translate(_BIDI_CONTROLS) for line in lines[:VERBATIM_LINES])
+        clean = "\n".join(escape_text(line, keep="\t").translate(_BIDI_CONTROLS) for line in lines[:VERBATIM_LINES])
         is_cut = len(self.text) > VERBATIM_CHARACTERS or len(lines) > VERBATIM_LINES
         return clean[:VERBATIM_CHARACTERS] + ("\n..." if is_cut else "")
 
@@ -74,4 +74,4 @@ Part = Heading | Text | Table | Picture | Verbatim
 
 def clean_line(text: str) -> str:
     """The text on one line, without what a terminal would take for commands or what turns the text around it."""
-    return shown(" ".join(text.split("\n"))).translate(_BIDI_CONTROLS)
+    return escape_text(" ".join(text.split("\n"))).translate(_BIDI_CONTROLS)

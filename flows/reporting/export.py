@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.result import Failure, Result
+from ...sandbox.result import Failure, Outcome, Result
 from .ledger_reader import LedgerReader
 
 COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
 BATCH = 5000  # rows that Parquet takes at once
 
-Outcome = Result | Failure
 # What is known of every execution, beside its variables and fields.
 KNOWN: dict[str, tuple[str, Callable[[Outcome], Any]]] = {
     "index": ("int", lambda outcome: outcome.meta.index),

@@ -10,7 +10,7 @@ from ...blocks.storage.files import list_names
 from ...blocks.storage.location import Location, PathOrLocation
 from ...blocks.storage.location_parsing import is_remote, parse_location
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.result import Failure, Result
+from ...sandbox.result import Outcome
 from ...tasks.ledger.ledger import Ledger, LinePosition, get_results_root, read_line
 from ...tasks.ledger.run_record import RunRecord, find_run_record, list_run_records
 from .summary import RunSummary
@@ -28,7 +28,7 @@ class LedgerReader:
         """Where it is."""
         return self.ledger.path
 
-    def read_outcomes(self) -> Iterator[Result | Failure]:
+    def read_outcomes(self) -> Iterator[Outcome]:
         """The outcome that counts of each execution, by their numbers.
 
         Success beats failure, then the later beats the earlier, for each execution; where the code was changed and run

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...sandbox.errors import NotRun
-from ...sandbox.result import Failure, Result
+from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
 from .text_table import format_cell
 
@@ -75,7 +75,7 @@ class RunSummary:
         """Those that were run and failed for good."""
         return self.done - self.succeeded - self.not_run
 
-    def add(self, outcome: Result | Failure) -> None:
+    def add(self, outcome: Outcome) -> None:
         """Takes one outcome in."""
         meta = outcome.meta
         index = self.done if meta.index is None else meta.index
@@ -143,7 +143,7 @@ class RunSummary:
                 self.points = self.points[1::2]
                 self._every *= 2
 
-    def _keep(self, rank: tuple[int, float, int], index: int, outcome: Result | Failure, note: str) -> None:
+    def _keep(self, rank: tuple[int, float, int], index: int, outcome: Outcome, note: str) -> None:
         self._name(self.variables, outcome.meta.variables)
         fields = outcome.outputs if isinstance(outcome, Result) else {}
         self._name(self.fields, [name for name in fields if name not in self.variables])

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ...sandbox.text_escape import shown
+from ...sandbox.text_escape import escape_text
 
 WIDTH, HEIGHT = 760, 400  # pixels of the picture
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 44, 56  # pixels around the plot
@@ -255,7 +255,7 @@ def _words(
     short = text if len(text) <= 80 else text[:77] + "..."
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}"{weight}{more}>'
-        f"{html.escape(shown(short).translate(NO_XML))}</text>"
+        f"{html.escape(escape_text(short).translate(NO_XML))}</text>"
     )
 
 

@@ -6,9 +6,8 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from ...sandbox.result import Failure, Result
+from ...sandbox.result import Outcome, Result
 
-Outcome = Result | Failure
 CELL = 40  # characters of a value that are shown
 
 # What a cell has no room for is not written out first: a field may be a list of a million numbers.

@@ -20,7 +20,7 @@ import httpx
 
 from ...blocks.limits import LEASE_SECONDS, LimitNames, Limits, get_limit_names, open_limits
 from ...blocks.provider import SandboxProvider
-from ...sandbox.interpreter import shielded
+from ...sandbox.cancellation import run_shielded
 from .admission import Admission
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class LimitedSlots(Slots):
     async def release(self, slot: Slot) -> None:
         if slot in self._held:
             self._held.remove(slot)
-            await shielded(self._end(slot.lease))
+            await run_shielded(self._end(slot.lease))
 
     async def should_hand_over(self, slot: Slot) -> bool:
         if slot.is_lost:
@@ -210,7 +210,7 @@ class LimitedSlots(Slots):
                 if lease is not None:
                     await self._end(lease)
 
-            await shielded(undo())
+            await run_shielded(undo())
             raise
 
     async def _hand(self, slot: Slot) -> None:
@@ -228,7 +228,7 @@ class LimitedSlots(Slots):
         """Waits no longer, or has a slot."""
         if self._flag is not None:
             flag, self._flag = self._flag, None
-            await shielded(self._end(flag))
+            await run_shielded(self._end(flag))
 
     async def _renew(self) -> None:
         while True:
@@ -299,7 +299,7 @@ async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncI
         finally:
             running.cancel()
             await asyncio.wait([running])
-            await shielded(slots.close())
+            await run_shielded(slots.close())
 
 
 def _now() -> float:

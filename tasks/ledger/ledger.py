@@ -29,7 +29,7 @@ from ...blocks.storage.location import Location
 from ...blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
+from ...sandbox.result import Outcome, Result, outcome_from_json, outcome_to_json
 from .upload_buffer import UploadBuffer
 
 VERSION = 1
@@ -90,7 +90,7 @@ class LedgerLine:
     data: dict[str, Any]
     position: LinePosition
 
-    def to_outcome(self) -> Result | Failure:
+    def to_outcome(self) -> Outcome:
         """The result or the failure that the line holds."""
         return outcome_from_json(self.data)
 
@@ -161,7 +161,7 @@ class Ledger:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
 
-    def write_outcome(self, key: str, outcome: Result | Failure) -> None:
+    def write_outcome(self, key: str, outcome: Outcome) -> None:
         """Appends one line. Raises OSError, with the ledger's path in it, where that cannot be done.
 
         At a location: where lines that were written before could not be sent.

@@ -13,12 +13,10 @@ from dataclasses import replace
 from typing import Any, overload
 
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.result import Failure, Result, outcome_from_json, outcome_to_json
+from ...sandbox.result import Failure, Outcome, outcome_from_json, outcome_to_json
 from ..execution import Execution
 from .completion_markers import MarkerLocation
 from .ledger import Ledger, LedgerLine, LinePosition, read_line
-
-Outcome = Result | Failure
 
 CACHE_KIB = 32 * 1024  # KiB of the database in memory
 PAGE_ROWS = 500  # rows that are read at a time

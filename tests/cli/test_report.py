@@ -13,14 +13,15 @@ import pytest
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.cli.main import main
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
-from rlm_batch.sandbox.result import Meta, QuerySummary
+from rlm_batch.sandbox.meta import Meta, QuerySummary
+from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.run_record import RunRecord
 
 from .conftest import Run
 
 
-def written(path: Path, name: str, outcomes: list[Result | Failure], **record: Any) -> RunRecord:
+def written(path: Path, name: str, outcomes: list[Outcome], **record: Any) -> RunRecord:
     """A ledger with those outcomes, as a flow run leaves it."""
     ledger = Ledger(path)
     ledger.create()
@@ -32,10 +33,10 @@ def written(path: Path, name: str, outcomes: list[Result | Failure], **record: A
     return found
 
 
-def trials(count: int) -> list[Result | Failure]:
+def trials(count: int) -> list[Outcome]:
     """Trials whose losses fall, and a failure."""
     queries = QuerySummary(asked=1, calls=2, prompt_tokens=30, completion_tokens=4, cost=0.25)
-    made: list[Result | Failure] = [
+    made: list[Outcome] = [
         Result(
             {"loss": float(count - index), "parts": [index], "text": "ä"},
             Meta(index=index, variables={"lr": index / 10, "loss": "given"}, seconds=1.5, queries=queries),

@@ -130,22 +130,22 @@ async def test_a_process_that_ends_between_two_executions_has_lost_the_state(int
 async def test_a_forgotten_context_begins_anew(interpreter: Interpreter) -> None:
     for pause in (0.0, 0.2):
         await interpreter.execute("x = 1", context="c")
-        await interpreter.forget("c")
+        await interpreter.forget_context("c")
         await asyncio.sleep(pause)
         assert (await interpreter.execute("SUBMIT(known='x' in globals())", context="c")).known is False
         assert (await interpreter.execute("x = 1; SUBMIT(x=x)", context="c")).x == 1
-        await interpreter.forget("c")
+        await interpreter.forget_context("c")
 
 
 async def test_forgetting_begins_anew_after_the_state_was_lost(interpreter: Interpreter) -> None:
     with pytest.raises(CodeCrashed):
         await interpreter.execute("import os; os._exit(3)", context="c")
-    await interpreter.forget("c")
+    await interpreter.forget_context("c")
     assert (await interpreter.execute("SUBMIT(x=1)", context="c")).x == 1
 
 
 async def test_forgetting_what_never_was_is_no_error(interpreter: Interpreter) -> None:
-    await interpreter.forget("never")
+    await interpreter.forget_context("never")
     assert (await interpreter.execute("SUBMIT(x=1)", context="never")).x == 1
 
 
@@ -155,7 +155,7 @@ async def test_forgetting_ends_what_runs(interpreter: Interpreter) -> None:
         interpreter.execute("print('on')\n" + STUBBORN, context="c", on_output=lambda *_: heard.set())
     )
     await heard.wait()
-    await interpreter.forget("c")
+    await interpreter.forget_context("c")
     with pytest.raises(CodeError):
         await running
     assert (await interpreter.execute("SUBMIT(x=1)", context="c")).x == 1

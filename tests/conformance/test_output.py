@@ -9,11 +9,11 @@ import pytest
 from rlm_batch import CodeError, Result
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
-from rlm_batch.sandbox.provider_api import OUTPUT_CAP
+from rlm_batch.sandbox.provider_api import OUTPUT_CAP_CHARACTERS
 
 pytestmark = pytest.mark.anyio
 
-HALF = OUTPUT_CAP // 2
+HALF = OUTPUT_CAP_CHARACTERS // 2
 GAP = re.compile(r"\n\[\.\.\. ([\d,]+) characters dropped \.\.\.\]\n")
 
 
@@ -111,7 +111,7 @@ async def test_fifty_megabytes_come_back_as_head_count_and_tail(interpreter: Int
         """
     head, dropped, tail = parts((await interpreter.execute(dedent(code))).meta.stdout)
     assert (len(head), len(tail)) == (HALF, HALF)
-    assert dropped == 50_000_000 - OUTPUT_CAP
+    assert dropped == 50_000_000 - OUTPUT_CAP_CHARACTERS
     assert head.startswith("000000000.")
     assert tail.endswith("000049999" + "." * 990 + "\n")
 
@@ -119,15 +119,15 @@ async def test_fifty_megabytes_come_back_as_head_count_and_tail(interpreter: Int
 async def test_the_cap_is_of_each_stream_and_each_execution(interpreter: Interpreter) -> None:
     code = "import sys; print('o' * n, end=''); print('e' * (n + 1), end='', file=sys.stderr)"
     for context in (None, "c", "c"):
-        result = await interpreter.execute(code, {"n": OUTPUT_CAP}, context=context)
-        assert result.meta.stdout == "o" * OUTPUT_CAP
+        result = await interpreter.execute(code, {"n": OUTPUT_CAP_CHARACTERS}, context=context)
+        assert result.meta.stdout == "o" * OUTPUT_CAP_CHARACTERS
         assert parts(result.meta.stderr) == ("e" * HALF, 1, "e" * HALF)
 
 
 async def test_the_cap_counts_characters(interpreter: Interpreter) -> None:
-    result = await interpreter.execute("print('😀' * n, end='')", {"n": OUTPUT_CAP})
-    assert result.meta.stdout == "😀" * OUTPUT_CAP
-    result = await interpreter.execute("print(chr(1) * n, end='')", {"n": OUTPUT_CAP + 1})
+    result = await interpreter.execute("print('😀' * n, end='')", {"n": OUTPUT_CAP_CHARACTERS})
+    assert result.meta.stdout == "😀" * OUTPUT_CAP_CHARACTERS
+    result = await interpreter.execute("print(chr(1) * n, end='')", {"n": OUTPUT_CAP_CHARACTERS + 1})
     assert parts(result.meta.stdout) == ("\x01" * HALF, 1, "\x01" * HALF)
 
 

@@ -229,7 +229,7 @@ async def test_what_an_execution_left_running_is_gone_after_it(interpreter: Inte
 async def test_what_a_context_left_running_is_gone_when_it_is_forgotten(interpreter: Interpreter) -> None:
     code = dedent(LEAVING["a daemon"]) + UNTIL_HELD
     await interpreter.execute(code, {"hold": HOLD}, context="c")
-    await interpreter.forget("c")
+    await interpreter.forget_context("c")
     assert (await interpreter.execute(RELEASED, {"patience": 5})).released
 
 

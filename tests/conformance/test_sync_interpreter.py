@@ -21,18 +21,18 @@ from rlm_batch import (
     SubmitError,
 )
 from rlm_batch.blocks.provider import SandboxProvider
-from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
+from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
-Make = Callable[..., BlockingInterpreter]
+Make = Callable[..., SyncInterpreter]
 
 
 @pytest.fixture
 def make(provider: SandboxProvider) -> Iterator[Make]:
     """Makes interpreters that are shut down in the end."""
-    made: list[BlockingInterpreter] = []
+    made: list[SyncInterpreter] = []
 
-    def make(**settings: Any) -> BlockingInterpreter:
-        made.append(BlockingInterpreter(lambda: provider.open(provider.labels("")), **{"timeout": 20, **settings}))
+    def make(**settings: Any) -> SyncInterpreter:
+        made.append(SyncInterpreter(lambda: provider.open(provider.labels("")), **{"timeout": 20, **settings}))
         return made[-1]
 
     yield make

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 import rlm_batch
 from rlm_batch.sandbox.errors import RlmBatchError
-from rlm_batch.sandbox.result import Meta, QuerySummary
+from rlm_batch.sandbox.meta import Meta, QuerySummary
 
 from .pages import ROOT, names, sections, table_rows
 
@@ -94,7 +94,7 @@ def test_the_table_of_errors_has_every_error_and_says_which_are_retried() -> Non
     assert [
         name
         for name, kind in errors.items()
-        if name not in ends and not documented[name].startswith(RETRIED[kind.again])
+        if name not in ends and not documented[name].startswith(RETRIED[kind.retry_rule])
     ] == []
 
 

@@ -269,7 +269,7 @@ async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
 
 
 def test_a_result_says_what_is_there_when_asked_for_what_is_not():
-    from rlm_batch.sandbox.result import Meta
+    from rlm_batch.sandbox.meta import Meta
 
     with pytest.raises(AttributeError, match="submitted loss"):
         Result({"loss": 1}, Meta(submitted=True)).loos  # noqa: B018

@@ -83,5 +83,5 @@ async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(da
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     await lane.acquire_for_work()
-    assert (await lane.open_sandbox()).alive
+    assert (await lane.open_sandbox()).is_alive
     await lane.release()

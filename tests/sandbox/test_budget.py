@@ -18,8 +18,8 @@ def test_no_more_calls_are_reserved_than_there_are_and_a_failed_one_is_given_bac
     third = budget.reserve()
     second.settle(Usage(1, 10, 5, 0.25))
     third.settle(Usage(1, 1, 1, 0.25))
-    assert budget.used == Usage(2, 11, 6, 0.5)
-    assert budget.calls_left == 0
+    assert budget.usage == Usage(2, 11, 6, 0.5)
+    assert budget.remaining_calls == 0
     with pytest.raises(BudgetExceeded):
         budget.reserve()
 
@@ -44,8 +44,8 @@ def test_a_refused_call_takes_nothing_from_a_budget_or_from_the_one_above():
     with pytest.raises(BudgetExceeded):
         other.reserve(cost=0.5)
     other.reserve(cost=0.4).settle(Usage(1, 1, 1, 0.3))
-    assert (one.calls_left, other.calls_left) == (0, 4)
-    assert above.used.cost == 0.3
+    assert (one.remaining_calls, other.remaining_calls) == (0, 4)
+    assert above.usage.cost == 0.3
 
 
 def test_a_call_is_settled_or_released_once():
@@ -54,8 +54,8 @@ def test_a_call_is_settled_or_released_once():
     held.settle(Usage(1, 2, 3, 0.5))
     held.settle(Usage(1, 2, 3, 0.5))
     held.release()
-    assert budget.used == Usage(1, 2, 3, 0.5)
-    assert budget.calls_left == 2
+    assert budget.usage == Usage(1, 2, 3, 0.5)
+    assert budget.remaining_calls == 2
 
 
 def test_tenths_of_a_cent_add_up_to_the_limit():
@@ -70,7 +70,7 @@ def test_an_unknown_price_makes_the_sum_unknown_and_not_zero():
     budget = Budget()
     budget.reserve().settle(Usage(1, 1, 1, None))
     budget.reserve().settle(Usage(1, 1, 1, 0.5))
-    assert budget.used == Usage(2, 2, 2, None)
+    assert budget.usage == Usage(2, 2, 2, None)
 
 
 def test_threads_that_reserve_settle_and_release_never_pass_a_limit_and_lose_nothing():
@@ -95,9 +95,9 @@ def test_threads_that_reserve_settle_and_release_never_pass_a_limit_and_lose_not
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(work, range(16)))
-    assert above.used == sum(settled, Usage())
-    assert above.used.tokens <= 100_000
-    assert above.used.cost is not None
-    assert above.used.cost <= 40.0
-    assert [budget.used.calls <= 150 for budget in budgets] == [True] * 4
-    assert sum((budget.used for budget in budgets), Usage()) == above.used
+    assert above.usage == sum(settled, Usage())
+    assert above.usage.tokens <= 100_000
+    assert above.usage.cost is not None
+    assert above.usage.cost <= 40.0
+    assert [budget.usage.calls <= 150 for budget in budgets] == [True] * 4
+    assert sum((budget.usage for budget in budgets), Usage()) == above.usage

@@ -10,7 +10,7 @@ import pytest
 
 from rlm_batch import LocalSandbox, OutcomeUnknown, SandboxLost
 from rlm_batch.sandbox.interpreter import Interpreter
-from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
+from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
 pytestmark = pytest.mark.anyio
 Processes = Callable[[], dict[int, str]]
@@ -52,7 +52,7 @@ async def test_a_killed_driver_gives_outcome_unknown_and_then_sandbox_lost(
         for _ in range(2):
             with pytest.raises(SandboxLost):
                 await interpreter.execute("SUBMIT()")
-        assert not interpreter.alive
+        assert not interpreter.is_alive
 
 
 async def test_a_killed_driver_leaves_no_process_that_the_code_had_started(
@@ -81,7 +81,7 @@ async def test_a_driver_that_was_asked_to_end_ends_everything(local: LocalSandbo
 
 def test_a_script_hears_of_it_too_and_begins_anew_after_shutdown(local: LocalSandbox, processes: Processes) -> None:
     before = set(processes())
-    interpreter = BlockingInterpreter(lambda: local.open({}), timeout=20)
+    interpreter = SyncInterpreter(lambda: local.open({}), timeout=20)
     interpreter.tools["end"] = lambda: os.kill(parent(leaf(set(processes()) - before)), signal.SIGKILL)
     try:
         with pytest.raises(OutcomeUnknown):

@@ -9,7 +9,7 @@ import pytest
 from rlm_batch import Failure, Result
 from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.errors import RlmBatchError, error_from_json, error_to_json
-from rlm_batch.sandbox.result import Meta
+from rlm_batch.sandbox.meta import Meta
 
 META = Meta(index=3, variables={"lr": 0.1}, provider="local", sandbox_id="s", layers=("limits",), stdout="é\n")
 CODE = {"type": "ValueError", "message": "bad", "traceback": "Traceback\n", "stdout": "out", "line": 4}
@@ -90,7 +90,7 @@ def test_the_summary_is_the_first_line(error: RlmBatchError) -> None:
 
 
 def test_which_errors_are_tried_again() -> None:
-    again = {name(error): error.again for error in every()}
+    again = {name(error): error.retry_rule for error in every()}
     del again["RlmBatchError"]
     assert {key for key, value in again.items() if value == "always"} == {
         "SandboxStartError",

@@ -16,7 +16,7 @@ from rlm_batch.sandbox import pipe_transport as direct
 from rlm_batch.sandbox import protocol as conversation
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.provider_api import Channel, Sandbox
-from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
+from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
 pytestmark = pytest.mark.anyio
 Open = Callable[[], Awaitable[Sandbox]]
@@ -73,7 +73,7 @@ async def test_a_driver_that_ends_at_its_start_is_a_start_error_that_says_why() 
 
 
 def test_a_script_hears_why_a_driver_ended_at_its_start() -> None:
-    one = BlockingInterpreter(opening(cwd="/no/such/folder"))
+    one = SyncInterpreter(opening(cwd="/no/such/folder"))
     for _ in range(2):
         with pytest.raises(SandboxStartError, match="No such file or directory: '/no/such/folder'"):
             one.execute("SUBMIT()")
@@ -125,7 +125,7 @@ async def test_a_shutdown_while_the_sandbox_is_being_opened_removes_it() -> None
     await one.shutdown()
     with pytest.raises((SandboxLost, SandboxStartError)):
         await start
-    assert not one.alive
+    assert not one.is_alive
 
 
 async def test_a_cancelled_start_removes_what_it_has_opened() -> None:
@@ -151,7 +151,7 @@ async def test_beats_of_the_host_keep_an_idle_sandbox_alive() -> None:
     async with Interpreter(opening(heartbeat=0.3, silence=2), timeout=20) as one:
         await one.execute("x = 1", context="c")
         await asyncio.sleep(3.5)
-        assert one.alive
+        assert one.is_alive
         assert (await one.execute("SUBMIT(x=x)", context="c")).x == 1
 
 
@@ -190,7 +190,7 @@ def test_a_script_takes_such_a_driver_for_lost_too(
     for module in (direct, conversation):
         monkeypatch.setattr(module, "ANSWER_GRACE", 0.5)
     before = set(processes())
-    one = BlockingInterpreter(opening(), timeout=0.5).start()
+    one = SyncInterpreter(opening(), timeout=0.5).start()
     drivers = set(processes()) - before
     tell(drivers, signal.SIGSTOP)
     with pytest.raises(OutcomeUnknown, match="has not answered"):
@@ -210,7 +210,7 @@ async def test_opening_and_closing_leaves_no_descriptor_and_no_thread(local: Loc
             await one.execute("print(add(1, 2)); SUBMIT()", context=None if i % 2 else "c")
 
     def scripted() -> None:
-        with BlockingInterpreter(lambda: local.open({}), timeout=20, tools={"one": lambda: 1}) as one:
+        with SyncInterpreter(lambda: local.open({}), timeout=20, tools={"one": lambda: 1}) as one:
             one.execute("print(one())")
 
     await once(0)

@@ -210,7 +210,7 @@ def test_ctrl_c_while_a_large_variable_is_sent_is_no_end_or_a_clear_one(script: 
 
 def test_ctrl_c_during_the_start_waits_for_what_was_opened_to_be_removed(script: Run, tmp_path: Path) -> None:
     process = script("""
-        from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
+        from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
         async def open_slowly():
             try:
                 ready()
@@ -218,7 +218,7 @@ def test_ctrl_c_during_the_start_waits_for_what_was_opened_to_be_removed(script:
             finally:
                 await asyncio.sleep(0.3)
                 open("removed", "w")
-        with BlockingInterpreter(open_slowly) as interpreter:
+        with SyncInterpreter(open_slowly) as interpreter:
             pass
         """)
     assert said(process) == "ready"
@@ -252,14 +252,14 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing(script: Run, local: Loca
 def test_ctrl_c_before_the_start_has_begun_ends_it(script: Run) -> None:
     process = script("""
         import signal, threading
-        from rlm_batch.sandbox.sync_interpreter import BlockingInterpreter
+        from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
         busy = threading.Event()
         async def open_after_a_second():
             busy.set()
             time.sleep(1)  # nothing else of the background runs meanwhile
             return await LocalSandbox(isolation="none").open({})
-        other = BlockingInterpreter(open_after_a_second)
+        other = SyncInterpreter(open_after_a_second)
         thread = threading.Thread(target=other.start)
         thread.start()
         busy.wait()

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from rlm_batch.sandbox.text_escape import shown
+from rlm_batch.sandbox.text_escape import escape_text
 
 BIDIRECTIONAL = ("ALM", "LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 # Unicode's names for those that have no class of their own.
@@ -17,9 +17,9 @@ def test_no_character_that_turns_a_line_round_gets_through() -> None:
     turning += map(unicodedata.lookup, MARKS)
     assert len(turning) == 12
     for letter in turning:
-        assert shown(f"if a{letter}b") == f"if a\\u{ord(letter):04x}b"
+        assert escape_text(f"if a{letter}b") == f"if a\\u{ord(letter):04x}b"
 
 
 @pytest.mark.parametrize("text", ["שלום", "مرحبا", "naïve 数 🙂 a\tb"])
 def test_what_people_write_stays_as_it_is(text: str) -> None:
-    assert shown(text, keep="\t") == text
+    assert escape_text(text, keep="\t") == text

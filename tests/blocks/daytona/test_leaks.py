@@ -242,7 +242,7 @@ async def test_a_sandbox_that_goes_away_while_code_runs_leaves_its_outcome_unkno
         await provider.delete_sandbox(info.id)
         with pytest.raises(OutcomeUnknown, match="idempotent"):
             await running
-        assert not interpreter.alive
+        assert not interpreter.is_alive
         with pytest.raises(SandboxLost):
             await interpreter.execute("SUBMIT(1)")
 

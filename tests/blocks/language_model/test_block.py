@@ -132,7 +132,7 @@ async def test_the_most_that_a_call_can_take_is_never_less_than_it_takes(chat):
     block = model(chat, max_tokens=10)
     for prompt in ("a", "é" * 100, "word " * 500, "\U0001f600" * 50):
         messages = [{"role": "user", "content": prompt}]
-        tokens, cost = await block.flat().most(messages)
+        tokens, cost = await block.flat().estimate_max_usage(messages)
         import litellm
 
         counted = litellm.token_counter(model="gpt-4o-mini", messages=messages)

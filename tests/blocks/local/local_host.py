@@ -28,7 +28,7 @@ believed: ContextVar[int | None] = ContextVar("believed", default=None)
 def landlock_abi() -> int:
     """Stands in for `local._abi`, so that what an older kernel gets is tested on a newer one."""
     abi = believed.get()
-    return confinement.landlock_abi() if abi is None else min(abi, confinement.landlock_abi())
+    return confinement.probe_landlock_abi() if abi is None else min(abi, confinement.probe_landlock_abi())
 
 
 async def run(interpreter: Interpreter, request: dict[str, Any]) -> dict[str, Any]:

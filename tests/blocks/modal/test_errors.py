@@ -136,7 +136,7 @@ async def test_a_sandbox_that_modal_ends_between_executions_is_lost(modal_sandbo
         sandbox = (await interpreter.execute("SUBMIT(1)")).meta.sandbox_id
         modal_standin.ask("end", sandbox=sandbox)
         for _ in range(1000):
-            if not interpreter.alive:
+            if not interpreter.is_alive:
                 break
             await asyncio.sleep(0.01)
         with pytest.raises(SandboxLost, match="run it in a new one"):

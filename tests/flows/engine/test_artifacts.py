@@ -22,7 +22,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import batch, chunks, sequence, sweep
 from rlm_batch.flows.engine.artifacts import Told
-from rlm_batch.sandbox.result import Meta, Result
+from rlm_batch.sandbox.meta import Meta
+from rlm_batch.sandbox.result import Result
 from rlm_batch.tasks.ledger.run_record import RunRecord
 
 pytestmark = pytest.mark.anyio

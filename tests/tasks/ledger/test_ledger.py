@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
-from rlm_batch.sandbox.result import Meta
+from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.ledger import Ledger, LedgerLine
 from rlm_batch.tasks.ledger.result_index import ResultIndex
 
@@ -188,7 +188,7 @@ def test_a_ledger_that_is_removed_under_its_writer_is_there_again_with_all_that_
 def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(tmp_path):
     """Two writers of one ledger, each killed at any moment: every line that is read is whole, and each its own."""
     program = (
-        "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.result import Meta\n"
+        "import sys\nfrom rlm_batch import Result\nfrom rlm_batch.sandbox.meta import Meta\n"
         "from rlm_batch.tasks.ledger.ledger import Ledger\nledger = Ledger(sys.argv[1])\nledger.create()\n"
         "for number in range(10**9):\n"
         "    ledger.write_outcome(sys.argv[2] + str(number), "

@@ -11,7 +11,7 @@ import pytest
 
 from rlm_batch import ConfigurationError, Result
 from rlm_batch.blocks.storage.files import iterate_lines, read_file, write_file
-from rlm_batch.sandbox.result import Meta
+from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger import upload_buffer
 from rlm_batch.tasks.ledger.ledger import Ledger, read_line
 from rlm_batch.tasks.ledger.upload_buffer import UploadBuffer

@@ -4,7 +4,7 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.errors import NotRun
-from rlm_batch.sandbox.result import Meta
+from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.execution import Execution, assign_keys
 from rlm_batch.tasks.ledger.completion_markers import MarkerLocation
 from rlm_batch.tasks.ledger.ledger import Ledger

@@ -1,0 +1,22 @@
+"""Work that a cancellation waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+
+async def run_shielded(work: Awaitable[None]) -> None:
+    """Lets the work end although the caller is cancelled meanwhile, and only then passes the cancellation on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
