@@ -14,7 +14,7 @@ from rich.table import Table
 from ..blocks.local.volume import volumes_root
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..sandbox.errors import RlmBatchError
-from ..tasks.ledger.ledger import get_results_root
+from ..tasks.ledger.results_root import get_results_root
 
 
 def examine() -> int:

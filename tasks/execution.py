@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from ..sandbox.errors import RlmBatchError
+from ..sandbox.result import Failure, Outcome, Result
 from .ledger.completion_markers import MarkerLocation
+
+OutcomeT = TypeVar("OutcomeT", Result, Failure, Outcome)
 
 
 @dataclass(slots=True)
@@ -36,6 +39,29 @@ class Execution:
     def earlier_errors(self) -> tuple[str, ...]:
         """How the attempts so far have failed, a line for each."""
         return tuple(f"{type(error).__name__}: {error.summary}" for error in self.errors)
+
+
+def with_index(outcome: OutcomeT, index: int) -> OutcomeT:
+    """The outcome, now with the number that its execution has in this flow run."""
+    outcome.meta = replace(outcome.meta, index=index)
+    return outcome
+
+
+def execution_to_json(execution: Execution) -> dict[str, Any]:
+    """What a shard's file says of an execution, beside its number and its code, as a dict of JSON values."""
+    work: dict[str, Any] = {"key": execution.key, "variables": execution.variables}
+    if execution.encoded_variables:
+        work["encoded"] = {name: value.decode("utf-8") for name, value in execution.encoded_variables.items()}
+    if execution.marker is not None:
+        work["mark"] = [execution.marker.path, execution.marker.is_stale]
+    return work
+
+
+def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Execution:
+    """The execution of which `execution_to_json` made that."""
+    encoded = {name: text.encode("utf-8") for name, text in work.get("encoded", {}).items()}
+    marker = MarkerLocation(*work["mark"]) if "mark" in work else None
+    return Execution(index, code, work["variables"], work["key"], encoded, marker)
 
 
 def assign_keys(

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,10 +27,12 @@ from ...sandbox.meta import Meta
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execute import TaskBatch, build_execute_task
-from ...tasks.execution import Execution, assign_keys
+from ...tasks.execution import Execution, assign_keys, with_index
 from ...tasks.lane import Lane, ProviderUnusable
-from ...tasks.ledger.ledger import Ledger, LedgerLine, get_results_root
+from ...tasks.ledger.ledger import Ledger
+from ...tasks.ledger.ledger_line import LedgerLine
 from ...tasks.ledger.result_index import ResultIndex
+from ...tasks.ledger.results_root import get_results_root
 from ...tasks.ledger.run_record import ReportSpec, RunRecord
 from ...tasks.query_task import QueryTracker
 from ...tasks.retry import RetryPolicy
@@ -359,7 +361,7 @@ class Run:
 
     def keep(self, execution: Execution, result: Result) -> None:
         """Writes a result from elsewhere to this run's own ledger."""
-        self.ledger.write_outcome(execution.key, _placed(result, execution))
+        self.ledger.write_outcome(execution.key, with_index(result, execution.index))
 
     def goes_on(self) -> bool:
         """Whether the next execution is to be begun, after what has become of those before."""
@@ -418,7 +420,7 @@ class Run:
                 self._under_way[execution.index] = execution
                 yield execution
             else:
-                self.kept.add_outcome(execution, _placed(cached, execution))
+                self.kept.add_outcome(execution, with_index(cached, execution.index))
                 self.tell(execution, cached, cached=True)
 
     def _works(self, executions: Iterator[Execution]) -> Iterator[TaskBatch]:
@@ -540,12 +542,6 @@ class _Ahead:
         found = self._next if self.more() else None
         self._next = None
         return found
-
-
-def _placed(result: Result, execution: Execution) -> Result:
-    """A cached result, at the place that its execution has in this flow run."""
-    result.meta = replace(result.meta, index=execution.index)
-    return result
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

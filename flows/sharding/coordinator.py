@@ -36,7 +36,8 @@ from prefect.states import Cancelling, Crashed
 
 from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, NotRun
-from ...tasks.ledger.ledger import Ledger, LedgerLine
+from ...tasks.ledger.ledger import Ledger
+from ...tasks.ledger.ledger_line import LedgerLine
 from ...tasks.ledger.shard_files import Heartbeat, ShardFiles, ShardHeader, find_last_attempts, load_or_create_cut
 from ...tasks.ledger.shard_store import ShardStore
 from ..parameters import TASK_RUNS

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from .ledger import LedgerLine, LinePosition, read_line, read_part_lines
+from .ledger_line import LedgerLine, LinePosition, read_line, read_part_lines
 
 SCHEMA = """
 create table if not exists parts (path text primary key, size integer not null);

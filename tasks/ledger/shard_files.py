@@ -18,8 +18,7 @@ from ...blocks.storage.files import iterate_lines, list_names, read_file, write_
 from ...blocks.storage.location import PathOrLocation
 from ...blocks.storage.location_parsing import parse_location
 from ...sandbox.errors import ConfigurationError
-from ..execution import Execution
-from .shard_store import execution_from_json, execution_to_json
+from ..execution import Execution, execution_from_json, execution_to_json
 
 VERSION = 1
 

@@ -1,25 +1,24 @@
-"""What a job that is shared out consists of, and where each outcome stands: in a temporary database, not in memory.
+"""The executions of a job in shards, and where each outcome is: in a temporary database, not in memory.
 
-A million executions take some 300 MB of disk, below the system's directory for temporary files, and of memory only what
-SQLite keeps of them.
+A million executions take some 300 MB of disk, below the system's directory for temporary files, and no memory but
+SQLite's cache.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, overload
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Outcome, outcome_from_json, outcome_to_json
-from ..execution import Execution
-from .completion_markers import MarkerLocation
-from .ledger import Ledger, LedgerLine, LinePosition, read_line
+from ..execution import Execution, execution_from_json, execution_to_json, with_index
+from .lazy_outcomes import PAGE_ROWS, LazyOutcomes, OutcomeRow
+from .ledger import Ledger
+from .ledger_line import LedgerLine, LinePosition, read_line
 
-CACHE_KIB = 32 * 1024  # KiB of the database in memory
-PAGE_ROWS = 500  # rows that are read at a time
+CACHE_KIB = 32 * 1024  # of the database in memory
 UNFINISHED, FAILED, SUCCEEDED = 0, 1, 2
 SCHEMA = f"""
 pragma journal_mode = off;
@@ -38,49 +37,49 @@ begin;
 
 
 class ShardStore:
-    """Executions by their numbers, each with its work and, once it has one, where its outcome is.
+    """Executions by their numbers, and their outcomes as they come.
 
-    An outcome is a line of the ledger, which is read again when it is asked for, or stands here where no ledger has it.
-    The methods raise sqlite3.Error where the disk is full.
+    An outcome is a line of the ledger, which is read again when it is asked for, or is stored here where no ledger has
+    it. The methods raise sqlite3.Error where the disk is full.
     """
 
     def __init__(self, *, ledger: Ledger) -> None:
-        """`ledger` has the lines. What it has fetched from a location lasts as long as it: so the store holds it."""
+        """`ledger` has the lines. It is held because the copies that it has fetched from a location end with it."""
         self._ledger = ledger
         # Without a name: a file that is deleted when it is closed. Whoever reads the results may be in another thread.
-        self._base = sqlite3.connect("", check_same_thread=False, isolation_level=None)
-        self._base.executescript(SCHEMA)
-        self._code, self._codes = "", 0  # the text of the last execution, and how many there are
-        self._parts: dict[str, int] = {}
-        self._paths: dict[int, str] = {}
-        self._indexed = False
+        self._database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
+        self._database.executescript(SCHEMA)
+        self._last_code, self._code_count = "", 0
+        self._part_numbers: dict[str, int] = {}
+        self._part_paths: dict[int, str] = {}
+        self._has_key_index = False
 
-    # ------------------------------------------------------------------------------------------------- what is wanted
+    # --------------------------------------------------------------------------------------------------- executions
 
     def count_occurrence(self, digest: bytes) -> int:
-        """How often that digest has been asked about, this time included."""
+        """How often this was called with that digest, this call included."""
         statement = "insert into occurrences values (?, 1) on conflict do update set count = count + 1 returning count"
-        return self._base.execute(statement, (digest,)).fetchone()[0]
+        return self._database.execute(statement, (digest,)).fetchone()[0]
 
     def add_execution(self, execution: Execution) -> None:
-        """One more execution, whose number is its index. Raises ConfigurationError where its variables are no JSON."""
-        if not self._codes or execution.code != self._code:
-            self._code, self._codes = execution.code, self._codes + 1
-            self._base.execute("insert into codes values (?, ?)", (self._codes, _encode_json(self._code)))
+        """Adds an execution, whose number is its index. Raises ConfigurationError where its variables are no JSON."""
+        if not self._code_count or execution.code != self._last_code:
+            self._last_code, self._code_count = execution.code, self._code_count + 1
+            self._database.execute("insert into codes values (?, ?)", (self._code_count, _encode_json(self._last_code)))
         try:
             work = _encode_json(execution_to_json(execution))
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"the variables of number {execution.index} are not JSON: {error}") from None
-        self._base.execute(
+        self._database.execute(
             "insert into executions (number, key, code, work) values (?, ?, ?, ?)",
-            (execution.index, bytes.fromhex(execution.key), self._codes, work),
+            (execution.index, bytes.fromhex(execution.key), self._code_count, work),
         )
 
     def iterate_unfinished(self, start: int, stop: int) -> Iterator[Execution]:
         """The executions from `start` up to `stop` that have no outcome yet, in order."""
         after = start - 1
         while True:
-            rows = self._base.execute(
+            rows = self._database.execute(
                 "select executions.number, text, work from executions join codes on codes.number = code "
                 "where executions.number > ? and executions.number < ? and state = ? "
                 "order by executions.number limit ?",
@@ -92,67 +91,67 @@ class ShardStore:
                 return
 
     def count_unfinished(self, start: int, stop: int) -> int:
-        """How many of those there are."""
+        """How many executions from `start` up to `stop` have no outcome yet."""
         query = "select count(*) from executions where number >= ? and number < ? and state = ?"
-        return self._base.execute(query, (start, stop, UNFINISHED)).fetchone()[0]
+        return self._database.execute(query, (start, stop, UNFINISHED)).fetchone()[0]
 
-    # ------------------------------------------------------------------------------------------------- what is there
+    # ----------------------------------------------------------------------------------------------------- outcomes
 
     def add_previous_line(self, line: LedgerLine) -> None:
-        """A line that the ledger had before: if it is a result, `before` finds it; of several the latest."""
+        """Adds a line that the ledger had before, for `find_previous_line`; only results count, the latest of a key."""
         if not line.is_success:
             return
         path, start, length = line.position
-        self._base.execute(
+        self._database.execute(
             "insert into before values (?, ?, ?, ?, ?) on conflict do update set at = excluded.at, "
             "part = excluded.part, start = excluded.start, length = excluded.length where excluded.at >= at",
-            (bytes.fromhex(line.key), line.written_at, self._part(path), start, length),
+            (bytes.fromhex(line.key), line.written_at, self._find_part_number(path), start, length),
         )
 
     def find_previous_line(self, key: str) -> LedgerLine | None:
         """The result that the ledger had of that key, None where it had none."""
-        row = self._base.execute(
+        row = self._database.execute(
             "select part, start, length from before where key = ?", (bytes.fromhex(key),)
         ).fetchone()
-        return None if row is None else read_line(LinePosition(self._path(row[0]), row[1], row[2]))
+        return None if row is None else read_line(LinePosition(self._find_part_path(row[0]), row[1], row[2]))
 
     def record_previous_result(self, execution: Execution) -> None:
-        """The execution's outcome is the result that `before` finds, or that is about to be in the ledger."""
-        row = self._base.execute(
+        """Takes the result that `find_previous_line` finds, or that is about to be in the ledger, for the outcome."""
+        row = self._database.execute(
             "select part, start, length from before where key = ?", (bytes.fromhex(execution.key),)
         ).fetchone()
-        self._base.execute(
+        self._database.execute(
             "update executions set state = ?, part = ?, start = ?, length = ? where number = ?",
             (SUCCEEDED, *(row or (None, None, None)), execution.index),
         )
 
     def record_line(self, line: LedgerLine) -> Outcome | None:
-        """A new line of the ledger. Returns its outcome where that is the first of one of these executions."""
-        if not self._indexed:
-            self._base.execute("create unique index if not exists keys on executions (key)")
-            self._indexed = True
-        row = self._base.execute(
+        """Adds a new line of the ledger. Returns its outcome where it is the first of one of these executions."""
+        if not self._has_key_index:
+            self._database.execute("create unique index if not exists keys on executions (key)")
+            self._has_key_index = True
+        row = self._database.execute(
             "select number, state, part from executions where key = ?", (bytes.fromhex(line.key),)
         ).fetchone()
         if row is None:
             return None
-        number, held, part = row
+        number, known_state, part = row
         state = SUCCEEDED if line.is_success else FAILED
         # Success beats failure, and the first success stays; of failures the later counts.
-        if held > state or (held == SUCCEEDED and part is not None):
+        if known_state > state or (known_state == SUCCEEDED and part is not None):
             return None
         path, start, length = line.position
-        self._base.execute(
+        self._database.execute(
             "update executions set state = ?, part = ?, start = ?, length = ? where number = ?",
-            (state, self._part(path), start, length, number),
+            (state, self._find_part_number(path), start, length, number),
         )
-        return _with_index(line.to_outcome(), number) if held == UNFINISHED else None
+        return with_index(line.to_outcome(), number) if known_state == UNFINISHED else None
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
-        """An outcome that no ledger has, because it does not count another time."""
-        if self._state(execution.index) is None:
+        """Stores an outcome that is in no ledger, because it does not count for a later run."""
+        if self._read_state(execution.index) is None:
             self.add_execution(execution)
-        self._base.execute(
+        self._database.execute(
             "update executions set state = ?, outcome = ? where number = ?",
             (
                 FAILED if isinstance(outcome, Failure) else SUCCEEDED,
@@ -162,10 +161,10 @@ class ShardStore:
         )
 
     def __contains__(self, index: int) -> bool:
-        return bool(self._state(index))
+        return bool(self._read_state(index))
 
-    def _state(self, index: int) -> int | None:
-        row = self._base.execute("select state from executions where number = ?", (index,)).fetchone()
+    def _read_state(self, index: int) -> int | None:
+        row = self._database.execute("select state from executions where number = ?", (index,)).fetchone()
         return None if row is None else row[0]
 
     @property
@@ -178,114 +177,48 @@ class ShardStore:
         """The failures so far, in order."""
         return LazyOutcomes(self, (FAILED,))  # type: ignore[return-value]
 
-    # ---------------------------------------------------------------------------------------------------------- rows
+    # --------------------------------------------------------------------------------------------------------- rows
 
-    def rows(self, states: tuple[int, ...], after: int, limit: int, skip: int = 0) -> list[tuple[Any, ...]]:
-        """Rows whose state is one of these: the number, where the outcome is, and the outcome that no ledger has."""
-        return self._base.execute(
+    def read_rows(self, states: Collection[int], after: int, limit: int, skip: int = 0) -> list[OutcomeRow]:
+        """The rows in one of these states, by their numbers, of which `after` is the last that is not wanted."""
+        rows = self._database.execute(
             "select number, part, start, length, outcome from executions where number > ? and "
             f"state in ({', '.join(map(str, states))}) order by number limit ? offset ?",
             (after, limit, skip),
-        ).fetchall()
+        )
+        return [OutcomeRow(*row) for row in rows]
 
     @property
-    def last(self) -> int:
+    def last_number(self) -> int:
         """The greatest number, -1 where there is none."""
-        found = self._base.execute("select max(number) from executions").fetchone()[0]
-        return -1 if found is None else found
+        number = self._database.execute("select max(number) from executions").fetchone()[0]
+        return -1 if number is None else number
 
-    def length(self, states: tuple[int, ...]) -> int:
-        """How many there are."""
+    def count_rows(self, states: Collection[int]) -> int:
+        """How many rows are in one of these states."""
         query = f"select count(*) from executions where state in ({', '.join(map(str, states))})"
-        return self._base.execute(query).fetchone()[0]
+        return self._database.execute(query).fetchone()[0]
 
-    def outcome(self, row: tuple[Any, ...]) -> Outcome:
-        """The outcome that a row says. Raises OSError where the ledger has it no longer."""
-        number, part, start, length, outcome = row
-        if part is None:
-            return outcome_from_json(json.loads(outcome))
-        line = read_line(LinePosition(self._path(part), start, length))
+    def load_outcome(self, row: OutcomeRow) -> Outcome:
+        """The outcome of a row. Raises OSError where the ledger has it no longer."""
+        if row.part is None:
+            return outcome_from_json(json.loads(row.outcome))
+        path = self._find_part_path(row.part)
+        line = read_line(LinePosition(path, row.start, row.length))
         if line is None:
-            raise OSError(f"the result of number {number} is no longer in the ledger: {self._path(part)} has changed")
-        return _with_index(line.to_outcome(), number)
+            raise OSError(f"the result of number {row.number} is no longer in the ledger: {path} has changed")
+        return with_index(line.to_outcome(), row.number)
 
-    def _part(self, path: str) -> int:
-        number = self._parts.get(path)
+    def _find_part_number(self, path: str) -> int:
+        number = self._part_numbers.get(path)
         if number is None:
-            number = self._parts[path] = len(self._parts)
-            self._paths[number] = path
+            number = self._part_numbers[path] = len(self._part_numbers)
+            self._part_paths[number] = path
         return number
 
-    def _path(self, number: int) -> str:
-        return self._paths[number]
-
-
-class LazyOutcomes(Sequence[Outcome]):
-    """Outcomes in order, each read from where it is written when it is asked for: none of them is in memory.
-
-    It reads the ledger for as long as it is used. Raises OSError where that has gone meanwhile.
-    """
-
-    def __init__(self, catalogue: ShardStore, states: tuple[int, ...]) -> None:
-        self._catalogue, self._states = catalogue, states
-        self._is_whole = False
-
-    def __len__(self) -> int:
-        return self._catalogue.length(self._states)
-
-    def __iter__(self) -> Iterator[Outcome]:
-        after = -1
-        while rows := self._catalogue.rows(self._states, after, PAGE_ROWS):
-            for row in rows:
-                yield self._catalogue.outcome(row)
-            after = rows[-1][0]
-
-    @overload
-    def __getitem__(self, at: int) -> Outcome: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Outcome]: ...
-    def __getitem__(self, at: int | slice) -> Outcome | list[Outcome]:
-        places = range(len(self))[at]
-        if isinstance(places, int):
-            return self._at(places, 1)[0]
-        if places.step == 1 and places:
-            return self._at(places.start, len(places))
-        return [self._at(place, 1)[0] for place in places]
-
-    def _at(self, place: int, count: int) -> list[Outcome]:
-        # Where none is missing the place is the number, and the others need not be counted.
-        skip, after = (0, place - 1) if self._whole() else (place, -1)
-        return [self._catalogue.outcome(row) for row in self._catalogue.rows(self._states, after, count, skip)]
-
-    def _whole(self) -> bool:
-        self._is_whole = self._is_whole or len(self) == self._catalogue.last + 1
-        return self._is_whole
-
-    def __repr__(self) -> str:
-        return f"<{len(self):,} outcomes, read from the ledger as they are asked for>"
-
-
-def execution_to_json(execution: Execution) -> dict[str, Any]:
-    """What a catalogue or a shard's file says of an execution, beside its number and its code."""
-    work: dict[str, Any] = {"key": execution.key, "variables": execution.variables}
-    if execution.encoded_variables:
-        work["encoded"] = {name: value.decode("utf-8") for name, value in execution.encoded_variables.items()}
-    if execution.marker is not None:
-        work["mark"] = [execution.marker.path, execution.marker.is_stale]
-    return work
-
-
-def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Execution:
-    """The execution of which `work_of` said that."""
-    encoded = {name: text.encode("utf-8") for name, text in work.get("encoded", {}).items()}
-    mark = MarkerLocation(*work["mark"]) if "mark" in work else None
-    return Execution(index, code, work["variables"], work["key"], encoded, mark)
+    def _find_part_path(self, number: int) -> str:
+        return self._part_paths[number]
 
 
 def _encode_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-
-
-def _with_index(outcome: Outcome, index: int) -> Outcome:
-    outcome.meta = replace(outcome.meta, index=index)
-    return outcome

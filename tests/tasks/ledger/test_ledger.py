@@ -14,7 +14,8 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.meta import Meta
-from rlm_batch.tasks.ledger.ledger import Ledger, LedgerLine
+from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger_line import LedgerLine
 from rlm_batch.tasks.ledger.result_index import ResultIndex
 
 

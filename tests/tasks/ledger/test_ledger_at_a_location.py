@@ -13,7 +13,8 @@ from rlm_batch import ConfigurationError, Result
 from rlm_batch.blocks.storage.files import iterate_lines, read_file, write_file
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger import upload_buffer
-from rlm_batch.tasks.ledger.ledger import Ledger, read_line
+from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.ledger_line import read_line
 from rlm_batch.tasks.ledger.upload_buffer import UploadBuffer
 
 

@@ -1,0 +1,108 @@
+"""A line of a ledger: where it stands, what it holds, and how it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...sandbox.result import Outcome, outcome_from_json
+
+# The fields of an outcome's meta that are computed with, and the type that each has to have for that.
+META_TYPES: dict[str, Any] = {
+    "index": (int, type(None)),
+    "variables": dict,
+    "seconds": (int, float),
+    "attempt": int,
+    "layers": list,
+    "earlier_errors": list,
+    "files": list,
+    "stdout": str,
+    "stderr": str,
+    "queries": (dict, type(None)),
+}
+
+
+class LinePosition(NamedTuple):
+    """Where a line stands: its part's path, and its offset and length in bytes."""
+
+    part: str
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The offset of what follows."""
+        return self.offset + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """One line of a ledger, as it was read; `written_at` is in epoch seconds.
+
+    The part of a ledger at a location is a local copy, which is deleted with the `Ledger` that has fetched it.
+    """
+
+    key: str
+    written_at: float
+    is_success: bool
+    data: dict[str, Any]
+    position: LinePosition
+
+    def to_outcome(self) -> Outcome:
+        """The result or the failure that the line holds."""
+        return outcome_from_json(self.data)
+
+
+def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
+    """The whole lines of a part from that offset in bytes on; damaged and foreign ones are skipped."""
+    with part.open("rb") as file:
+        file.seek(offset)
+        for raw in file:
+            start, offset = offset, offset + len(raw)
+            if not raw.endswith(b"\n"):
+                return  # torn: its writer was killed, or is writing it
+            line = _parse_line(raw, LinePosition(str(part), start, len(raw)))
+            if line is not None:
+                yield line
+
+
+def read_line(position: LinePosition) -> LedgerLine | None:
+    """The line at that position; None if it is no longer there."""
+    try:
+        with open(position.part, "rb") as file:
+            file.seek(position.offset)
+            return _parse_line(file.read(position.length), position)
+    except OSError:
+        return None
+
+
+def _parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
+    """The line; None where it is damaged or foreign, which is whatever `Ledger.write_outcome` does not write."""
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not _has_type(data, dict) or not _has_type(data.get("key"), str) or not _has_type(data.get("at"), (int, float)):
+        return None
+    is_success = data.get("status") == "succeeded"
+    if not is_success and data.get("status") != "failed":
+        return None
+    content, meta = data.get("outputs" if is_success else "error"), data.get("meta")
+    if not _has_type(content, dict) or not _has_type(meta, dict) or not _has_type(data.get("index"), (int, type(None))):
+        return None
+    if is_success == ("error" in data) or not (
+        is_success or (_has_type(content.get("error"), str) and _has_type(content.get("text"), str))
+    ):
+        return None
+    if not all(_has_type(meta[name], expected) for name, expected in META_TYPES.items() if name in meta):
+        return None
+    if not _has_type((meta.get("queries") or {}).get("tree", []), list):
+        return None
+    return LedgerLine(data["key"], data["at"], is_success, data, position)
+
+
+def _has_type(value: Any, expected: type | tuple[type, ...]) -> bool:
+    return isinstance(value, expected) and not isinstance(value, bool)
