@@ -123,11 +123,6 @@ class SandboxProvider(SandboxSettings, ABC):
         """Every sandbox of this block has that commit of its repository, wherever its ref has gone since."""
         self._commit = commit
 
-    @property
-    def counted(self) -> bool:
-        """Whether there is a limit on sandboxes, so that removing one has to last until it has gone."""
-        return self.max_sandboxes is not None
-
     def has_credentials(self) -> bool:
         """Whether it can sign in with what it was given and what the environment has."""
         return True

@@ -61,7 +61,7 @@ PROVIDERS = {
         ProviderEntry(
             name="daytona",
             slug="daytona-sandbox",
-            provider="daytona.block:DaytonaSandbox",
+            provider="daytona.provider:DaytonaProvider",
             block="daytona.block:DaytonaSandbox",
             interpreter="interpreters:DaytonaInterpreter",
             sdk="daytona",

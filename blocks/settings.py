@@ -95,3 +95,8 @@ class SandboxSettings(BaseModel):
                     f"the value of {name} has a null character, which no environment can hold: leave it out"
                 )
         return environment
+
+    @property
+    def has_sandbox_limit(self) -> bool:
+        """Whether there is a limit on sandboxes, so that removing one has to last until it has gone."""
+        return self.max_sandboxes is not None

@@ -202,9 +202,9 @@ class ModalSandbox(SandboxProvider, Block):
         try:
             sandbox = await asyncio.shield(creating)
         except asyncio.CancelledError:
-            await run_shielded(_discard(creating, self.counted))
+            await run_shielded(_discard(creating, self.has_sandbox_limit))
             raise
-        box = ModalBox(sandbox, self._settings(), self.lifetime, self.counted)
+        box = ModalBox(sandbox, self._settings(), self.lifetime, self.has_sandbox_limit)
         if commit is not None:
             try:
                 await self._clone(sandbox, commit)
@@ -422,7 +422,7 @@ class ModalSandbox(SandboxProvider, Block):
                     return
                 await asyncio.sleep(delay)
             else:
-                await _end(sandbox, wait=self.counted)
+                await _end(sandbox, wait=self.has_sandbox_limit)
                 return
 
     async def _clone(self, sandbox: modal.Sandbox, commit: str) -> None:

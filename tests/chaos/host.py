@@ -15,7 +15,7 @@ from typing import Any
 import modal  # noqa: F401 - what a provider would import with its first sandbox
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from rlm_batch.blocks.daytona import block as daytona
+from rlm_batch.blocks.daytona.sdk import import_client
 from rlm_batch.flows.batch import batch
 from rlm_batch.flows.reap import reap
 from rlm_batch.sandbox.errors import ExecutionsFailed
@@ -46,7 +46,7 @@ def run(request: dict[str, Any]) -> int:
 
 def main() -> None:
     """Forks and waits, as it is asked to."""
-    daytona._load()
+    import_client()
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, QuotaExceeded, SandboxStartError, batch
-from rlm_batch.blocks.daytona import block
+from rlm_batch.blocks.daytona.handle import DaytonaSandboxHandle
 from rlm_batch.sandbox.errors import RlmBatchError
 
 CREATE = "POST /api/sandbox"
@@ -36,7 +36,7 @@ def refusal(provider: DaytonaSandbox) -> RlmBatchError:
 
 async def _warm(provider: DaytonaSandbox) -> None:
     """Has the SDK imported."""
-    (await provider._client()).release()
+    (await provider._borrow_client()).release()
 
 
 def test_a_wrong_key(daytona: Any) -> None:
@@ -113,7 +113,7 @@ def test_a_volume_in_error(daytona: Any) -> None:
 
 
 def test_an_image_without_python(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block.DaytonaBox, "python", "python-that-is-not-there")
+    monkeypatch.setattr(DaytonaSandboxHandle, "python", "python-that-is-not-there")
     with pytest.raises(SandboxStartError, match=r"status 127.*python-that-is-not-there"):
         asyncio.run(DaytonaSandbox().interpreter().start())
 

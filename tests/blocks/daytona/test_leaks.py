@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, OutcomeUnknown, QuotaExceeded, SandboxLost, SandboxStartError
-from rlm_batch.blocks.daytona import block
+from rlm_batch.blocks.daytona import calls, creation, handle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left")]
 
@@ -76,7 +76,7 @@ async def test_a_cancelled_creation_leaves_nothing(standin: Any, after: float) -
 
 
 async def test_a_creation_that_takes_too_long_leaves_nothing(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "START_SECONDS", 0.5)
+    monkeypatch.setattr(creation, "START_SECONDS", 0.5)
     standin.set(boot_s=3.0)
     with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
         await opened(DaytonaSandbox())
@@ -113,7 +113,7 @@ async def test_a_sandbox_that_ends_in_an_error_is_an_error_at_once_and_is_remove
     begun = time.monotonic()
     with pytest.raises(SandboxStartError, match="the runner could not start it"):
         await opened(DaytonaSandbox(snapshot="broken"))
-    assert time.monotonic() - begun < block.START_SECONDS / 4
+    assert time.monotonic() - begun < creation.START_SECONDS / 4
     assert await gone(standin)
     assert standin.state()["created"] == 1
 
@@ -128,7 +128,7 @@ async def test_a_failed_set_up_leaves_nothing(standin: Any) -> None:
 async def test_a_driver_that_cannot_start_leaves_nothing_and_says_why(standin: Any) -> None:
     standin.set(fault_rate=1.0, faults=["502"], fault_where=r"^POST .*/exec$")
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(block, "TRIES", 2)
+    monkey.setattr(calls, "TRIES", 2)
     with pytest.raises(SandboxStartError, match="did not start"):
         await DaytonaSandbox().interpreter().start()
     monkey.undo()
@@ -155,7 +155,7 @@ async def test_a_removal_that_fails_for_a_while_is_done(standin: Any) -> None:
 async def test_a_removal_that_cannot_be_done_is_no_error_and_is_left_to_the_lifetime(
     standin: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(block, "TRIES", 2)
+    monkeypatch.setattr(calls, "TRIES", 2)
     standin.set(minute=0.5)
     box = await opened(DaytonaSandbox(lifetime=120))
     standin.set(minute=0.5, fault_rate=1.0, faults=["503"], fault_where=r"^DELETE")
@@ -250,7 +250,7 @@ async def test_a_sandbox_that_goes_away_while_code_runs_leaves_its_outcome_unkno
 async def test_an_idle_sandbox_is_kept_while_its_code_runs(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Five of the provider's minutes are a second and a half here; a beat comes every 15 s.
     standin.set(minute=0.3)
-    monkeypatch.setattr(block, "STAY_AWAKE", 0.4)
+    monkeypatch.setattr(handle, "KEEP_AWAKE_SECONDS", 0.4)
     async with DaytonaSandbox(lifetime=86_400).interpreter(timeout=30) as interpreter:
         assert (await interpreter.execute("import time; time.sleep(3.5); SUBMIT(fine=1)")).fine
     assert standin.state()["counts"]["POST /api/sandbox/*/last-activity"] > 3

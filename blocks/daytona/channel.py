@@ -1,0 +1,245 @@
+"""The wire to a driver in Daytona: its log is what it says, and it is sent input."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from ...sandbox import driver
+from ...sandbox.errors import SandboxLost
+from ..retry import call_with_retries
+from .calls import CALL_SECONDS, GIVE_UP_SECONDS, SETUP_SECONDS, get_delay, retry_call
+from .driver_files import FILES
+from .errors import get_message, get_status, is_transient
+from .sdk import get_sdk
+
+if TYPE_CHECKING:
+    from daytona import AsyncSandbox
+
+LAST_WORDS_SECONDS = 5.0  # for a log to come to its end, a second or more after its command's
+INPUT_LIMIT_BYTES = 32 * 1024  # in one input: the pipe behind it holds 64 KiB, and more would block the daemon's call
+
+log = logging.getLogger("rlm_batch.daytona")
+
+
+class DaytonaChannel:
+    """The wire to a driver that runs as a session's command: its log is followed, and it is sent input.
+
+    The log comes again from its beginning whenever its connection was cut, and an input whose answer was lost is sent
+    again: either side passes over frames that it has had.
+    """
+
+    def __init__(
+        self,
+        remote: AsyncSandbox,
+        launch: Callable[[dict[str, Any], bytes], Awaitable[tuple[str, str]]],
+        receive: Callable[[bytes], None],
+        closed: Callable[[str], None],
+    ) -> None:
+        self._remote = remote
+        self._launch = launch  # starts the driver with a frame's header and body
+        self._command = ("", "")  # session and id, once the driver has been started
+        self._receive = receive
+        self._closed = closed
+        self._frames = driver.Frames()
+        self._is_broken = False
+        self._last_number = 0
+        self._end_reason = ""
+        self._queue: deque[tuple[bytes, asyncio.Future[None]]] = deque()
+        self._has_input = asyncio.Event()
+        self._body_number = 0
+        self.stderr_tail = ""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def send(self, data: bytes) -> None:
+        """Hands the bytes over, after those of earlier sends. Raises SandboxLost where the driver cannot have them.
+
+        Where it may have them and nothing more can be heard of it, the channel is closed and nothing is raised. The
+        first starts the driver, and raises SandboxStartError where it does not start.
+        """
+        if self._end_reason:
+            raise self._make_lost_error()
+        if not self._tasks:
+            self._command = await self._launch(*_split_frame(data))
+            self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
+            for task in self._tasks:
+                # One may be cancelled by somebody else: a loop that ends cancels all that there is, and who waits here
+                # for a send would wait for ever.
+                task.add_done_callback(lambda _: self._end("what carries its frames has been cancelled"))
+            return
+        done = asyncio.get_running_loop().create_future()
+        self._queue.append((data, done))
+        self._has_input.set()
+        await done
+
+    async def close(self) -> None:
+        """Stops following the log and sending."""
+        self._end_reason = self._end_reason or "it was shut down"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._refuse_queue()
+
+    def _end(self, reason: str) -> None:
+        if not self._end_reason:
+            self._end_reason = reason
+            self._closed(reason)
+            self._refuse_queue()
+
+    def _refuse_queue(self) -> None:
+        while self._queue:
+            _, done = self._queue.popleft()
+            if not done.done():
+                done.set_exception(self._make_lost_error())
+
+    def _make_lost_error(self) -> SandboxLost:
+        return SandboxLost(f"sandbox {self._remote.id} has gone ({self._end_reason}): run the code in a new one")
+
+    # -- to the driver
+
+    async def _send_all(self) -> None:
+        while not self._end_reason:
+            await self._has_input.wait()
+            self._has_input.clear()
+            while self._queue and not self._end_reason:
+                frames, futures, size = [], [], 0
+                while self._queue and (not frames or size + len(self._queue[0][0]) <= INPUT_LIMIT_BYTES):
+                    data, done = self._queue.popleft()
+                    futures.append(done)
+                    try:
+                        data = await self._shrink(data)
+                    except get_sdk().DaytonaError as error:
+                        self._settle(futures, error, delivered=False)
+                        return
+                    frames.append(data)
+                    size += len(data)
+                # Whoever takes the input adds the newline that is missing.
+                if not await self._send_input(b"".join(frames)[:-1].decode("utf-8"), futures):
+                    return
+
+    async def _shrink(self, data: bytes) -> bytes:
+        """A frame as it is, or, where it is large, one that names a file with its body."""
+        if len(data) <= INPUT_LIMIT_BYTES:
+            return data
+        header, body = _split_frame(data)
+        self._body_number += 1
+        header["file"] = f"{FILES}/in.{self._body_number}"
+        await retry_call(lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)))
+        return driver.encode(header)
+
+    async def _send_input(self, text: str, futures: list[asyncio.Future[None]]) -> bool:
+        """Sends one input; again where it was lost, for the driver passes over what it has had."""
+        session, command = self._command
+        process, loop = self._remote.process, asyncio.get_running_loop()
+        give_up_at, may_be_delivered = loop.time() + GIVE_UP_SECONDS, False
+
+        def choose_delay(error: Exception, attempt: int) -> float | None:
+            nonlocal may_be_delivered
+            may_be_delivered = may_be_delivered or get_status(error) not in (400, 401, 403, 404, 410, 429)
+            is_over = loop.time() > give_up_at or self._end_reason or not is_transient(error)
+            return None if is_over else get_delay(error, attempt)
+
+        try:
+            await call_with_retries(
+                lambda: process.send_session_command_input(session, command, text, CALL_SECONDS), choose_delay
+            )
+        except asyncio.CancelledError:
+            self._settle(futures, None, delivered=True)
+            raise
+        except get_sdk().DaytonaError as error:
+            if get_status(error) == 410:  # the log's end says more
+                await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
+            self._settle(futures, error, may_be_delivered)
+            return False
+        for done in futures:
+            if not done.done():
+                done.set_result(None)
+        return True
+
+    def _settle(self, futures: list[asyncio.Future[None]], error: Exception | None, delivered: bool) -> None:
+        """The end of an input that cannot be sent, which may have arrived nonetheless."""
+        self._end(f"it takes no input: {get_message(error)}" if error is not None else "it was shut down")
+        for done in futures:
+            if done.done():
+                continue
+            if delivered:
+                done.set_result(None)
+            else:
+                done.set_exception(self._make_lost_error())
+
+    # -- from the driver
+
+    async def _follow(self) -> None:
+        """Hands over what the driver says, until its command has ended or its log cannot be followed."""
+        session, command = self._command
+        process, loop = self._remote.process, asyncio.get_running_loop()
+        attempt, last_number, last_progress = 0, 0, loop.time()
+        while True:
+            self._frames, self._is_broken = driver.Frames(), False  # the log begins anew
+            failure: Exception | None = None
+            try:
+                await process.get_session_command_logs_async(session, command, self._on_stdout, self._on_stderr)
+            except get_sdk().DaytonaError as error:
+                failure = error
+                if isinstance(error.__cause__, driver.BadFrame):
+                    self._end(f"it sent what is no frame ({error.__cause__})")
+                    return
+            if self._last_number > last_number:
+                attempt, last_number, last_progress = 0, self._last_number, loop.time()
+            try:
+                state = await retry_call(lambda: process.get_session_command(session, command, CALL_SECONDS))
+            except get_sdk().DaytonaError as error:
+                if not is_transient(error):
+                    self._end(f"Daytona says: {get_message(error)}")
+                    return
+                failure = error
+            else:
+                if state.exit_code is not None and failure is None:
+                    last_words = f": {self.stderr_tail.strip()}" if self.stderr_tail.strip() else ""
+                    self._end(f"its process has ended with status {state.exit_code}{last_words}")
+                    return
+            if loop.time() > last_progress + GIVE_UP_SECONDS:
+                reason = get_message(failure) if failure else "it ends again and again"
+                self._end(f"its log cannot be followed: {reason}")
+                return
+            await asyncio.sleep(get_delay(failure or Exception(), attempt) if attempt else 0.0)
+            attempt += 1
+
+    async def _on_stdout(self, text: str) -> None:
+        if self._is_broken:  # the SDK hands over what it still holds, markers and all, when this has raised
+            return
+        self._is_broken = True
+        await self._read_frames(text)
+        self._is_broken = False
+
+    async def _read_frames(self, text: str) -> None:
+        for header, body in self._frames.feed(text.encode("utf-8")):
+            if header["n"] <= self._last_number:
+                continue
+            path = header.pop("file", None)
+            if path is not None:
+                body = await self._fetch(path)
+            self._last_number = header["n"]
+            self._receive(driver.encode(header, body))
+
+    async def _fetch(self, path: str) -> bytes:
+        """A body that was too large for the log."""
+        body = await retry_call(lambda: self._remote.fs.download_file(path, int(SETUP_SECONDS)))
+        try:
+            await retry_call(lambda: self._remote.fs.delete_file(path, False, CALL_SECONDS))
+        except get_sdk().DaytonaError as error:  # a call whose answer was lost may have removed it; the body is here
+            log.debug("%s was not removed from sandbox %s: %s", path, self._remote.id, get_message(error))
+        return body or b""
+
+    async def _on_stderr(self, text: str) -> None:
+        self.stderr_tail = (self.stderr_tail + text)[-2000:]
+
+
+def _split_frame(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """A frame's header, which says nothing of its body any more, and the body."""
+    ((header, body),) = driver.Frames().feed(data)
+    header.pop("body", None)
+    return header, body or b""

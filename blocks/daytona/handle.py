@@ -1,0 +1,177 @@
+"""One open sandbox of Daytona: its driver, its files, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...sandbox import driver
+from ...sandbox.errors import RlmBatchError, SandboxLost, SandboxStartError, VolumeError
+from ...sandbox.provider_api import DriverSettings, Sandbox
+from .calls import CALL_SECONDS, SETUP_SECONDS, retry_call
+from .channel import DaytonaChannel
+from .client import SharedClient
+from .creation import IDLE_MINUTES
+from .driver_files import FILES, make_driver_files, make_start_command
+from .errors import get_message, get_status, is_transient, says_gone
+from .inventory import delete_sandbox
+from .sdk import get_sdk
+from .settings import DaytonaSettings
+from .setup import clone_repository, install_packages, open_session
+
+if TYPE_CHECKING:
+    from daytona import AsyncSandbox
+
+KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # between two of our calls that say that one is in use
+
+log = logging.getLogger("rlm_batch.daytona")
+
+
+class DaytonaSandboxHandle(Sandbox):
+    """One sandbox of Daytona."""
+
+    provider = "daytona"
+    isolation = "daytona"
+    layers = ()
+    python = "python3"
+
+    def __init__(self, settings: DaytonaSettings, client: SharedClient, remote: AsyncSandbox) -> None:
+        self.id = remote.id
+        self.settings = DriverSettings(
+            cwd=".",  # where its command starts
+            volume=settings.volume_mount_path if settings.volume_name is not None else None,
+            environment={name: value.get_secret_value() for name, value in settings.environment.items()},
+            lifetime=settings.lifetime,
+            files=FILES,
+        )
+        self._provider_settings = settings
+        self._client = client
+        self._remote = remote
+        self._directory = ""  # of the clone, below the sandbox's own
+        self._channel: DaytonaChannel | None = None
+        self._keeping_awake: asyncio.Task[None] | None = None
+        self._is_removed = False
+
+    async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
+        """Gives a channel whose first frame starts the driver; see `Sandbox.connect`."""
+        self._channel = DaytonaChannel(self._remote, self._launch, receive, closed)
+        return self._channel
+
+    async def clone(self, commit: str) -> None:
+        """Clones the repository, where the code then runs. Raises as `clone_repository` does."""
+        self._directory = await clone_repository(self._remote, self._provider_settings, commit)
+
+    async def install(self, packages: list[str]) -> None:
+        """Installs packages. Raises as `install_packages` does."""
+        await install_packages(self._remote, packages)
+
+    async def _launch(self, header: dict[str, Any], body: bytes) -> tuple[str, str]:
+        """Starts the driver with its first frame; returns its session and its command. Raises SandboxStartError.
+
+        A start that was lost on its way is made anew in a session of its own, for in the old one it would wait for the
+        first to end, and with a body of its own, for the first takes the one that it was given. What this leaves is a
+        driver that nobody speaks to.
+        """
+        session = command = ""
+        attempt = 0
+
+        async def start() -> tuple[str, str]:
+            nonlocal session, command, attempt
+            if not command:
+                try:
+                    session, command = await self._prepare_start(header, body, attempt)
+                except get_sdk().DaytonaError as error:  # after tries of its own
+                    raise self._make_start_error(error) from error
+            attempt += 1
+            request = get_sdk().SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
+            try:
+                answer = await self._remote.process.execute_session_command(session, request, int(CALL_SECONDS))
+            except get_sdk().DaytonaError as error:
+                if get_status(error) != 429:
+                    command = ""
+                raise
+            return session, answer.cmd_id
+
+        try:
+            started = await retry_call(start)
+        except get_sdk().DaytonaError as error:
+            raise self._make_start_error(error) from error
+        self._keeping_awake = asyncio.create_task(self._keep_awake())
+        return started
+
+    async def _prepare_start(self, header: dict[str, Any], body: bytes, attempt: int) -> tuple[str, str]:
+        """Uploads the driver (once) and the first frame's body; returns a session, and the command to give it."""
+        body_path = f"{FILES}/in.0.{attempt}"
+        uploads = {body_path: body}
+        if not attempt:
+            uploads |= {f"{FILES}/{name}": data for name, data in make_driver_files().items()}
+        files = [get_sdk().FileUpload(data, path) for path, data in uploads.items()]
+        # Together: neither needs the other.
+        session, _ = await asyncio.gather(
+            open_session(self._remote),
+            retry_call(functools.partial(self._remote.fs.upload_files, files, int(CALL_SECONDS))),
+        )
+        first_frame = driver.encode({**header, "file": body_path}).decode()
+        return session, make_start_command(self.python, first_frame, self._directory)
+
+    def _make_start_error(self, error: Exception) -> SandboxStartError:
+        return SandboxStartError(f"the driver did not start in sandbox {self.id}: {get_message(error)}")
+
+    async def _keep_awake(self) -> None:
+        """Tells Daytona that the sandbox is in use: code may wait for an answer longer than one may be idle."""
+        while True:
+            await asyncio.sleep(KEEP_AWAKE_SECONDS)
+            try:
+                await retry_call(lambda: self._remote.refresh_activity(CALL_SECONDS))
+            except get_sdk().DaytonaError as error:
+                log.debug("sandbox %s could not be kept awake: %s", self.id, get_message(error))
+
+    def last_words(self) -> str:
+        """The end of what the driver has written on standard error."""
+        return self._channel.stderr_tail if self._channel is not None else ""
+
+    async def upload(self, path: str, data: bytes) -> None:
+        """Writes a file; see `Sandbox.upload`."""
+        remote_path = self._resolve_path(path)
+        try:
+            await retry_call(lambda: self._remote.fs.upload_file(data, remote_path, int(SETUP_SECONDS)))
+        except get_sdk().DaytonaError as error:
+            raise self._map_file_error(error, path, "written") from error
+
+    async def download(self, path: str) -> bytes:
+        """A file's bytes; see `Sandbox.download`."""
+        remote_path = self._resolve_path(path)
+        try:
+            return await retry_call(lambda: self._remote.fs.download_file(remote_path, int(SETUP_SECONDS))) or b""
+        except get_sdk().DaytonaError as error:
+            raise self._map_file_error(error, path, "read") from error
+
+    def _resolve_path(self, path: str) -> str:
+        if not path or "\0" in path:
+            raise VolumeError(f"{path!r} is no path of a file")
+        return path if path.startswith("/") or not self._directory else f"{self._directory}/{path}"
+
+    def _map_file_error(self, error: Exception, path: str, action: str) -> RlmBatchError:
+        message = get_message(error)
+        if says_gone(error) or is_transient(error) or get_status(error) in (401, 403):
+            return SandboxLost(f"{path} could not be {action}, for sandbox {self.id} does not answer: {message}")
+        return VolumeError(f"{path} could not be {action}: {message}")
+
+    async def remove(self) -> None:
+        """Removes the sandbox, with all that runs in it."""
+        if self._is_removed:
+            return
+        self._is_removed = True
+        try:
+            if self._keeping_awake is not None:
+                self._keeping_awake.cancel()
+            if self._channel is not None:
+                await self._channel.close()
+            await delete_sandbox(self._remote, self._provider_settings.has_sandbox_limit)
+        except get_sdk().DaytonaError as error:
+            log.warning("sandbox %s could not be removed, and ends with its lifetime: %s", self.id, get_message(error))
+        finally:
+            self._client.release()

@@ -1,0 +1,63 @@
+"""What a person sets of Daytona's sandboxes."""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr, model_validator
+
+from ..settings import SandboxSettings
+
+
+class DaytonaSettings(SandboxSettings):
+    """The account, what sandboxes are made from, their resources, and what they may reach."""
+
+    volume_mount_path: str = Field(
+        default="/home/daytona/memory",
+        title="Mount path",
+        pattern="^/.",
+        description="Where the code finds the volume.",
+    )
+    api_key: SecretStr | None = Field(
+        default=None, title="API key", description="By default the environment variable DAYTONA_API_KEY."
+    )
+    api_url: str | None = Field(
+        default=None,
+        title="API address",
+        description="By default the environment variable DAYTONA_API_URL, or Daytona's own service.",
+    )
+    target: str | None = Field(
+        default=None, title="Region", description="By default DAYTONA_TARGET, or the organization's region."
+    )
+    snapshot: str | None = Field(
+        default=None, title="Snapshot", description="The snapshot that sandboxes are made from; it needs Python 3.9."
+    )
+    image: str | None = Field(
+        default=None,
+        title="Image",
+        description="A container image to build sandboxes from in place of a snapshot; it needs Python 3.9.",
+    )
+    cpu: int | None = Field(default=None, ge=1, title="CPUs", description="Cores of each sandbox; only with an image.")
+    memory: int | None = Field(
+        default=None, ge=1, title="Memory", description="GiB of memory of each sandbox; only with an image."
+    )
+    disk: int | None = Field(
+        default=None, ge=1, title="Disk", description="GiB of disk of each sandbox; only with an image."
+    )
+    network_block_all: bool = Field(
+        default=False, title="No network", description="Cut the sandboxes off from the network."
+    )
+    network_allow_list: str | None = Field(
+        default=None,
+        title="Allowed networks",
+        description="Comma-separated CIDR blocks that code may reach; by default what the account may.",
+    )
+    domain_allow_list: str | None = Field(
+        default=None, title="Allowed domains", description="Comma-separated domains that code may reach."
+    )
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> DaytonaSettings:
+        if self.snapshot is not None and self.image is not None:
+            raise ValueError("a sandbox is made from a snapshot or from an image, not from both")
+        if self.image is None and (self.cpu or self.memory or self.disk):
+            raise ValueError("cpu, memory and disk go with an image: a snapshot brings its own")
+        return self

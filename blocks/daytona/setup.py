@@ -1,0 +1,107 @@
+"""What a sandbox of Daytona gets before code runs: the repository's clone and the packages."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ...sandbox.errors import ConfigurationError, SandboxStartError
+from .. import git as repository
+from .calls import CALL_SECONDS, SETUP_SECONDS, retry_call
+from .creation import NAME_PREFIX
+from .errors import get_message, is_transient, says_gone
+from .sdk import get_sdk
+from .settings import DaytonaSettings
+
+if TYPE_CHECKING:
+    from daytona import AsyncSandbox
+
+
+async def open_session(remote: AsyncSandbox) -> str:
+    """A new session of the sandbox, by its name. Raises DaytonaError."""
+    name = f"{NAME_PREFIX}{uuid.uuid4().hex[:8]}"
+    try:
+        await retry_call(lambda: remote.process.create_session(name, CALL_SECONDS))
+    except get_sdk().DaytonaConflictError:
+        pass  # a call whose answer was lost has made it
+    return name
+
+
+async def run_command(remote: AsyncSandbox, command: str, seconds: float) -> tuple[int, str]:
+    """Runs a shell command to its end; returns its status and what it wrote. Raises TimeoutError, DaytonaError.
+
+    It is asked for its status, not waited for in one call: a proxy ends a call that takes minutes. Nothing is tried
+    again but the asking.
+    """
+    process = remote.process
+    session = await open_session(remote)
+    request = get_sdk().SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
+    started = await process.execute_session_command(session, request, int(CALL_SECONDS))
+    pause = 0.05
+    async with asyncio.timeout(seconds):
+        while True:
+            state = await retry_call(lambda: process.get_session_command(session, started.cmd_id, CALL_SECONDS))
+            if state.exit_code is not None:
+                break
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, 2.0)
+    logs = await retry_call(lambda: process.get_session_command_logs(session, started.cmd_id, CALL_SECONDS))
+    return state.exit_code, "\n".join(filter(None, (logs.stdout, logs.stderr)))
+
+
+async def clone_repository(remote: AsyncSandbox, settings: DaytonaSettings, commit: str) -> str:
+    """Clones the repository and checks the commit out; returns the clone's directory, below the sandbox's own.
+
+    The daemon signs in with the token; nothing in the clone, the environment or a command line has it. Raises
+    ConfigurationError, SandboxStartError, DaytonaError.
+    """
+    sdk, url = get_sdk(), settings.repo_url
+    assert url is not None
+    path = re.sub(r"[^A-Za-z0-9._-]", "-", Path(urlsplit(url).path).stem) or "repository"
+    token = settings.repo_token.get_secret_value() if settings.repo_token is not None else None
+    credentials: dict[str, Any] = {"username": "x-access-token", "password": token} if token else {}
+    ref = settings.repo_ref
+    # It clones one branch. A name may be a branch's or a tag's, and a tag is found on the default branch.
+    branches = [None] if ref is None or repository.COMMIT_PATTERN.fullmatch(ref) else [ref, None]
+    try:
+        for branch in branches:
+            try:
+                await remote.git.clone(
+                    url, path, branch=branch, commit_id=commit, request_timeout=SETUP_SECONDS, **credentials
+                )
+                break
+            except sdk.DaytonaError as error:
+                is_refused = isinstance(error, sdk.DaytonaAuthenticationError) or says_gone(error)
+                if branch is None or is_refused or is_transient(error):
+                    raise
+    except sdk.DaytonaError as error:
+        if is_transient(error) or says_gone(error):
+            raise
+        raise ConfigurationError(
+            f"the repository {url} could not be cloned at {commit} in a sandbox ({get_message(error)}): check "
+            "repo_url, repo_ref and repo_token, and that Daytona can reach it"
+        ) from error
+    return path
+
+
+async def install_packages(remote: AsyncSandbox, packages: list[str]) -> None:
+    """Installs packages. Raises ConfigurationError, SandboxStartError or DaytonaError, with pip's last lines."""
+    requirements = " ".join(shlex.quote(package) for package in packages)
+    command = f"python3 -m pip install --quiet --disable-pip-version-check --no-input -- {requirements}"
+    try:
+        status, output = await run_command(remote, command, SETUP_SECONDS)
+    except TimeoutError:
+        raise SandboxStartError(f"pip did not end within {SETUP_SECONDS:.0f} s in sandbox {remote.id}") from None
+    if status:
+        lines = [line for line in output.splitlines() if line.strip()]
+        text = f"pip could not install {', '.join(packages)} (status {status}): " + "\n".join(lines[-10:])
+        # The one sign that pip gives of a network that is away: it says that it tries again.
+        is_network_lost = "Retrying (" in output
+        raise (
+            SandboxStartError(text) if is_network_lost else ConfigurationError(f"{text}\nChange packages, or the image")
+        )
