@@ -52,7 +52,7 @@ PROVIDERS = {
         ProviderEntry(
             name="local",
             slug="local-sandbox",
-            provider="local.block:LocalSandbox",
+            provider="local.provider:LocalProvider",
             block="local.block:LocalSandbox",
             interpreter="interpreters:LocalInterpreter",
             isolations=("bubblewrap", "landlock", "none"),

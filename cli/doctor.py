@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..blocks.local.volume import volumes_root
+from ..blocks.local.volume import find_volumes_root
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.results_root import get_results_root
@@ -29,7 +29,7 @@ def examine() -> int:
         if not entry.probed_isolations:
             rows.append((entry.name, *asyncio.run(_check_provider(entry, entry.name))))
     rows.append(_kept("results", get_results_root(), "RLM_BATCH_RESULTS"))
-    rows.append(_kept("volumes", volumes_root(None), "RLM_BATCH_VOLUMES"))
+    rows.append(_kept("volumes", find_volumes_root(None), "RLM_BATCH_VOLUMES"))
     rows.append(_server())
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, works, text in rows:

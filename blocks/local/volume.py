@@ -21,8 +21,8 @@ UMASK = 0o002  # of code that runs as a user of its own: what it writes is open 
 FOLDER, FILE = 0o2775, 0o664  # modes of what the host makes on a volume that a group owns
 
 
-def volumes_root(named: str | None) -> Path:
-    """Where local volumes are: the block's own place, else `RLM_BATCH_VOLUMES`, else below the data directory."""
+def find_volumes_root(named: str | None) -> Path:
+    """The directory that local volumes are in: the setting, else `RLM_BATCH_VOLUMES`, else below the data directory."""
     return resolve_data_dir("volumes", "RLM_BATCH_VOLUMES") if named is None else Path(named).expanduser().absolute()
 
 
@@ -32,7 +32,7 @@ class LocalVolume(VolumeStore):
     def __init__(self, root: Path, name: str) -> None:
         self.path = root / check_name(name)
 
-    def make(self) -> int | None:
+    def create(self) -> int | None:
         """Makes the directory if it is not there; returns the group that owns it where the host is root, else None.
 
         There each sandbox is a user of its own, and what one writes has to be the next one's to read and replace: the
@@ -40,16 +40,16 @@ class LocalVolume(VolumeStore):
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = self.path.stat()
+            status = self.path.stat()
             if os.geteuid() != 0:
                 return None
-            group = found.st_gid
+            group = status.st_gid
             if not FIRST_GID <= group < FIRST_GID + GIDS:
                 # Of the path and not at random, so that two who make it at one time agree.
                 digest = hashlib.sha256(os.fsencode(os.path.realpath(self.path))).digest()
                 group = FIRST_GID + int.from_bytes(digest[:3], "big")
                 os.chown(self.path, -1, group)
-            if stat.S_IMODE(found.st_mode) != 0o2770 or found.st_gid != group:
+            if stat.S_IMODE(status.st_mode) != 0o2770 or status.st_gid != group:
                 self.path.chmod(0o2770)
             return group
         except OSError as error:
@@ -74,14 +74,14 @@ class LocalVolume(VolumeStore):
         """See `VolumeStore.delete`."""
         await asyncio.to_thread(self._delete, path)
 
-    def _check(self) -> None:
+    def _require_directory(self) -> None:
         if not self.path.is_dir():
             raise VolumeError(f"there is no volume {self.path.name!r} in {self.path.parent}: code or a put makes it")
 
     def _ls(self, path: str) -> list[VolumeFile]:
-        self._check()
+        self._require_directory()
         way = names(path)
-        found: list[VolumeFile] = []
+        entries: list[VolumeFile] = []
         at = -1
         try:
             at = open_directory_below(self.path, way[:-1])
@@ -89,7 +89,7 @@ class LocalVolume(VolumeStore):
                 if not stat.S_ISREG(entry.st_mode):
                     raise VolumeError(f"{path!r} is a link or a pipe, and no file: name the file itself")
                 return [VolumeFile("/".join(way), entry.st_size)]
-            for folder, below, files, fd in os.fwalk(way[-1] if way else ".", dir_fd=at, onerror=_raise):
+            for folder, below, files, fd in os.fwalk(way[-1] if way else ".", dir_fd=at, onerror=_raise_error):
                 below[:] = [name for name in below if not ours(name)]
                 within = (*way[:-1], *(name for name in folder.split("/") if name != "."))
                 for name in files:
@@ -97,16 +97,16 @@ class LocalVolume(VolumeStore):
                         with suppress(FileNotFoundError):  # it went meanwhile
                             entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
                             if stat.S_ISREG(entry.st_mode):
-                                found.append(VolumeFile("/".join((*within, name)), entry.st_size))
+                                entries.append(VolumeFile("/".join((*within, name)), entry.st_size))
         except OSError as error:
-            raise _error(path, "listed", error) from error
+            raise _describe_error(path, "listed", error) from error
         finally:
             if at >= 0:
                 os.close(at)
-        return sorted(found, key=lambda file: file.path)
+        return sorted(entries, key=lambda file: file.path)
 
     def _get(self, path: str) -> bytes:
-        self._check()
+        self._require_directory()
         way = names(path)
         if not way:
             raise VolumeError("the volume itself is a directory: name a file on it")
@@ -116,11 +116,11 @@ class LocalVolume(VolumeStore):
         way = names(path)
         if not way:
             raise VolumeError("the volume itself is a directory: name a file on it")
-        shared = self.make() is not None
+        shared = self.create() is not None
         replace_file_below(self.path, "/".join(way), data, FOLDER if shared else 0o755, FILE if shared else 0o644)
 
     def _delete(self, path: str) -> None:
-        self._check()
+        self._require_directory()
         way = names(path)
         if not way:
             raise VolumeError("the volume itself is not deleted: name a file or a directory on it")
@@ -132,17 +132,17 @@ class LocalVolume(VolumeStore):
             else:
                 os.unlink(way[-1], dir_fd=at)
         except OSError as error:
-            raise _error(path, "deleted", error) from error
+            raise _describe_error(path, "deleted", error) from error
         finally:
             if at >= 0:
                 os.close(at)
 
 
-def _raise(error: OSError) -> None:
+def _raise_error(error: OSError) -> None:
     raise error
 
 
-def _error(path: str, how: str, error: OSError) -> VolumeError:
+def _describe_error(path: str, action: str, error: OSError) -> VolumeError:
     if isinstance(error, FileNotFoundError):
         return VolumeError(f"there is no {path!r} on the volume: rlm-batch volume ls says what there is")
-    return VolumeError(f"{path!r} could not be {how}: {error.strerror or error}")
+    return VolumeError(f"{path!r} could not be {action}: {error.strerror or error}")

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
-from rlm_batch.blocks.local.block import LABELS, MAKING_SECONDS
+from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS, LABELS_FILE
 
 LIFETIME = 30  # seconds: long enough for an execution on a machine that is busy, and short enough to be waited for
 SLOTS = 200  # more than are held by what was killed in the last minute: nothing waits for them
@@ -73,7 +73,7 @@ class Local:
         """Seconds after which one reap takes all that killed processes have left."""
         folders = [Path(tempfile.gettempdir()) / name for name in self.sandboxes()]
         # Those of a host that has died are known at once, but for one that died while it made or removed its folder.
-        return 0.0 if all((folder / LABELS).exists() for folder in folders) else MAKING_SECONDS + 2
+        return 0.0 if all((folder / LABELS_FILE).exists() for folder in folders) else CREATION_GRACE_SECONDS + 2
 
     def take(self, sandbox: str) -> None:
         """Ends a sandbox as its provider would: kills the process that everything in it hangs on."""

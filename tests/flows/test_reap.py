@@ -24,7 +24,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.states import Cancelling, Completed, Crashed, Pending, Running
 
 from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft, reap
-from rlm_batch.blocks.local.block import MAKING_SECONDS
+from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.flows.cleanup import server_identity as identity
 from rlm_batch.flows.cleanup.orphans import OrphanedSandbox, find_orphans, register_own_run, remove_sandboxes
@@ -193,7 +193,7 @@ async def test_a_strangers_sandbox_in_the_same_account_is_not_touched(
 
 
 async def test_a_local_folder_is_taken_only_where_its_host_is_known_to_have_died() -> None:
-    top, long_ago = Path(tempfile.gettempdir()), time.time() - MAKING_SECONDS - 10
+    top, long_ago = Path(tempfile.gettempdir()), time.time() - CREATION_GRACE_SECONDS - 10
 
     def folder(name: str, *, old: bool) -> Path:
         path = top / name

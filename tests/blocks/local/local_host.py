@@ -15,7 +15,8 @@ import traceback
 from contextvars import ContextVar
 from typing import Any
 
-from rlm_batch.blocks.local import block as local
+from rlm_batch.blocks.local import isolation
+from rlm_batch.blocks.local.block import LocalSandbox
 from rlm_batch.sandbox import confinement, errors
 from rlm_batch.sandbox.interpreter import Interpreter
 
@@ -26,7 +27,7 @@ believed: ContextVar[int | None] = ContextVar("believed", default=None)
 
 
 def landlock_abi() -> int:
-    """Stands in for `local._abi`, so that what an older kernel gets is tested on a newer one."""
+    """Stands in for `isolation.find_landlock_abi`, so that what an older kernel gets is tested on a newer one."""
     abi = believed.get()
     return confinement.probe_landlock_abi() if abi is None else min(abi, confinement.probe_landlock_abi())
 
@@ -57,14 +58,14 @@ class Host:
         """Serves one request: an execution, the end of a sandbox, or what a provider can be asked."""
         believed.set(request.get("abi"))
         if request["op"] == "list":
-            return {"found": {info.id: info.labels for info in await local.LocalSandbox().list_sandboxes()}}
+            return {"found": {info.id: info.labels for info in await LocalSandbox().list_sandboxes()}}
         if request["op"] == "delete":
-            await local.LocalSandbox().delete_sandbox(request["sandbox"])
+            await LocalSandbox().delete_sandbox(request["sandbox"])
             return {}
         name = request["box"]
         if request["op"] == "execute":
             if name not in self.interpreters:
-                block = local.LocalSandbox(**request["fields"])
+                block = LocalSandbox(**request["fields"])
                 self.interpreters[name] = block.interpreter(timeout=60, tools={"echo": lambda value: value})
             return await run(self.interpreters[name], request)
         interpreter = self.interpreters.pop(name, None)
@@ -100,7 +101,7 @@ def say(answer: dict[str, Any]) -> None:
 
 async def warm_up() -> None:
     """Runs through what is imported late, while every package can still be read."""
-    async with local.LocalSandbox(isolation="none").interpreter() as interpreter:
+    async with LocalSandbox(isolation="none").interpreter() as interpreter:
         await run(interpreter, {"code": "1 / 0"})
     await asyncio.to_thread(int)
 
@@ -122,7 +123,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     if settings.get("uid") is not None:
         become(settings["uid"], settings["python"], settings["prefix"])
-    local._abi = landlock_abi  # type: ignore[assignment]
+    isolation.find_landlock_abi = landlock_abi  # type: ignore[assignment]
     asyncio.run(Host().serve())
 
 

@@ -18,7 +18,8 @@ import pytest
 from pydantic import SecretStr
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
-from rlm_batch.blocks.local import block as local
+from rlm_batch.blocks.local import creation, probing
+from rlm_batch.blocks.local import isolation as levels
 
 from ...infra.isolation_levels import needs, strongest
 
@@ -31,11 +32,11 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def unknown_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Nothing has been found out about this machine yet, and what a test finds out is forgotten after it."""
-    known = dict(local._probed)
-    local._probed.clear()
+    known = dict(probing._reasons)
+    probing._reasons.clear()
     yield monkeypatch
-    local._probed.clear()
-    local._probed.update(known)
+    probing._reasons.clear()
+    probing._reasons.update(known)
 
 
 def hide_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -65,7 +66,7 @@ async def test_auto_takes_the_strongest_that_works() -> None:
     needs("auto")
     rung = strongest()
     block = LocalSandbox()
-    assert await block.rung() == rung
+    assert await block.resolve_isolation() == rung
     assert (await block.check()).startswith(rung)
     async with block.interpreter() as interpreter:
         meta = (await interpreter.execute("pass")).meta
@@ -77,7 +78,7 @@ async def test_auto_takes_the_strongest_that_works() -> None:
 async def test_auto_takes_landlock_where_bubblewrap_is_not(unknown_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
     block = await rung_or_skip(isolation="landlock")
-    assert await block.rung() == "landlock"
+    assert await block.resolve_isolation() == "landlock"
     async with LocalSandbox().interpreter() as interpreter:
         result = await interpreter.execute("SUBMIT(works=True)")
     assert result.works
@@ -91,7 +92,7 @@ async def test_auto_takes_landlock_where_bubblewrap_does_not_work(
     """As in a container: it is installed, and the kernel refuses it the namespaces."""
     put_bubblewrap(unknown_machine, tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     await rung_or_skip(isolation="landlock")
-    assert await LocalSandbox().rung() == "landlock"
+    assert await LocalSandbox().resolve_isolation() == "landlock"
     with pytest.raises(ConfigurationError, match="No permissions to create new namespace"):
         await LocalSandbox(isolation="bubblewrap").check()
 
@@ -102,20 +103,20 @@ async def test_a_rung_that_shows_the_host_s_files_is_not_taken(
     """A rung is believed when code in it has been refused a file, not because its parts are there."""
     hide_bubblewrap(unknown_machine, tmp_path)
     await rung_or_skip(isolation="landlock")
-    local._probed.clear()
-    unknown_machine.setattr(local, "_confinement", lambda *_: {"limits": {}})
+    probing._reasons.clear()
+    unknown_machine.setattr(creation, "build_confinement", lambda *_: {"limits": {}})
     for isolation in ("auto", "landlock"):
         with pytest.raises(ConfigurationError, match="could read a file that it must not see"):
-            await LocalSandbox(isolation=isolation).rung()  # type: ignore[arg-type]
+            await LocalSandbox(isolation=isolation).resolve_isolation()  # type: ignore[arg-type]
 
 
 async def test_a_machine_without_any_rung_is_told_what_to_do(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
-    unknown_machine.setattr(local, "_abi", lambda: 0)
+    unknown_machine.setattr(levels, "find_landlock_abi", lambda: 0)
     block = LocalSandbox()
-    for action in (block.rung, block.check, lambda: block.open(block.labels(""))):
+    for action in (block.resolve_isolation, block.check, lambda: block.open(block.labels(""))):
         with pytest.raises(ConfigurationError) as refused:
             await action()
         text = str(refused.value)
@@ -134,14 +135,14 @@ async def test_a_rung_by_name_is_that_rung_or_an_error(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path, rung: str
 ) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
-    unknown_machine.setattr(local, "_abi", lambda: 0)
+    unknown_machine.setattr(levels, "find_landlock_abi", lambda: 0)
     with pytest.raises(ConfigurationError, match=f"'{rung}' does not work"):
         await LocalSandbox(isolation=rung).check()  # type: ignore[arg-type]
 
 
 async def test_none_is_taken_by_name_only(unknown_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
-    unknown_machine.setattr(local, "_abi", lambda: 0)
+    unknown_machine.setattr(levels, "find_landlock_abi", lambda: 0)
     async with LocalSandbox(isolation="none").interpreter() as interpreter:
         result = await interpreter.execute("SUBMIT(works=True)")
     assert result.meta.isolation == "none"
@@ -156,21 +157,21 @@ async def test_another_system_is_named(
     if system == "linux":
         unknown_machine.setattr("platform.machine", lambda: machine)
     with pytest.raises(ConfigurationError, match="Linux" if system != "linux" else "x86_64 and aarch64"):
-        await LocalSandbox().rung()
+        await LocalSandbox().resolve_isolation()
 
 
 async def test_a_machine_is_asked_once(unknown_machine: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    attempt = local._try
+    attempt = probing.try_level
 
     async def counting(rung: Any) -> str:
         asked.append(rung)
         return await attempt(rung)
 
-    unknown_machine.setattr(local, "_try", counting)
+    unknown_machine.setattr(probing, "try_level", counting)
     block = await rung_or_skip()
     for _ in range(3):
-        await block.rung()
+        await block.resolve_isolation()
     assert len(asked) == len(set(asked))
 
 

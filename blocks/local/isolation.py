@@ -1,0 +1,109 @@
+"""The levels of isolation on this machine, and what a level lets the code do."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from ...sandbox import confinement
+from .host_python import find_python_prefixes
+from .settings import LocalSettings
+
+IsolationLevel = Literal["bubblewrap", "landlock", "none"]
+
+INSTALL_HINT = (
+    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), or use Linux 5.13 or newer with Landlock; "
+    "isolation='none' (provider local:none) runs the code with no isolation at all"
+)
+
+
+@cache
+def find_landlock_abi() -> int:
+    """The version of Landlock that this kernel has, 0 without it."""
+    return confinement.probe_landlock_abi()
+
+
+def list_layers(level: IsolationLevel) -> tuple[str, ...]:
+    """What a level is made of on this machine."""
+    if level == "none":
+        return ()
+    layers = [f"landlock-{find_landlock_abi()}"] if find_landlock_abi() else []
+    layers += ["seccomp"] if confinement.find_architecture() else []
+    layers += ["user"] if os.geteuid() == 0 else []
+    return (*(["namespaces"] if level == "bubblewrap" else []), *layers, "limits")
+
+
+def build_confinement(
+    settings: LocalSettings,
+    level: IsolationLevel,
+    uid: int | None,
+    own_directories: tuple[str, ...],
+    volume: str | None,
+    packages: str | None,
+) -> dict[str, Any]:
+    """What the driver confines the code with: limits, Landlock's rules, the system call filter and the user."""
+    mib = 1024 * 1024
+    limits = {"AS": settings.memory_mib * mib, "FSIZE": settings.file_size_mib * mib, "CORE": 0}
+    if settings.cpu_seconds is not None:
+        limits["CPU"] = settings.cpu_seconds
+    if level == "none":
+        return {"limits": limits}
+    # In a user namespace the kernel counts for the sandbox alone, and so it does for a user of the sandbox's own.
+    is_counted_alone = level == "bubblewrap" or uid is not None
+    limits["NPROC"] = settings.processes + (0 if is_counted_alone else _count_user_tasks())
+    bubblewrap = level == "bubblewrap"
+    writable = own_directories if volume is None else (*own_directories, volume)
+    readable = (*_list_readable_paths(), *([packages] if packages is not None else []))
+    policy = confinement.Policy(
+        readable=(*readable, "/proc") if bubblewrap else readable,
+        writable=(*writable, "/dev/shm") if bubblewrap else writable,
+        network=bubblewrap,
+        own_mounts=bubblewrap,
+        own_uid=uid is not None,
+        abi=find_landlock_abi(),
+    )
+    rules: dict[str, Any] = {"limits": limits, "uid": uid}
+    if find_landlock_abi():
+        rules["landlock"] = policy.build_landlock_rules()
+    machine = confinement.find_architecture()
+    if machine is not None:
+        rules["seccomp"] = _build_syscall_filter(replace(policy, readable=(), writable=()), machine)
+    if uid is not None and not bubblewrap:
+        # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
+        parents = [os.path.dirname(path) for path in (volume, packages) if path is not None]
+        passages = [*find_python_prefixes(), tempfile.gettempdir(), *parents]
+        rules["search"] = any(_is_closed_to_others(path) for path in passages)
+    return rules
+
+
+@cache
+def _build_syscall_filter(policy: confinement.Policy, machine: str) -> str:
+    """The system call filter, which is the same for every sandbox but for its paths, and those are Landlock's."""
+    return policy.build_seccomp_filter(machine)
+
+
+@cache
+def _list_readable_paths() -> tuple[str, ...]:
+    paths = [*confinement.SYSTEM, *confinement.ETC, *confinement.KERNEL, *find_python_prefixes()]
+    return tuple(path for path in paths if os.path.exists(path))
+
+
+def _is_closed_to_others(path: str) -> bool:
+    """Whether another user is kept out of a directory by the mode of one of its parents."""
+    return any(not os.stat(parent).st_mode & 0o001 for parent in (path, *map(str, Path(path).parents)))
+
+
+def _count_user_tasks() -> int:
+    """How many processes and threads this user has now: the kernel counts them all against RLIMIT_NPROC."""
+    total, me = 0, os.getuid()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError, ValueError, IndexError):
+                if os.stat(f"/proc/{name}").st_uid == me:
+                    total += int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[17])
+    return total

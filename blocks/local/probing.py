@@ -1,0 +1,85 @@
+"""Which levels of isolation work on this machine, found out by running code under each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from ...sandbox import confinement
+from ...sandbox.errors import ConfigurationError, RlmBatchError
+from ...sandbox.interpreter import Interpreter
+from . import isolation
+from .creation import create_sandbox
+from .handle import LocalSandboxHandle
+from .inventory import pick_folder, remove_folder
+from .isolation import INSTALL_HINT, IsolationLevel
+from .settings import LocalSettings
+
+PROBE = """
+try:
+    open({secret!r}).read()
+    seen = True
+except OSError:
+    seen = False
+SUBMIT(seen=seen)
+"""
+_reasons: dict[IsolationLevel, str] = {}  # why a level does not work here, of those tried; empty if it does
+
+
+async def require_level(level: IsolationLevel) -> None:
+    """Raises ConfigurationError, with the fix, where a level does not work."""
+    reason = await probe_level(level)
+    if reason:
+        raise ConfigurationError(f"isolation {level!r} does not work on this machine: {reason}. {INSTALL_HINT}")
+
+
+async def probe_level(level: IsolationLevel) -> str:
+    """Why a level does not work here, empty if it does: found out once in a process, by running code under it."""
+    if level not in _reasons:
+        _reasons[level] = _find_missing_support(level) or await try_level(level)
+    return _reasons[level]
+
+
+def _find_missing_support(level: IsolationLevel) -> str:
+    """What of a level this machine lacks, as far as it can be known without a try."""
+    if sys.platform != "linux":
+        return f"local isolation needs Linux (WSL2 included), and this is {sys.platform}"
+    if confinement.find_architecture() is None:
+        return f"there is no system call filter for {os.uname().machine}: x86_64 and aarch64 have one"
+    if level == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not on the PATH"
+    if level == "landlock" and not isolation.find_landlock_abi():
+        return "this kernel offers no Landlock"
+    return ""
+
+
+async def try_level(level: IsolationLevel) -> str:
+    """Opens a sandbox and asks code in it to read a file that it must not see; returns why the level does not work."""
+    # In a folder that is named as a sandbox's is: should this process be killed, it is found as one.
+    folder = pick_folder()
+    secret = folder / "secret"
+    try:
+        folder.mkdir()
+        folder.chmod(0o755)
+        secret.touch()
+        secret.chmod(0o644)
+    except OSError as error:
+        remove_folder(folder)
+        raise ConfigurationError(
+            f"no sandbox can be made in {folder.parent}: {error.strerror}. Name another directory in TMPDIR"
+        ) from error
+
+    async def open_sandbox() -> LocalSandboxHandle:
+        return create_sandbox(LocalSettings(isolation=level), level, {"managed-by": "rlm-batch"})
+
+    interpreter = Interpreter(open_sandbox, timeout=20.0)
+    try:
+        result = await interpreter.execute(PROBE.format(secret=str(secret)))
+        return "code in it could read a file that it must not see" if result["seen"] else ""
+    except RlmBatchError as error:
+        return error.summary
+    finally:
+        await interpreter.shutdown()
+        secret.unlink()
+        folder.rmdir()

@@ -1,0 +1,84 @@
+"""The local provider: opens sandboxes on this machine, lists them and removes them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...sandbox.cancellation import run_shielded
+from ...sandbox.errors import ConfigurationError
+from ..provider import SandboxInfo, SandboxProvider
+from .cache import check_out_repository, install_packages
+from .creation import create_sandbox
+from .inventory import delete_sandbox, list_sandboxes
+from .isolation import INSTALL_HINT, IsolationLevel, list_layers
+from .probing import probe_level, require_level
+from .settings import LocalSettings
+from .volume import LocalVolume, find_volumes_root
+
+if TYPE_CHECKING:
+    from .handle import LocalSandboxHandle
+
+
+class LocalProvider(LocalSettings, SandboxProvider):
+    """Opens, lists and removes sandboxes on this machine."""
+
+    provider_name: ClassVar[str] = "local"
+    gradual: ClassVar[bool] = False
+
+    async def open(self, labels: dict[str, str]) -> LocalSandboxHandle:
+        """Opens a sandbox. Raises ConfigurationError where this machine cannot isolate, SandboxStartError otherwise."""
+        level = await self.resolve_isolation()
+        packages = await install_packages(self.packages) if self.packages else None
+        if self.repo_url is None:
+            return create_sandbox(self, level, labels, packages)
+        clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
+        sandbox = create_sandbox(self, level, labels, packages)
+        try:
+            await sandbox.copy_repository(clone)
+        except BaseException:
+            await run_shielded(sandbox.remove())
+            raise
+        return sandbox
+
+    async def resolve_isolation(self) -> IsolationLevel:
+        """The level of isolation that is in force. Raises ConfigurationError with the fix where there is none."""
+        if self.isolation != "auto":
+            if self.isolation != "none":
+                await require_level(self.isolation)
+            return self.isolation
+        reasons: list[str] = []
+        for level in ("bubblewrap", "landlock"):
+            reason = await probe_level(level)
+            if not reason:
+                return level
+            reasons.append(f"{level}: {reason}")
+        raise ConfigurationError(f"this machine cannot isolate local sandboxes ({'; '.join(reasons)}). {INSTALL_HINT}")
+
+    async def check(self) -> str:
+        """The level of isolation in force, and its layers."""
+        level = await self.resolve_isolation()
+        return (
+            f"{level} ({', '.join(list_layers(level))})" if level != "none" else "none (the code can do what you can)"
+        )
+
+    async def list_sandboxes(self) -> list[SandboxInfo]:
+        """The local sandboxes of this user and this temporary directory."""
+        return list_sandboxes()
+
+    async def delete_sandbox(self, sandbox_id: str) -> None:
+        """Ends the sandbox's processes and removes its folder."""
+        await delete_sandbox(sandbox_id)
+
+    async def fingerprint(self) -> dict[str, Any]:
+        """The common settings and the Python's version: limits decide whether there is a result, and not which."""
+        settings = {**await super().fingerprint(), "python": sys.version.split()[0]}
+        if self.volume_name is not None:
+            settings["volume"] += [
+                str(find_volumes_root(self.volume_root))
+            ]  # the same name elsewhere is another volume
+        return settings
+
+    async def open_volume(self, name: str) -> LocalVolume:
+        """The directory of that name below the root."""
+        return LocalVolume(find_volumes_root(self.volume_root), name)

@@ -1,0 +1,44 @@
+"""The settings of the local provider: plain pydantic, which a Prefect block and a script share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..settings import SandboxSettings
+
+
+class LocalSettings(SandboxSettings):
+    """What a person sets of the sandboxes on this machine: their isolation, their limits and where volumes are."""
+
+    isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
+        default="auto",
+        title="Isolation",
+        description="auto takes the strongest that works here: bubblewrap, then landlock, and refuses where neither "
+        "does. none runs code with no isolation.",
+    )
+    memory_mib: int = Field(
+        default=4096,
+        ge=64,
+        title="Memory",
+        description="MiB of address space for each process of the code; numerical libraries want a few thousand.",
+    )
+    processes: int = Field(
+        default=128, ge=1, title="Processes", description="Processes and threads that the code may have at one time."
+    )
+    file_size_mib: int = Field(
+        default=1024, ge=1, title="File size", description="MiB that one file written by the code may have."
+    )
+    cpu_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        title="CPU seconds",
+        description="CPU seconds for each process of the code; unlimited by default, for the timeout ends it anyway.",
+    )
+    volume_root: str | None = Field(
+        default=None,
+        title="Volumes",
+        description="The directory that local volumes are in; by default RLM_BATCH_VOLUMES, or one below the user's "
+        "data directory.",
+    )
