@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..flows.engine.job import Observer, Outcome
-from ..sandbox.result import Failure
+from ..flows.engine.events import FlowListener
+from ..sandbox.result import Failure, Outcome
 from ..sandbox.text_escape import escape_text
 
 PLAIN_INTERVAL = 5.0  # seconds between two lines where there is no terminal
 TABLE_ROWS = 200  # of a table that are printed; the ledger has all
 
 
-class Display(Observer):
+class Display(FlowListener):
     """Progress on standard error: done, failed, running, and the time that is left."""
 
     def __init__(self) -> None:
@@ -61,21 +61,21 @@ class Display(Observer):
         else:
             self._print(what)
 
-    def begun(self, total: int, how: str, results_path: str) -> None:
+    def on_start(self, total: int, environment: str, results_path: str) -> None:
         self._total, self.results_path = total, results_path
         self._begun = self._told = time.monotonic()
-        self._print(f"{total} executions; {how}")
+        self._print(f"{total} executions; {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
 
-    def warned(self, text: str) -> None:
+    def on_warning(self, text: str) -> None:
         self._print(escape_text(text))
 
-    def started(self, index: int) -> None:
+    def on_execution_start(self, index: int) -> None:
         self._running += 1
         if self._live:
             self._refresh()
 
-    def ended(self, outcome: Outcome, *, cached: bool) -> None:
+    def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
         self._done += 1
         self._failed += isinstance(outcome, Failure)
         self._cached += cached

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ..blocks.registry import make_unsaved_provider
@@ -34,7 +33,7 @@ def run_sweep(parameters: dict[str, Any]) -> int:
     if not _wants_server(parameters["points"]):
         space(parameters["grid"], parameters["points"])
     try:
-        found: SweepReport = _run(lambda: sweep(**parameters))
+        found: SweepReport = _run(sweep, parameters)
     except ExecutionsFailed as error:
         failed = error
         found = report(error.results, parameters["objective"], parameters["direction"], error.results_path)
@@ -55,7 +54,7 @@ def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
     display = Display()
     failed: ExecutionsFailed | None = None
     try:
-        outcomes = _run(lambda: batch(**parameters), display)
+        outcomes = _run(batch, parameters, display)
     except ExecutionsFailed as error:
         failed, outcomes = error, error.results
     rows = format_rows(outcomes, limit=TABLE_ROWS)
@@ -73,7 +72,7 @@ def run_rlm(parameters: dict[str, Any]) -> int:
     question(*(parameters[name] for name in ("query", "context", "context_file", "context_volume_path")))
     display = Display()
     try:
-        found: RlmAnswer = _run(lambda: rlm(**parameters), display)
+        found: RlmAnswer = _run(rlm, parameters, display)
     except ExecutionsFailed as error:
         return _end(error.results_path, error)
     print(escape_text(str(found), keep="\n\t"))
@@ -86,7 +85,7 @@ def run_rlm(parameters: dict[str, Any]) -> int:
 def run_chunks(parameters: dict[str, Any]) -> int:
     """Runs the chunks flow, prints its table and what the reduction submitted, and returns the exit status."""
     from ..flows.chunks import chunks, overlap, report
-    from ..flows.engine.job import Outcomes
+    from ..flows.engine.failures import Outcomes
     from ..flows.inputs.chunking import build_chunks
     from ..flows.reporting.text_table import format_cell
 
@@ -97,7 +96,7 @@ def run_chunks(parameters: dict[str, Any]) -> int:
         build_chunks(parameters["chunks"], parameters["data"], parameters["chunk_size"])
     failed: ExecutionsFailed | None = None
     try:
-        found = _run(lambda: chunks(**parameters))
+        found = _run(chunks, parameters)
     except ExecutionsFailed as error:
         count = len(error.results) - (parameters["reduce"] is not None)
         failed, found = error, report(Outcomes(error.results, error.failures, error.results_path), count)
@@ -122,7 +121,7 @@ def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
     display = Display()
     failed: ExecutionsFailed | None = None
     try:
-        outcomes = _run(lambda: sequence(**parameters), display)
+        outcomes = _run(sequence, parameters, display)
     except ExecutionsFailed as error:
         failed, outcomes = error, error.results
     show_table(_with_files(format_rows(outcomes, limit=TABLE_ROWS), files), len(outcomes))
@@ -138,7 +137,7 @@ def run_reap(parameters: dict[str, Any]) -> int:
     told: list[OrphanedSandbox] = []
     listener.set(told.extend)
     try:
-        _run(lambda: reap(**parameters))
+        _run(reap, parameters)
     finally:
         if told:
             rows = [[found.info.id, found.info.labels.get("rlm-batch-host", ""), found.reason] for found in told]
@@ -194,12 +193,10 @@ def _check(flow: Any, parameters: dict[str, Any]) -> None:
         asyncio.run(provider.check())
 
 
-def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None = None) -> Any:
+def _run(flow: Any, parameters: dict[str, Any], display: Display | None = None) -> Any:
     """Runs the flow with its display. SIGTERM ends it as Ctrl-C does, before Prefect's own handler for it and after."""
     import httpx
     from prefect.exceptions import TerminationSignal
-
-    from ..flows.engine.job import observer
 
     display = display or Display()
 
@@ -207,8 +204,7 @@ def _run(call: Callable[[], Coroutine[Any, Any, Any]], display: Display | None =
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        observer.set(display)
-        return await call()
+        return await flow.with_listener(display)(**parameters)
 
     with display:
         display.starting(embedded=not os.environ.get("PREFECT_API_URL"))

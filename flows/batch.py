@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Sized
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
+from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.result import Outcome
 from .decorator import batch_flow
-from .engine.job import Outcome, raise_failures, run_all
+from .engine.failures import raise_failures
+from .engine.job import execute_items
 from .engine.labels import execution_label
 from .inputs.readers import read_inputs
 from .inputs.spilling import read_code_reference
-from .parameters import (
-    BatchConcurrency,
-    CacheResults,
-    Deadline,
-    ExecutionsPerTask,
-    Idempotent,
-    LogOutput,
-    MaxCost,
-    MaxDepth,
-    MaxLlmCalls,
-    MaxLlmTokens,
-    MaxWorkers,
-    Model,
-    OnFailure,
-    Options,
-    Provider,
-    ResultsPath,
-    Retries,
-    RetryCodeErrors,
-    ReuseSandboxes,
-    Shards,
-    Timeout,
-)
+from .parameters import Options, SharedParameters
 
 
 @batch_flow("batch")
@@ -45,26 +26,7 @@ async def batch(
         list[dict[str, Any]] | str | None,
         Field(description="Variables for each execution of one piece of code, or a path to JSON lines or CSV"),
     ] = None,
-    provider: Provider = "local",
-    max_workers: MaxWorkers = 4,
-    timeout: Timeout = 120,
-    retries: Retries = 2,
-    retry_code_errors: RetryCodeErrors = False,
-    idempotent: Idempotent = False,
-    on_failure: OnFailure = "raise",
-    deadline: Deadline = None,
-    reuse_sandboxes: ReuseSandboxes = False,
-    executions_per_task: ExecutionsPerTask = None,
-    cache_results: CacheResults = False,
-    results_path: ResultsPath = None,
-    shards: Shards = None,
-    log_output: LogOutput = True,
-    language_model: Model = None,
-    batch_concurrency: BatchConcurrency = 4,
-    max_depth: MaxDepth = 2,
-    max_llm_calls: MaxLlmCalls = 50,
-    max_llm_tokens: MaxLlmTokens = None,
-    max_cost: MaxCost = None,
+    **parameters: Unpack[SharedParameters],
 ) -> Sequence[Outcome]:
     """Runs each piece of code in a sandbox, and returns their results in order.
 
@@ -75,30 +37,15 @@ async def batch(
     place), and ConfigurationError before anything runs.
     """
     items = executions(code, inputs)
-    options = Options(
-        provider=provider,
-        max_workers=max_workers,
-        timeout=timeout,
-        retries=retries,
-        retry_code_errors=retry_code_errors,
-        idempotent=idempotent,
-        on_failure=on_failure,
-        deadline=deadline,
-        reuse_sandboxes=reuse_sandboxes,
-        executions_per_task=executions_per_task,
-        cache_results=cache_results,
-        results_path=results_path,
-        shards=shards,
-        log_output=log_output,
-        language_model=language_model,
-        batch_concurrency=batch_concurrency,
-        max_depth=max_depth,
-        max_llm_calls=max_llm_calls,
-        max_llm_tokens=max_llm_tokens,
-        max_cost=max_cost,
+    options = Options.from_parameters(parameters)
+    outcomes = await execute_items(
+        items,
+        total=len(items),
+        provider=await resolve_provider(options.provider),
+        options=options,
+        label=execution_label,
     )
-    outcomes = await run_all(items, len(items), options, execution_label)
-    if on_failure == "raise":
+    if options.on_failure == "raise":
         raise_failures(outcomes, "executions")
     return outcomes.results
 

@@ -2,62 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from ..blocks.registry import resolve_provider
 from ..sandbox.driver import NotJson, strict_json
-from ..sandbox.errors import ConfigurationError, RlmBatchError
-from ..sandbox.meta import Meta
-from ..sandbox.result import Failure, Result
+from ..sandbox.errors import ConfigurationError
+from ..sandbox.result import Outcome, Result
 from ..tasks.execution import Execution, compute_key
-from ..tasks.ledger.completion_markers import (
-    CompletionMarker,
-    MarkerLocation,
-    compute_marker_folder,
-    compute_marker_name,
-    read_markers,
-)
+from ..tasks.ledger.completion_markers import compute_marker_folder, compute_marker_name
 from ..tasks.ledger.run_record import ReportSpec
-from ..tasks.retry import compute_backoff, get_requested_wait
 from .decorator import batch_flow
-from .engine.job import Outcome, Outcomes, Run, raise_failures, with_volume
+from .engine.context import resolve_provider_with_volume
+from .engine.failures import Outcomes, raise_failures
+from .engine.job import open_job
 from .engine.labels import chunk_label
+from .engine.marker_cache import MarkerCache
 from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.spilling import read_text_reference
-from .parameters import (
-    BatchConcurrency,
-    CacheResults,
-    Deadline,
-    ExecutionsPerTask,
-    Idempotent,
-    LogOutput,
-    MaxCost,
-    MaxDepth,
-    MaxLlmCalls,
-    MaxLlmTokens,
-    MaxWorkers,
-    Model,
-    OnFailure,
-    Options,
-    Provider,
-    ResultsPath,
-    Retries,
-    RetryCodeErrors,
-    ReuseSandboxes,
-    Shards,
-    Timeout,
-)
+from .parameters import Options, SharedParameters, VolumeName
 from .reporting.text_table import format_rows
 
-REDUCTION = "reduction.json"  # the name of its marker; those of chunks are hexadecimal
+REDUCTION_MARKER = "reduction.json"  # the marker's name; those of chunks are hexadecimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,32 +86,11 @@ async def chunks(
         Field(description="Data to be cut into chunks, or a path to JSON lines or CSV, of which a line is an item"),
     ] = None,
     chunk_size: Annotated[int | None, Field(ge=1, description="Items of the data in one chunk")] = None,
-    volume_name: Annotated[
-        str | None, Field(description="The volume that every sandbox has; by default the provider's own, if any")
-    ] = None,
+    volume_name: VolumeName = None,
     reduce: Annotated[
         str | None, Field(description="Code that runs once when all chunks are done, with their fields as results")
     ] = None,
-    provider: Provider = "local",
-    max_workers: MaxWorkers = 4,
-    timeout: Timeout = 120,
-    retries: Retries = 2,
-    retry_code_errors: RetryCodeErrors = False,
-    idempotent: Idempotent = False,
-    on_failure: OnFailure = "raise",
-    deadline: Deadline = None,
-    reuse_sandboxes: ReuseSandboxes = False,
-    executions_per_task: ExecutionsPerTask = None,
-    cache_results: CacheResults = False,
-    results_path: ResultsPath = None,
-    shards: Shards = None,
-    log_output: LogOutput = True,
-    language_model: Model = None,
-    batch_concurrency: BatchConcurrency = 4,
-    max_depth: MaxDepth = 2,
-    max_llm_calls: MaxLlmCalls = 50,
-    max_llm_tokens: MaxLlmTokens = None,
-    max_cost: MaxCost = None,
+    **parameters: Unpack[SharedParameters],
 ) -> ChunksReport:
     """Runs the code once for each chunk, with `chunk_id` (text) and `data`, and `reduce` once at the end.
 
@@ -157,50 +106,34 @@ async def chunks(
     code = read_text_reference(code)
     reduce = None if reduce is None else read_text_reference(reduce)
     parts = build_chunks(chunks, data, chunk_size)
-    options = Options(
-        provider=provider,
-        max_workers=max_workers,
-        timeout=timeout,
-        retries=retries,
-        retry_code_errors=retry_code_errors,
-        idempotent=idempotent,
-        on_failure=on_failure,
-        deadline=deadline,
-        reuse_sandboxes=reuse_sandboxes,
-        executions_per_task=executions_per_task,
-        cache_results=cache_results,
-        results_path=results_path,
-        shards=shards,
-        log_output=log_output,
-        language_model=language_model,
-        batch_concurrency=batch_concurrency,
-        max_depth=max_depth,
-        max_llm_calls=max_llm_calls,
-        max_llm_tokens=max_llm_tokens,
-        max_cost=max_cost,
-    )
-    block = await resolve_provider(provider)
-    if volume_name is not None:
-        block = with_volume(block, volume_name)
-    total = len(parts) + (reduce is not None)
-    about = ReportSpec("chunk" if reduce is None else "execution")
-    async with _Chunks.begun(block, total, options, chunk_label, about) as run:
-        run.folder = None if block.volume_name is None else compute_marker_folder(code)
-        fingerprint = await run.fingerprint()
-        if run.folder is not None:
-            await run.read_markers(run.folder)
-        await run.drive(_executions(code, parts, fingerprint, run))
+    options = Options.from_parameters(parameters)
+    block = await resolve_provider_with_volume(options.provider, volume_name)
+    async with open_job(
+        block,
+        total=len(parts) + (reduce is not None),
+        options=options,
+        label=chunk_label,
+        report_spec=ReportSpec("chunk" if reduce is None else "execution"),
+    ) as job:
+        cache = MarkerCache(job, None if block.volume_name is None else compute_marker_folder(code))
+        fingerprint = await job.compute_fingerprint()
+        await cache.load_markers()
+        keys = hashlib.sha256()
+        await job.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
         if reduce is not None:
-            reduction = _reduction(reduce, len(parts), fingerprint, run)
-            if run.failed:
-                run.not_run([reduction], f"{len(run.failed)} of {len(parts)} chunks have no result")
+            submitted = _collect_submitted(job.store.outcomes)
+            reduction = _build_reduction(
+                reduce, len(parts), submitted, {**fingerprint, "chunks": keys.hexdigest()}, cache
+            )
+            if failed := job.store.failures:
+                job.skip([reduction], f"{len(failed)} of {len(parts)} chunks have no result")
             else:
-                await run.drive(iter([reduction]))
-        outcomes = run.outcomes()
+                await job.execute_all(iter([reduction]), cache.find_result)
+        outcomes = job.collect_outcomes()
         found = report(outcomes, len(parts))
         for path, ids in found.overlaps.items():
-            run.log.warning("%s", overlap(path, ids))
-    if on_failure == "raise":
+            job.context.log.warning("%s", overlap(path, ids))
+    if options.on_failure == "raise":
         raise_failures(outcomes, "executions")
     return found
 
@@ -228,98 +161,37 @@ def overlap(path: str, ids: list[str]) -> str:
     )
 
 
-def _executions(code: str, parts: ChunkSource, fingerprint: dict[str, Any], run: _Chunks) -> Iterator[Execution]:
+def _build_executions(
+    code: str, parts: ChunkSource, fingerprint: dict[str, Any], cache: MarkerCache, keys: Any
+) -> Iterator[Execution]:
+    """The executions of the chunks, made as they are asked for; `keys` is a hash that takes in the key of each."""
     for index, (chunk_id, data) in enumerate(parts):
-        encoded = {"data": _encoded(data, f"the data of chunk {chunk_id}")}
+        encoded = {"data": _encode(data, f"the data of chunk {chunk_id}")}
         variables = {"chunk_id": chunk_id}
         key = compute_key(code, variables, encoded, fingerprint)
-        run.keys.update(key.encode())
-        yield Execution(index, code, variables, key, encoded, run.mark(compute_marker_name(chunk_id)))
+        keys.update(key.encode())
+        yield Execution(index, code, variables, key, encoded, cache.locate_marker(compute_marker_name(chunk_id)))
 
 
-def _reduction(code: str, index: int, fingerprint: dict[str, Any], run: _Chunks) -> Execution:
-    encoded = {"results": _encoded(run.submitted(), "what the chunks submitted")}
-    key = compute_key(code, {}, encoded, {**fingerprint, "chunks": run.keys.hexdigest()})
-    return Execution(index, code, {}, key, encoded, run.mark(REDUCTION))
+def _build_reduction(
+    code: str, index: int, submitted: dict[str, Any], fingerprint: dict[str, Any], cache: MarkerCache
+) -> Execution:
+    encoded = {"results": _encode(submitted, "what the chunks submitted")}
+    key = compute_key(code, {}, encoded, fingerprint)
+    return Execution(index, code, {}, key, encoded, cache.locate_marker(REDUCTION_MARKER))
 
 
-def _encoded(value: Any, what: str) -> bytes:
+def _encode(value: Any, description: str) -> bytes:
     try:
         return strict_json({"value": value})[len(b'{"value":') : -1]
     except NotJson as error:
-        raise ConfigurationError(f"{what} is not JSON: {error}") from None
+        raise ConfigurationError(f"{description} is not JSON: {error}") from None
 
 
-class _Chunks(Run):
-    """A run whose evidence of what is complete lies on the volume, where there is one."""
-
-    folder: str | None = None  # of the markers
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.keys = hashlib.sha256()  # of the chunks' keys, in order
-        self._markers: dict[str, CompletionMarker] = {}
-        self._executed = False
-
-    async def read_markers(self, folder: str) -> None:
-        """Looks, in a sandbox, at what the volume says is complete. Raises what opening a sandbox raises."""
-        with suppress(TimeoutError):  # the deadline: nothing will be run
-            async with asyncio.timeout_at(self.until):
-                self._markers = await self._read_markers(folder)
-
-    async def _read_markers(self, folder: str) -> dict[str, CompletionMarker]:
-        attempt = 0
-        while True:
-            attempt += 1
-            lane = self.lane()
-            try:
-                await lane.acquire()
-                return await read_markers(await lane.open_sandbox(), folder)
-            except RlmBatchError as error:
-                if not self.policy.should_retry(error, attempt) or self.policy.is_too_late(error):
-                    raise
-                wait = get_requested_wait(error) + compute_backoff(attempt)
-            finally:
-                await self.close(lane)
-            await asyncio.sleep(wait)
-
-    def mark(self, name: str) -> MarkerLocation | None:
-        """Where a marker of that name belongs; None without a volume."""
-        return None if self.folder is None else MarkerLocation(f"{self.folder}/{name}")
-
-    def recall(self, execution: Execution) -> Result | None:
-        mark = execution.marker
-        if mark is None:
-            found = super().recall(execution) if self._counts(execution) else None
-        else:
-            marker = self._markers.pop(mark.path.rpartition("/")[2], None)
-            found = None
-            if marker is not None and marker.is_intact and marker.key == execution.key and self._counts(execution):
-                found = super().recall(execution) or self._from(marker, execution)
-            mark.is_stale = marker is not None and found is None
-        self._executed = self._executed or found is None
-        return found
-
-    def _counts(self, execution: Execution) -> bool:
-        """A reduction of chunks that were run again is run again, whatever they submitted: their files are new."""
-        return not (self._executed and "chunk_id" not in execution.variables)
-
-    def _from(self, marker: CompletionMarker, execution: Execution) -> Result:
-        """The result of an execution that was complete, but whose line the ledger does not have."""
-        meta = Meta(
-            variables=execution.variables,
-            provider=self.provider.provider_name,
-            submitted=marker.submitted,
-            files=marker.files,
-        )
-        result = Result(marker.outputs, meta)
-        self.keep(execution, result)
-        return result
-
-    def submitted(self) -> dict[str, dict[str, Any]]:
-        """The chunks' fields by id."""
-        return {
-            outcome.meta.variables["chunk_id"]: outcome.outputs
-            for outcome in self.done
-            if not isinstance(outcome, Failure) and "chunk_id" in outcome.meta.variables
-        }
+def _collect_submitted(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+    """The chunks' fields by id."""
+    return {
+        outcome.meta.variables["chunk_id"]: outcome.outputs
+        for outcome in outcomes
+        if isinstance(outcome, Result) and "chunk_id" in outcome.meta.variables
+    }

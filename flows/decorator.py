@@ -2,50 +2,69 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Any, ParamSpec, Self, TypeVar
 
 from prefect import Flow
-from pydantic.fields import FieldInfo
 
 from ..tasks.execute import install_task_run_log_filter
 from .cleanup.orphans import remove_sandboxes
+from .engine.events import FlowListener
 from .error_log_filter import install_error_log_filter
 from .inputs.spilling import spill_long_parameters
+from .parameters import field_of, signature_of
 from .prefect_server import embedded_server
-from .sharding.coordinator import cancel_shards
-from .sharding.work_pool import server_url
+from .sharding.attempt import cancel_shards
+from .sharding.work_pool import require_server_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class BatchFlow(Flow[P, T]):
-    """A flow whose long lists are written to a file before Prefect sees them, on a server that suits us.
+    """A flow whose long lists are written to a file before Prefect sees them, on a server with settings of ours.
 
-    Where no server is configured Prefect starts one of its own inside the program; it gets our settings.
+    Where no server is configured Prefect starts one of its own inside the program; it gets our settings. `listener` is
+    told how a run goes that is called in this process.
     """
+
+    listener: FlowListener | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Runs the flow; a coroutine, as the function's own call would be."""
         return self._call(args, kwargs)
 
+    def with_listener(self, listener: FlowListener) -> Self:
+        """The same flow, whose runs report to the listener as they go."""
+        flow = copy.copy(self)
+        flow.listener = listener
+        return flow
+
     async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
-        parameters = spill_long_parameters(dict(inspect.signature(self.fn).bind(*args, **kwargs).arguments))
+        parameters = spill_long_parameters(dict(_positional(self.fn).bind(*args, **kwargs).arguments))
         if parameters.get("shards") is not None:
-            server_url()  # rather than start one that has no workers
+            require_server_url()  # rather than start one that has no workers
         async with embedded_server():
             return await super().__call__(**options, **parameters)  # type: ignore[misc]
 
 
+def _positional(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature by which callers may pass every parameter also by its position."""
+    signature = inspect.signature(function)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return signature.replace(parameters=[item.replace(kind=kind) for item in signature.parameters.values()])
+
+
 def _document_parameters(function: Callable[..., Any]) -> str:
-    """The docstring, with a section on the parameters: that is where Prefect's schema takes their descriptions from."""
+    """The docstring with a section on the parameters: Prefect's schema takes their descriptions from there."""
     lines = [inspect.cleandoc(function.__doc__ or ""), "", "Args:"]
-    for parameter, hint in get_type_hints(function, include_extras=True).items():
-        described = [field.description for field in get_args(hint) if isinstance(field, FieldInfo)]
-        lines += [f"    {parameter}: {text}." for text in described if text]
+    for parameter in inspect.signature(function).parameters.values():
+        field = field_of(parameter.annotation)
+        if field is not None and field.description:
+            lines.append(f"    {parameter.name}: {field.description}.")
     return "\n".join(lines)
 
 
@@ -53,6 +72,7 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
     """Makes an async function a `BatchFlow` of that name."""
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
+        function.__signature__ = signature_of(function)  # type: ignore[attr-defined]
         function.__doc__ = _document_parameters(function)
         install_error_log_filter()
         install_task_run_log_filter()

@@ -1,100 +1,208 @@
-"""The parameters that the flows share: their types, with bounds and descriptions for the schema that the UI shows."""
+"""The parameters that flows share, each once: type, default, bounds, and the description that the UI's form shows.
+
+A flow takes them as `**parameters: Unpack[SharedParameters]`; `signature_of` expands that to the signature that Prefect
+and callers see, and `Options` is what the engine is handed. The command line and docs/reference.md are checked against
+this file. Nothing here imports Prefect: the command line reads it before anything slow is imported.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from pydantic import Field
+from pydantic.fields import FieldInfo
+from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
-from ..blocks.language_model.model_access import Asking, asking
-from ..sandbox.queries import RunTracked
-
-TASK_RUNS = 1000  # of one flow run, at most: a server records some fifty a second, 250 with the settings that we ship
+# Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
+MAX_TASK_RUNS = 1000
 
 Provider = Annotated[
     str,
     Field(
+        "local",
         min_length=1,
         description="local, daytona, modal, local:none (no isolation), or a saved block such as daytona-sandbox/NAME",
     ),
 ]
 VolumeName = Annotated[
-    str | None, Field(description="The volume that every sandbox has; by default the provider's own, if any")
+    str | None, Field(None, description="The volume that every sandbox has; by default the provider's own, if any")
 ]
-MaxWorkers = Annotated[int, Field(ge=1, description="Executions at one time, each in a sandbox of its own")]
-Timeout = Annotated[float, Field(gt=0, description="Seconds for each execution")]
-Retries = Annotated[int, Field(ge=0, description="How often an execution whose sandbox failed is tried again")]
-RetryCodeErrors = Annotated[bool, Field(description="Try again also when the code itself failed or timed out")]
-Idempotent = Annotated[bool, Field(description="Try again also when a sandbox was lost while the code may have run")]
+MaxWorkers = Annotated[int, Field(4, ge=1, description="Executions at one time, each in a sandbox of its own")]
+Timeout = Annotated[float, Field(120, gt=0, description="Seconds for each execution")]
+Retries = Annotated[int, Field(2, ge=0, description="How often an execution whose sandbox failed is tried again")]
+RetryCodeErrors = Annotated[bool, Field(False, description="Try again also when the code itself failed or timed out")]
+Idempotent = Annotated[
+    bool, Field(False, description="Try again also when a sandbox was lost while the code may have run")
+]
 OnFailure = Annotated[
-    Literal["raise", "return"], Field(description="Fail the flow run when executions failed, or return the failures")
+    Literal["raise", "return"],
+    Field("raise", description="Fail the flow run when executions failed, or return the failures"),
 ]
-Deadline = Annotated[float | None, Field(gt=0, description="Seconds for the whole flow run")]
-ReuseSandboxes = Annotated[bool, Field(description="Keep a worker's sandbox; each execution still has its own process")]
+Deadline = Annotated[float | None, Field(None, gt=0, description="Seconds for the whole flow run")]
+ReuseSandboxes = Annotated[
+    bool, Field(False, description="Keep a worker's sandbox; each execution still has its own process")
+]
 ExecutionsPerTask = Annotated[
-    int | None, Field(ge=1, description="Executions in one task run; by itself about 1,000 runs")
+    int | None, Field(None, ge=1, description="Executions in one task run; by itself about 1,000 runs")
 ]
-CacheResults = Annotated[bool, Field(description="Take results of identical executions of earlier flow runs")]
+CacheResults = Annotated[bool, Field(False, description="Take results of identical executions of earlier flow runs")]
 ResultsPath = Annotated[
-    str | None, Field(description="The ledger's directory or location; by default one below the results root")
+    str | None, Field(None, description="The ledger's directory or location; by default one below the results root")
 ]
 Shards = Annotated[
     Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-    Field(description="Flow runs on the workers that the executions are shared out to, or auto; by default none"),
+    Field(None, description="Flow runs on the workers that the executions are shared out to, or auto; by default none"),
 ]
 LogOutput = Annotated[
-    bool, Field(description="What the code writes is in its task run's log as it comes, 200 lines of each execution")
+    bool,
+    Field(True, description="What the code writes is in its task run's log as it comes, 200 lines of each execution"),
 ]
-
-Model = Annotated[
+LanguageModelName = Annotated[
     str | None,
     Field(
-        description="What the code may ask: a model in LiteLLM's naming, or a saved block such as language-model/NAME"
+        None,
+        description="What the code may ask: a model in LiteLLM's naming, or a saved block such as language-model/NAME",
     ),
 ]
-BatchConcurrency = Annotated[int, Field(ge=1, description="Requests to the model at one time, for each execution")]
-MaxDepth = Annotated[int, Field(ge=0, description="How deep recursive queries may go; plain code is at depth 0")]
-MaxLlmCalls = Annotated[int | None, Field(ge=0, description="Calls of the model, for each execution")]
-MaxLlmTokens = Annotated[int | None, Field(ge=0, description="Tokens of prompts and answers, for each execution")]
-MaxCost = Annotated[float | None, Field(ge=0, description="US dollars for the model, for the whole flow run")]
+BatchConcurrency = Annotated[int, Field(4, ge=1, description="Requests to the model at one time, for each execution")]
+MaxDepth = Annotated[int, Field(2, ge=0, description="How deep recursive queries may go; plain code is at depth 0")]
+MaxLlmCalls = Annotated[int | None, Field(50, ge=0, description="Calls of the model, for each execution")]
+MaxLlmTokens = Annotated[int | None, Field(None, ge=0, description="Tokens of prompts and answers, for each execution")]
+MaxCost = Annotated[float | None, Field(None, ge=0, description="US dollars for the model, for the whole flow run")]
+RlmTimeout = Annotated[float, Field(600, gt=0, description="Seconds for each execution")]  # a conversation takes longer
+
+
+class SharedParameters(TypedDict, total=False):
+    """What batch, sweep and chunks share."""
+
+    provider: Provider
+    max_workers: MaxWorkers
+    timeout: Timeout
+    retries: Retries
+    retry_code_errors: RetryCodeErrors
+    idempotent: Idempotent
+    on_failure: OnFailure
+    deadline: Deadline
+    reuse_sandboxes: ReuseSandboxes
+    executions_per_task: ExecutionsPerTask
+    cache_results: CacheResults
+    results_path: ResultsPath
+    shards: Shards
+    log_output: LogOutput
+    language_model: LanguageModelName
+    batch_concurrency: BatchConcurrency
+    max_depth: MaxDepth
+    max_llm_calls: MaxLlmCalls
+    max_llm_tokens: MaxLlmTokens
+    max_cost: MaxCost
+
+
+class SequenceParameters(TypedDict, total=False):
+    """What sequence shares with them: not the workers, reuse and caching, as its steps build on each other."""
+
+    provider: Provider
+    timeout: Timeout
+    retries: Retries
+    retry_code_errors: RetryCodeErrors
+    idempotent: Idempotent
+    on_failure: OnFailure
+    deadline: Deadline
+    results_path: ResultsPath
+    log_output: LogOutput
+    language_model: LanguageModelName
+    batch_concurrency: BatchConcurrency
+    max_depth: MaxDepth
+    max_llm_calls: MaxLlmCalls
+    max_llm_tokens: MaxLlmTokens
+    max_cost: MaxCost
+
+
+class RlmParameters(TypedDict, total=False):
+    """What rlm shares with them: one execution, whose language model is a parameter of its own."""
+
+    provider: Provider
+    timeout: RlmTimeout
+    retries: Retries
+    deadline: Deadline
+    cache_results: CacheResults
+    results_path: ResultsPath
+    log_output: LogOutput
+    batch_concurrency: BatchConcurrency
+    max_depth: MaxDepth
+    max_llm_calls: MaxLlmCalls
+    max_llm_tokens: MaxLlmTokens
+    max_cost: MaxCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The parameters that the flows share, as they were given."""
+    """The shared parameters of one flow run, all of them: what the engine is handed, and a shard's flow as JSON."""
 
-    provider: str
-    max_workers: int
-    timeout: float
-    retries: int
-    retry_code_errors: bool
-    idempotent: bool
-    on_failure: Literal["raise", "return"]
-    deadline: float | None
-    reuse_sandboxes: bool
-    executions_per_task: int | None
-    cache_results: bool
-    results_path: str | None
-    log_output: bool
-    language_model: str | None
-    batch_concurrency: int
-    max_depth: int
-    max_llm_calls: int | None
-    max_llm_tokens: int | None
-    max_cost: float | None
-    shards: int | Literal["auto"] | None = None
+    provider: Provider
+    max_workers: MaxWorkers
+    timeout: Timeout
+    retries: Retries
+    retry_code_errors: RetryCodeErrors
+    idempotent: Idempotent
+    on_failure: OnFailure
+    deadline: Deadline
+    reuse_sandboxes: ReuseSandboxes
+    executions_per_task: ExecutionsPerTask
+    cache_results: CacheResults
+    results_path: ResultsPath
+    shards: Shards = None  # a shard is cut no further
+    log_output: LogOutput
+    language_model: LanguageModelName
+    batch_concurrency: BatchConcurrency
+    max_depth: MaxDepth
+    max_llm_calls: MaxLlmCalls
+    max_llm_tokens: MaxLlmTokens
+    max_cost: MaxCost
 
-    async def asking(self, track: RunTracked) -> Asking | None:
-        """What each execution may ask, None without a model. Raises ConfigurationError."""
-        if self.language_model is None:
-            return None
-        return await asking(
-            self.language_model,
-            max_cost=self.max_cost,
-            track=track,
-            batch_concurrency=self.batch_concurrency,
-            max_depth=self.max_depth,
-            max_llm_calls=self.max_llm_calls,
-            max_llm_tokens=self.max_llm_tokens,
-        )
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, Any], **fixed: Any) -> Self:
+        """The options of a flow that was given these parameters, and for which those in `fixed` are settled."""
+        return cls(**{**default_values(cls), **parameters, **fixed})
+
+    def to_json(self) -> dict[str, Any]:
+        """The options as a dict of JSON values."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def field_of(hint: Any) -> FieldInfo | None:
+    """The default, bounds and description that an annotation carries; None where it carries none."""
+    return next((item for item in get_args(hint) if isinstance(item, FieldInfo)), None)
+
+
+def default_values(owner: type) -> dict[str, Any]:
+    """The defaults of the parameters that a class declares, by their names."""
+    return {name: default for name, hint in _hints(owner) for default in [_default_of(hint)] if default is not ...}
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """The function's signature with its shared parameters written out, each with its default, in the place of `**`."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            parameters.append(parameter.replace(annotation=hint))
+            continue
+        (shared,) = get_args(hint)
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default_of(hint), annotation=hint)
+            for name, hint in _hints(shared)
+        ]
+    return inspect.Signature(parameters, return_annotation=hints.get("return", inspect.Signature.empty))
+
+
+def _hints(owner: type) -> Iterator[tuple[str, Any]]:
+    return iter(get_type_hints(owner, include_extras=True).items())
+
+
+def _default_of(hint: Any) -> Any:
+    field = field_of(hint)
+    return ... if field is None else field.default

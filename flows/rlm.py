@@ -5,31 +5,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
+from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.meta import QuerySummary
 from ..sandbox.result import Result
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
-from .engine.job import raise_failures, run_all
-from .parameters import (
-    BatchConcurrency,
-    CacheResults,
-    Deadline,
-    LogOutput,
-    MaxCost,
-    MaxDepth,
-    MaxLlmCalls,
-    MaxLlmTokens,
-    Options,
-    Provider,
-    ResultsPath,
-    Retries,
-    Timeout,
-)
+from .engine.failures import raise_failures
+from .engine.job import execute_items
+from .parameters import Options, RlmParameters
 
 # Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.
 ASK = "SUBMIT(answer=rlm_query(query, context=context))"
@@ -70,18 +58,7 @@ async def rlm(
     context: Annotated[str, Field(description="The text that the question is about")] = "",
     context_file: Annotated[str | None, Field(description="A file that has it instead")] = None,
     context_volume_path: Annotated[str | None, Field(description="Its path on the provider's volume instead")] = None,
-    provider: Provider = "local",
-    timeout: Timeout = 600,
-    retries: Retries = 2,
-    deadline: Deadline = None,
-    cache_results: CacheResults = False,
-    results_path: ResultsPath = None,
-    log_output: LogOutput = True,
-    batch_concurrency: BatchConcurrency = 4,
-    max_depth: MaxDepth = 2,
-    max_llm_calls: MaxLlmCalls = 50,
-    max_llm_tokens: MaxLlmTokens = None,
-    max_cost: MaxCost = None,
+    **parameters: Unpack[RlmParameters],
 ) -> RlmAnswer:
     """Answers a question over a context of any length, with a recursive language model in a sandbox.
 
@@ -91,30 +68,16 @@ async def rlm(
     Raises ExecutionsFailed where there is no answer, and ConfigurationError before anything runs.
     """
     code, variables, uploads = question(query, context, context_file, context_volume_path)
-    options = Options(
-        provider=provider,
-        max_workers=1,
-        timeout=timeout,
-        retries=retries,
-        retry_code_errors=False,
-        idempotent=False,
-        on_failure="raise",
-        deadline=deadline,
-        reuse_sandboxes=False,
-        executions_per_task=None,
-        cache_results=cache_results,
-        results_path=results_path,
-        log_output=log_output,
-        language_model=language_model,
-        batch_concurrency=batch_concurrency,
-        max_depth=max_depth,
-        max_llm_calls=max_llm_calls,
-        max_llm_tokens=max_llm_tokens,
-        max_cost=max_cost,
-    )
-    shown = query if len(query) <= 100 else query[:97] + "..."
-    outcomes = await run_all(
-        [(code, variables)], 1, options, lambda _: f"rlm: {shown}", uploads, ReportSpec("question")
+    options = Options.from_parameters(parameters, max_workers=1, language_model=language_model)
+    title = query if len(query) <= 100 else query[:97] + "..."
+    outcomes = await execute_items(
+        [(code, variables)],
+        total=1,
+        provider=await resolve_provider(options.provider),
+        options=options,
+        label=lambda _: f"rlm: {title}",
+        uploads=uploads,
+        report_spec=ReportSpec("question"),
     )
     raise_failures(outcomes, "questions")
     (result,) = outcomes.results

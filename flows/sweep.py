@@ -5,41 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
+from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import Result
+from ..sandbox.result import Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
 from .decorator import batch_flow
-from .engine.job import Outcome, raise_failures, run_all
+from .engine.failures import raise_failures
+from .engine.job import execute_items
 from .engine.labels import trial_label
 from .inputs.readers import Grid, Inputs, check_same_variables, read_inputs
 from .inputs.spilling import read_text_reference
-from .parameters import (
-    BatchConcurrency,
-    CacheResults,
-    Deadline,
-    ExecutionsPerTask,
-    Idempotent,
-    LogOutput,
-    MaxCost,
-    MaxDepth,
-    MaxLlmCalls,
-    MaxLlmTokens,
-    MaxWorkers,
-    Model,
-    OnFailure,
-    Options,
-    Provider,
-    ResultsPath,
-    Retries,
-    RetryCodeErrors,
-    ReuseSandboxes,
-    Shards,
-    Timeout,
-)
+from .parameters import Options, SharedParameters
 from .reporting.text_table import format_rows
 
 
@@ -83,26 +63,7 @@ async def sweep(
         str | None, Field(description="The submitted field that decides which trial is the best")
     ] = None,
     direction: Annotated[Direction, Field(description="Whether the best has the least or the greatest")] = "minimize",
-    provider: Provider = "local",
-    max_workers: MaxWorkers = 4,
-    timeout: Timeout = 120,
-    retries: Retries = 2,
-    retry_code_errors: RetryCodeErrors = False,
-    idempotent: Idempotent = False,
-    on_failure: OnFailure = "raise",
-    deadline: Deadline = None,
-    reuse_sandboxes: ReuseSandboxes = False,
-    executions_per_task: ExecutionsPerTask = None,
-    cache_results: CacheResults = False,
-    results_path: ResultsPath = None,
-    shards: Shards = None,
-    log_output: LogOutput = True,
-    language_model: Model = None,
-    batch_concurrency: BatchConcurrency = 4,
-    max_depth: MaxDepth = 2,
-    max_llm_calls: MaxLlmCalls = 50,
-    max_llm_tokens: MaxLlmTokens = None,
-    max_cost: MaxCost = None,
+    **parameters: Unpack[SharedParameters],
 ) -> SweepReport:
     """Runs the code once for each point of the space, with the point's variables, and reports the best trial.
 
@@ -114,32 +75,17 @@ async def sweep(
     """
     code = read_text_reference(code)
     points_of_space = space(grid, points)
-    options = Options(
-        provider=provider,
-        max_workers=max_workers,
-        timeout=timeout,
-        retries=retries,
-        retry_code_errors=retry_code_errors,
-        idempotent=idempotent,
-        on_failure=on_failure,
-        deadline=deadline,
-        reuse_sandboxes=reuse_sandboxes,
-        executions_per_task=executions_per_task,
-        cache_results=cache_results,
-        results_path=results_path,
-        shards=shards,
-        log_output=log_output,
-        language_model=language_model,
-        batch_concurrency=batch_concurrency,
-        max_depth=max_depth,
-        max_llm_calls=max_llm_calls,
-        max_llm_tokens=max_llm_tokens,
-        max_cost=max_cost,
-    )
+    options = Options.from_parameters(parameters)
     items = ((code, point) for point in points_of_space)
-    about = ReportSpec("trial", objective, direction)
-    outcomes = await run_all(items, len(points_of_space), options, trial_label, about=about)
-    if on_failure == "raise":
+    outcomes = await execute_items(
+        items,
+        total=len(points_of_space),
+        provider=await resolve_provider(options.provider),
+        options=options,
+        label=trial_label,
+        report_spec=ReportSpec("trial", objective, direction),
+    )
+    if options.on_failure == "raise":
         raise_failures(outcomes, "trials")
     return report(outcomes.results, objective, direction, outcomes.results_path)
 

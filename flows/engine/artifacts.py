@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, aupdate_progress_artifact
@@ -22,82 +22,84 @@ from ..reporting.markdown import render_markdown
 from ..reporting.report import build_report
 from ..reporting.summary import RunSummary
 
-INTERVAL = 1.0  # seconds between two looks at the progress
-PATIENCE = 20.0  # seconds for the server to take an artifact
+PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two looks at the progress
+PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
 
 
-class Told:
-    """The artifacts of one flow run, an async context manager, which is told each outcome as it comes."""
+class ArtifactPublisher:
+    """Publishes the artifacts of one flow run. An async context manager, whose end publishes the report."""
 
     def __init__(self, record: RunRecord, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
         self._record = record
         self._tally = RunSummary(record.report_spec)
         self._log = log
         self._key = re.sub("[^a-z0-9-]+", "-", record.flow.lower()).strip("-") or "run"
-        self._shown = 0  # outcomes in the progress that the server has
-        self._progress: UUID | None = None
-        self._telling: asyncio.Task[None] | None = None
-        self._away = False
+        self._published_count = 0  # outcomes in the progress that the server has
+        self._progress_id: UUID | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_disabled = False
 
-    def ended(self, outcome: Outcome) -> None:
-        """An execution has its outcome."""
+    def add_outcome(self, outcome: Outcome) -> None:
+        """Counts the outcome of an execution."""
         self._tally.add(outcome)
 
-    async def __aenter__(self) -> Told:
-        self._telling = asyncio.create_task(self._tell())
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._publish_progress_regularly())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        assert self._telling is not None
-        self._telling.cancel()
+        assert self._task is not None
+        self._task.cancel()
         with suppress(asyncio.CancelledError):
-            await self._telling
+            await self._task
         if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
             return  # whoever ended the run does not wait for a page on it; `rlm-batch report` makes one
-        if self._progress is not None:
-            await self._written(self._show())
-        await self._written(self._report())
+        if self._progress_id is not None:
+            await self._publish(self._publish_progress())
+        await self._publish(self._publish_report())
 
-    async def _tell(self) -> None:
-        while not self._away:
-            await asyncio.sleep(INTERVAL)
-            if self._tally.done != self._shown or self._progress is None:
-                await self._written(self._show())
+    async def _publish_progress_regularly(self) -> None:
+        while not self._is_disabled:
+            await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
+            if self._tally.done != self._published_count or self._progress_id is None:
+                await self._publish(self._publish_progress())
 
-    async def _show(self) -> None:
-        self._shown = self._tally.done
-        share = 100.0 * self._shown / max(1, self._record.total)
-        if self._progress is None:
-            self._progress = await acreate_progress_artifact(share, f"{self._key}-progress", self._said())
+    async def _publish_progress(self) -> None:
+        self._published_count = self._tally.done
+        share = 100.0 * self._published_count / max(1, self._record.total)
+        if self._progress_id is None:
+            self._progress_id = await acreate_progress_artifact(
+                share, f"{self._key}-progress", self._describe_progress()
+            )
         else:
-            await aupdate_progress_artifact(self._progress, share, self._said())
+            await aupdate_progress_artifact(self._progress_id, share, self._describe_progress())
 
-    def _said(self) -> str:
+    def _describe_progress(self) -> str:
         tally = self._tally
         failed = tally.done - tally.succeeded
         text = f"{tally.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
         return text if tally.best_score is None else f"{text}, the best so far {tally.best_score:.6g}"
 
-    async def _report(self) -> None:
+    async def _publish_report(self) -> None:
         tally = self._tally
         if tally.done:
             text = render_markdown(build_report(tally, [self._record]))
             about = f"{tally.succeeded:,} of {self._record.total:,} {tally.about.noun}s succeeded"
             await acreate_markdown_artifact(text, f"{self._key}-report", about)
 
-    async def _written(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _publish(self, work: Coroutine[Any, Any, None]) -> None:
         """Does that, if the server takes artifacts; the first that it did not take is the last."""
-        if self._away:
+        if self._is_disabled:
             work.close()
             return
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PUBLISH_TIMEOUT_SECONDS):
                 await work
         except Exception as error:  # noqa: BLE001 - a page about the results is not worth the results
-            self._away = True
-            said = str(error) or type(error).__name__
+            self._is_disabled = True
+            message = str(error) or type(error).__name__
             self._log.warning(
                 "the run's report could not be written to the Prefect server (%s); `rlm-batch report %s` makes one",
-                said.splitlines()[0],
+                message.splitlines()[0],
                 self._record.results_path,
             )

@@ -1,20 +1,23 @@
-"""The outcomes that a flow run has so far: all of them in memory, or counted where another run has them."""
+"""The outcomes that a flow run has so far: all of them in memory, or only counted where another run reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...sandbox.errors import DeadlineExceeded
+from ...sandbox.errors import DeadlineExceeded, RlmBatchError
+from ...sandbox.meta import Meta
 from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
+from .events import EventPublisher
 
 
-class Kept(Protocol):
+class OutcomeStore(Protocol):
     """Outcomes by the numbers of their executions."""
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
-        """The execution has this outcome."""
+        """Stores the outcome of an execution."""
+        ...
 
     def __contains__(self, index: int) -> bool: ...
 
@@ -29,8 +32,8 @@ class Kept(Protocol):
         ...
 
 
-class InMemory:
-    """Of so many executions, numbered from 0."""
+class MemoryStore:
+    """The outcomes of so many executions, numbered from 0."""
 
     def __init__(self, total: int) -> None:
         self._outcomes: list[Outcome | None] = [None] * total
@@ -50,8 +53,8 @@ class InMemory:
         return [outcome for outcome in self._outcomes if isinstance(outcome, Failure)]
 
 
-class Counted:
-    """Of a run that only writes them to the ledger, from where another reads them."""
+class CountingStore:
+    """The number of outcomes of a run that only writes them to the ledger, from where another reads them."""
 
     def __init__(self) -> None:
         self.outcome_count = self.failure_count = 0
@@ -74,3 +77,33 @@ class Counted:
     @property
     def failures(self) -> list[Failure]:
         return []
+
+
+class OutcomeRecorder:
+    """Stores each outcome of a run, and publishes it."""
+
+    def __init__(self, store: OutcomeStore, events: EventPublisher, *, provider_name: str) -> None:
+        self.store = store
+        self.events = events
+        self._provider_name = provider_name
+
+    def record(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
+        """Stores and publishes the outcome of an execution."""
+        self.store.add_outcome(execution, outcome)
+        self.events.publish_outcome(execution, outcome, cached=cached)
+
+    def record_failure(self, execution: Execution, error: RlmBatchError) -> None:
+        """Stores and publishes the failure of an execution that has no outcome of its own. No ledger has it."""
+        meta = Meta(
+            index=execution.index,
+            variables=execution.variables,
+            provider=self._provider_name,
+            attempt=execution.attempt,
+            earlier_errors=execution.earlier_errors,
+        )
+        self.record(execution, Failure(error, meta))
+
+    def record_failure_before_start(self, execution: Execution, error: RlmBatchError) -> None:
+        """The same for an execution that was never started here, which whoever watches counts as started first."""
+        self.events.publish_execution_start(execution.index)
+        self.record_failure(execution, error)

@@ -21,7 +21,7 @@ from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import batch, chunks, sequence, sweep
-from rlm_batch.flows.engine.artifacts import Told
+from rlm_batch.flows.engine.artifacts import ArtifactPublisher
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.result import Result
 from rlm_batch.tasks.ledger.run_record import RunRecord
@@ -105,9 +105,9 @@ async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(caplog: pyt
     log = logging.getLogger("test_told")
     outcomes = [Result({"y": 1}, Meta(index=0)), Result({"y": 2}, Meta(index=1))]
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), caplog.at_level("WARNING", "test_told"):
-        async with Told(record, log) as told:
+        async with ArtifactPublisher(record, log) as artifacts:
             for outcome in outcomes:
-                told.ended(outcome)
+                artifacts.add_outcome(outcome)
     (said,) = [record.getMessage() for record in caplog.records if record.name == "test_told"]
     assert "`rlm-batch report /a/ledger` makes one" in said
     assert "\n" not in said

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from rlm_batch import batch
-from rlm_batch.flows.engine.gc_freeze import OTHERS, set_aside
+from rlm_batch.flows.engine.gc_freeze import MAX_FROZEN_BY_OTHERS, freeze_existing_objects
 
 
 class Circle:
@@ -20,7 +20,7 @@ def test_what_a_run_makes_is_collected_meanwhile_and_what_was_there_before_after
     gc.collect()
     before = Circle()
     earlier = weakref.ref(before)
-    with set_aside(), set_aside():
+    with freeze_existing_objects(), freeze_existing_objects():
         del before
         during = weakref.ref(Circle())
         gc.collect()
@@ -30,19 +30,19 @@ def test_what_a_run_makes_is_collected_meanwhile_and_what_was_there_before_after
     assert earlier() is None
 
 
-def test_what_a_program_has_set_aside_by_itself_stays_so():
+def test_what_a_program_has_frozen_by_itself_stays_so():
     gc.freeze()
     try:
         count = gc.get_freeze_count()
-        assert count > OTHERS
-        with set_aside():
+        assert count > MAX_FROZEN_BY_OTHERS
+        with freeze_existing_objects():
             pass
-        assert gc.get_freeze_count() > OTHERS
+        assert gc.get_freeze_count() > MAX_FROZEN_BY_OTHERS
     finally:
         gc.unfreeze()
 
 
 @pytest.mark.anyio
-async def test_nothing_is_set_aside_when_a_flow_run_is_over():
+async def test_nothing_is_frozen_when_a_flow_run_is_over():
     await batch(["SUBMIT(a=gc)", "SUBMIT(a=1)"], on_failure="return")
-    assert gc.get_freeze_count() <= OTHERS
+    assert gc.get_freeze_count() <= MAX_FROZEN_BY_OTHERS

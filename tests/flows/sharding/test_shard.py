@@ -11,9 +11,9 @@ import pytest
 
 from rlm_batch import ConfigurationError
 from rlm_batch.blocks.storage.files import list_names
-from rlm_batch.flows import shard as module
 from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
+from rlm_batch.flows.sharding import heartbeat as heartbeat_task
 from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.tasks.execution import assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -88,7 +88,7 @@ async def test_what_an_attempt_has_a_result_of_is_not_run_when_it_is_run_again(r
 
 
 async def test_a_shard_that_was_begun_anew_elsewhere_ends_and_leaves_no_sandbox(results, monkeypatch):
-    monkeypatch.setattr(module, "BEAT", 0.2)
+    monkeypatch.setattr(heartbeat_task, "HEARTBEAT_INTERVAL_SECONDS", 0.2)
     files = files_of(results, "import time; time.sleep(60)")
     running = asyncio.create_task(run(files))
     while (heartbeat := files.read_heartbeat()) is None or not heartbeat.count:  # noqa: ASYNC110 - a file, which tells nobody

@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, batch
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.flows.sharding import work_pool as workers
+from rlm_batch.flows.sharding import work_pool
 
 pytestmark = pytest.mark.anyio
 
@@ -21,11 +21,11 @@ POOL = "of-no-machine"
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """The server's, with our deployments on a work pool that has no worker."""
-    monkeypatch.setattr(workers, "PATIENCE", 2.0)
+    monkeypatch.setattr(work_pool, "WORKER_TIMEOUT_SECONDS", 2.0)
     await deploy(work_pool=POOL, reset=True)
     async with get_client() as found:
         yield found
-        deployment = await found.read_deployment_by_name(workers.DEPLOYMENT)
+        deployment = await found.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)
         await found.delete_deployment(deployment.id)
         await found.delete_work_pool(POOL)
 
@@ -43,7 +43,7 @@ async def test_a_pool_without_a_worker(client):
 
 
 async def test_a_deployment_that_is_missing(client):
-    deployment = await client.read_deployment_by_name(workers.DEPLOYMENT)
+    deployment = await client.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)
     await client.delete_deployment(deployment.id)
     try:
         assert "`rlm-batch deploy` makes it" in await refusal()
@@ -52,7 +52,7 @@ async def test_a_deployment_that_is_missing(client):
 
 
 async def test_a_deployment_with_a_limit_under_which_shards_would_wait_for_one_another(client):
-    deployment = await client.read_deployment_by_name(workers.DEPLOYMENT)
+    deployment = await client.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)
     await client.update_deployment(deployment.id, DeploymentUpdate(concurrency_limit=1))
     assert "has a concurrency limit" in await refusal()
 
@@ -74,7 +74,7 @@ async def test_no_server():
 
 
 async def test_a_location_that_cannot_be_written(client, monkeypatch, tmp_path):
-    monkeypatch.setattr(workers, "_wait_for_one", _nothing)
+    monkeypatch.setattr(work_pool, "_wait_for_worker", _nothing)
     (tmp_path / "file").write_text("")
     assert "cannot be made" in await refusal(results_path=str(tmp_path / "file" / "run"))
 

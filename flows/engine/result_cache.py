@@ -1,0 +1,52 @@
+"""Results that need not be computed again: of earlier runs on this ledger, and with `cache_results` of every ledger."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ...sandbox.result import Result
+from ...tasks.execution import Execution, with_index
+from ...tasks.ledger.ledger import Ledger, LedgerLine
+from ...tasks.ledger.result_index import ResultIndex
+
+
+class PreviousLines(Protocol):
+    """The lines that a ledger had when the run was opened, by their keys."""
+
+    def find_previous_line(self, key: str) -> LedgerLine | None:
+        """The line of that key, None where there was none. It is asked for once."""
+        ...
+
+
+class MemoryLines:
+    """Lines in memory."""
+
+    def __init__(self, lines: dict[str, LedgerLine]) -> None:
+        self._lines = lines
+
+    def find_previous_line(self, key: str) -> LedgerLine | None:
+        return self._lines.pop(key, None)
+
+
+class ResultCache:
+    """Looks up executions by their keys: first in the ledger's previous lines, then in the index of all ledgers."""
+
+    def __init__(self, ledger: Ledger, previous: PreviousLines, index: ResultIndex | None = None) -> None:
+        self._ledger = ledger
+        self._previous = previous
+        self._index = index
+
+    def find_result(self, execution: Execution) -> Result | None:
+        """The result that this execution has from before, if there is one that counts."""
+        line = self._previous.find_previous_line(execution.key)
+        outcome = line.to_outcome() if line is not None and line.is_success else None
+        if outcome is None and self._index is not None:
+            line = self._index.find_result(execution.key)
+            outcome = line.to_outcome() if line is not None else None
+            if isinstance(outcome, Result):
+                self.adopt_result(execution, outcome)
+        return outcome if isinstance(outcome, Result) else None
+
+    def adopt_result(self, execution: Execution, result: Result) -> None:
+        """Writes a result from elsewhere to this run's own ledger."""
+        self._ledger.write_outcome(execution.key, with_index(result, execution.index))

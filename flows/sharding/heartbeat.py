@@ -1,0 +1,79 @@
+"""The heartbeat of one attempt at a shard: it says how far the attempt is, and that it is alive."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import Any
+
+from ...sandbox.errors import NotRun, RlmBatchError
+from ...tasks.ledger.shard_files import Heartbeat, ShardFiles
+from .shard_job import ShardJob
+
+HEARTBEAT_INTERVAL_SECONDS = 10.0
+
+
+class HeartbeatTask:
+    """Writes the heartbeat at intervals. An async context manager, which ends when the attempt is given up.
+
+    Raises NotRun where a later attempt at the same shard has begun: nobody waits for this one any more.
+    """
+
+    def __init__(self, files: ShardFiles) -> None:
+        self.job: ShardJob | None = None  # whose progress the heartbeat tells, once it is open
+        self._files = files
+        self._heartbeat = Heartbeat()
+        self._lock = threading.Lock()
+        self._group = asyncio.TaskGroup()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> HeartbeatTask:
+        await self._group.__aenter__()
+        self._task = self._group.create_task(self._write_regularly())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as errors:
+            cause = errors.exceptions[0]
+            if isinstance(cause, RlmBatchError):
+                self._heartbeat.error = (type(cause).__name__, str(cause))
+            raise cause from None
+        finally:
+            with suppress(OSError):
+                await asyncio.shield(asyncio.to_thread(self._write))
+
+    async def _write_regularly(self) -> None:
+        while True:
+            with suppress(OSError):  # where it cannot be written, nor can results, and those tell
+                await asyncio.to_thread(self._write)
+            if await asyncio.to_thread(self._is_replaced):
+                raise NotRun("this shard was silent for so long that its job has begun it anew: this attempt ends")
+            await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
+
+    def _is_replaced(self) -> bool:
+        with suppress(OSError):
+            return self._files.next_attempt.has_work()
+        return False
+
+    def _write(self) -> None:
+        with self._lock:  # a heartbeat that is still on its way must not come after the last
+            self._update_progress()
+            self._files.write_heartbeat(self._heartbeat)
+
+    def _update_progress(self) -> None:
+        heartbeat, job = self._heartbeat, self.job
+        heartbeat.count += 1
+        if job is None:
+            return
+        store, usage, access = job.store, job.context.usage, job.context.model_access
+        heartbeat.done, heartbeat.failed, heartbeat.late = store.outcome_count, store.failure_count, store.late_count
+        heartbeat.sandboxes, heartbeat.sandbox_seconds = usage.sandboxes, usage.sandbox_seconds
+        if access is not None:
+            used = access.spent.usage
+            heartbeat.calls, heartbeat.cost = used.calls, used.cost
+            heartbeat.prompt_tokens, heartbeat.completion_tokens = used.prompt_tokens, used.completion_tokens
