@@ -75,71 +75,52 @@ MaxCost = Annotated[float | None, Field(None, ge=0, description="US dollars for 
 RlmTimeout = Annotated[float, Field(600, gt=0, description="Seconds for each execution")]  # a conversation takes longer
 
 
-class SharedParameters(TypedDict, total=False):
-    """What batch, sweep and chunks share."""
-
+class _CommonParameters(TypedDict, total=False):
     provider: Provider
-    max_workers: MaxWorkers
     timeout: Timeout
     retries: Retries
+    deadline: Deadline
+    results_path: ResultsPath
+    log_output: LogOutput
+    batch_concurrency: BatchConcurrency
+    max_depth: MaxDepth
+    max_llm_calls: MaxLlmCalls
+    max_llm_tokens: MaxLlmTokens
+    max_cost: MaxCost
+
+
+class RlmParameters(_CommonParameters, total=False):
+    """What rlm shares with other flows; its language model is a parameter of its own."""
+
+    timeout: RlmTimeout
+    cache_results: CacheResults
+
+
+class SequenceParameters(_CommonParameters, total=False):
+    """What sequence shares with other flows: not the workers, reuse and caching, as its steps build on each other."""
+
     retry_code_errors: RetryCodeErrors
     idempotent: Idempotent
     on_failure: OnFailure
-    deadline: Deadline
+    language_model: LanguageModelName
+
+
+class SharedParameters(SequenceParameters, total=False):
+    """What batch, sweep and chunks share."""
+
+    max_workers: MaxWorkers
     reuse_sandboxes: ReuseSandboxes
     executions_per_task: ExecutionsPerTask
     cache_results: CacheResults
-    results_path: ResultsPath
     shards: Shards
-    log_output: LogOutput
-    language_model: LanguageModelName
-    batch_concurrency: BatchConcurrency
-    max_depth: MaxDepth
-    max_llm_calls: MaxLlmCalls
-    max_llm_tokens: MaxLlmTokens
-    max_cost: MaxCost
-
-
-class SequenceParameters(TypedDict, total=False):
-    """What sequence shares with them: not the workers, reuse and caching, as its steps build on each other."""
-
-    provider: Provider
-    timeout: Timeout
-    retries: Retries
-    retry_code_errors: RetryCodeErrors
-    idempotent: Idempotent
-    on_failure: OnFailure
-    deadline: Deadline
-    results_path: ResultsPath
-    log_output: LogOutput
-    language_model: LanguageModelName
-    batch_concurrency: BatchConcurrency
-    max_depth: MaxDepth
-    max_llm_calls: MaxLlmCalls
-    max_llm_tokens: MaxLlmTokens
-    max_cost: MaxCost
-
-
-class RlmParameters(TypedDict, total=False):
-    """What rlm shares with them: one execution, whose language model is a parameter of its own."""
-
-    provider: Provider
-    timeout: RlmTimeout
-    retries: Retries
-    deadline: Deadline
-    cache_results: CacheResults
-    results_path: ResultsPath
-    log_output: LogOutput
-    batch_concurrency: BatchConcurrency
-    max_depth: MaxDepth
-    max_llm_calls: MaxLlmCalls
-    max_llm_tokens: MaxLlmTokens
-    max_cost: MaxCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The shared parameters of one flow run, all of them: what the engine is handed, and a shard's flow as JSON."""
+    """The shared parameters of one flow run, all of them: what the engine is handed, and a shard's flow as JSON.
+
+    Their order here is that of every flow's signature, and so of the UI's form.
+    """
 
     provider: Provider
     max_workers: MaxWorkers
@@ -185,6 +166,7 @@ def default_values(owner: type) -> dict[str, Any]:
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """The function's signature with its shared parameters written out, each with its default, in the place of `**`."""
     hints = get_type_hints(function, include_extras=True)
+    order = [item.name for item in fields(Options)]
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         hint = hints[parameter.name]
@@ -194,7 +176,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         (shared,) = get_args(hint)
         parameters += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default_of(hint), annotation=hint)
-            for name, hint in _hints(shared)
+            for name, hint in sorted(_hints(shared), key=lambda item: order.index(item[0]))
         ]
     return inspect.Signature(parameters, return_annotation=hints.get("return", inspect.Signature.empty))
 
