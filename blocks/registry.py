@@ -70,7 +70,7 @@ PROVIDERS = {
         ProviderEntry(
             name="modal",
             slug="modal-sandbox",
-            provider="modal.block:ModalSandbox",
+            provider="modal.provider:ModalProvider",
             block="modal.block:ModalSandbox",
             interpreter="interpreters:ModalInterpreter",
             sdk="modal",

@@ -25,6 +25,7 @@ from prefect.states import Cancelling, Completed, Crashed, Pending, Running
 
 from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft, reap
 from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS
+from rlm_batch.blocks.modal.account import open_account
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.flows.cleanup import server_identity as identity
 from rlm_batch.flows.cleanup.orphans import OrphanedSandbox, find_orphans, register_own_run, remove_sandboxes
@@ -184,7 +185,7 @@ async def test_a_strangers_sandbox_in_the_same_account_is_not_touched(
         assert isinstance(block, ModalSandbox)
         import modal
 
-        account = await block._account()
+        account = await open_account(block)
         box = await modal.Sandbox.create.aio(app=account.app, client=account.client, tags=theirs)
         assert await reap(called) == []
         assert box.object_id in request.getfixturevalue("modal_standin").ask("state")["sandboxes"]

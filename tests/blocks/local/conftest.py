@@ -17,14 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_batch import LocalSandbox, ModalSandbox
+from rlm_batch import LocalSandbox
 from rlm_batch.sandbox.confinement import CALLS, MACHINES
 
 from ...infra.isolation_levels import needs
@@ -563,15 +562,3 @@ def servers() -> Iterator[Servers]:
     yield found
     found.close()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-# -------------------------------------------------------------------------------------------------------------- Modal
-
-
-@pytest.fixture
-def modal_sandbox(modal_standin: Any, no_process_left: None) -> Callable[..., ModalSandbox]:
-    """Makes blocks that are signed in to the stand-in for Modal; fields are keywords."""
-    hello = modal_standin.hello
-    if not hello["bubblewrap"]:
-        pytest.skip("the stand-in for Modal has no file systems of its own without bubblewrap")
-    return partial(ModalSandbox, token_id=hello["token_id"], token_secret=hello["token_secret"])

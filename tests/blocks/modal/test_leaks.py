@@ -21,10 +21,11 @@ HOST = """
 import asyncio, sys
 from dataclasses import replace
 from rlm_batch import ModalSandbox
+from rlm_batch.blocks.modal import handle
 
 silence, lifetime, idle = (float(word) for word in sys.argv[1:])
-usual = ModalSandbox._settings
-ModalSandbox._settings = lambda block: replace(usual(block), silence=silence, heartbeat=silence / 4)
+usual = handle.make_driver_settings
+handle.make_driver_settings = lambda settings: replace(usual(settings), silence=silence, heartbeat=silence / 4)
 
 async def main():
     block = ModalSandbox(lifetime=int(lifetime), idle_timeout=int(idle))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import CodeError, ModalSandbox, VolumeError
+from rlm_batch.blocks.modal import handle
 
 pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
@@ -48,8 +49,8 @@ async def test_without_the_commit_a_later_sandbox_would_read_nothing(
     modal_sandbox: Make, modal_standin: Any, volume: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modal_standin.ask("set", commit_at_end=False)
-    usual = ModalSandbox._settings
-    monkeypatch.setattr(ModalSandbox, "_settings", lambda block: replace(usual(block), commit=[]))
+    usual = handle.make_driver_settings
+    monkeypatch.setattr(handle, "make_driver_settings", lambda settings: replace(usual(settings), commit=[]))
     block = modal_sandbox(volume_name=volume)
     async with block.interpreter() as one:
         await one.execute(SAVE, {"name": "a.txt", "text": "lost"})

@@ -1,0 +1,122 @@
+"""A client that has signed in to Modal, and what it has for sandboxes: the app, the image, the volume.
+
+Each is made once for the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...sandbox.errors import ConfigurationError
+from .calls import THROTTLE_SECONDS
+from .errors import get_last_line, map_error
+from .once import make_once
+from .settings import PYTHON, ModalSettings
+
+if TYPE_CHECKING:
+    import modal
+
+INSTALL_GIT = "command -v git || (apt-get update && apt-get install -y --no-install-recommends git)"
+
+
+@dataclass(frozen=True)
+class Account:
+    """A client that has signed in, and its app."""
+
+    client: modal.Client
+    app: modal.App
+
+
+async def open_account(settings: ModalSettings) -> Account:
+    """The client and the app. Raises what `open` raises."""
+    token_id, token_secret = settings.token_id, settings.token_secret
+    token: tuple[str | None, str | None] | None = None
+    if token_id is not None and token_secret is not None:
+        token = token_id.get_secret_value(), token_secret.get_secret_value()
+
+    async def make() -> Account:
+        import modal
+        from modal.config import config
+
+        if config.get("max_throttle_wait") is None:
+            os.environ["MODAL_MAX_THROTTLE_WAIT"] = str(THROTTLE_SECONDS)
+        # It logs every header of every call, the token among them, where a program logs all that there is.
+        logging.getLogger("hpack").setLevel(logging.WARNING)
+        credentials = token or (config.get("token_id"), config.get("token_secret"))
+        try:
+            if all(credentials):
+                client = await modal.Client.from_credentials.aio(*credentials)
+            else:  # it knows other ways to sign in, and says what is missing; it is one for the whole process
+                client = await modal.Client.from_env.aio()
+            app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)
+        except modal.exception.Error as error:
+            raise map_error(error, "signing in to Modal failed") from error
+        return Account(client, app)
+
+    return await make_once(("account", *get_account_key(settings)), make)
+
+
+async def build_image(settings: ModalSettings) -> modal.Image:
+    """The image, built with its packages. Raises what `open` raises."""
+
+    async def make() -> modal.Image:
+        import modal
+
+        account = await open_account(settings)
+        try:
+            if settings.image is None:
+                image = modal.Image.debian_slim(python_version=PYTHON)
+            else:
+                image = modal.Image.from_registry(settings.image)
+            if settings.packages:
+                image = image.pip_install(*settings.packages)
+            if settings.repo_url is not None:
+                image = image.run_commands(INSTALL_GIT)
+            return await image.build.aio(account.app)
+        except modal.exception.ImageBuildError as error:
+            raise ConfigurationError(
+                f"the image could not be built: {get_last_line(error)}; mend `image` or `packages` of the block "
+                f"(its log: modal image logs {getattr(error, 'image_id', 'IMAGE_ID')})"
+            ) from error
+        except modal.exception.Error as error:
+            raise map_error(error, "the image could not be had") from error
+
+    contents = (settings.image, tuple(settings.packages), settings.repo_url is not None)
+    return await make_once(("image", *get_account_key(settings), *contents), make)
+
+
+async def get_volume(settings: ModalSettings) -> modal.Volume | None:
+    """The volume, of version 2: only there does `sync` commit. Raises what `open` raises."""
+    name = settings.volume_name
+    if name is None:
+        return None
+
+    async def make() -> modal.Volume:
+        import modal
+
+        account = await open_account(settings)
+        volume = modal.Volume.from_name(name, create_if_missing=True, version=2, client=account.client)
+        try:
+            await volume.hydrate.aio()
+        except modal.exception.InvalidError as error:
+            raise ConfigurationError(
+                f"the volume {name} cannot be used: {get_last_line(error)} Name another with volume_name, or copy its "
+                "files to one that is made new"
+            ) from error
+        except modal.exception.Error as error:
+            raise map_error(error, f"the volume {name} could not be had") from error
+        return volume
+
+    return await make_once(("volume", *get_account_key(settings), name), make)
+
+
+def get_account_key(settings: ModalSettings) -> tuple[Hashable, ...]:
+    """Whose handles they are: Modal's client reads the rest of its configuration from the environment."""
+    token = settings.token_id, settings.token_secret
+    secrets = tuple(None if value is None else value.get_secret_value() for value in token)
+    names = ("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT")
+    return (*secrets, settings.app_name, *(os.environ.get(f"MODAL_{name}") for name in names))

@@ -1,0 +1,113 @@
+"""The wire to a driver in Modal: the standard input and output of its process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ...sandbox.cancellation import run_shielded
+from ...sandbox.errors import SandboxLost
+from .calls import THROTTLE_SECONDS, retry_refused
+from .errors import get_last_line
+
+SEND_SECONDS = 90.0  # for the driver to take a piece of its input: as long as it may be silent
+PIECE_BYTES = 4 * 1024 * 1024  # of input at a time; the client takes 16 MiB at most
+READ_SECONDS = 5.0  # for the last words of a driver that has ended
+
+
+class ModalChannel:
+    """The driver's process. `first_input` goes to it with the first frame; `lifetime` is the sandbox's, in seconds."""
+
+    def __init__(
+        self,
+        process: Any,
+        first_input: bytes,
+        receive: Callable[[bytes], None],
+        closed: Callable[[str], None],
+        *,
+        sandbox_id: str,
+        lifetime: int,
+    ) -> None:
+        self.end_reason = ""  # why nothing more can be said to the driver
+        self._process = process
+        self._receive = receive
+        self._closed = closed
+        self._sandbox_id = sandbox_id
+        self._lifetime = lifetime
+        self._lock = asyncio.Lock()
+        process.stdin.write(first_input)
+        self._reading = asyncio.create_task(self._read())
+
+    def close(self) -> None:
+        """Stops reading; nothing is sent any more."""
+        self.end_reason = self.end_reason or "it was removed"
+        self._reading.cancel()
+
+    async def send(self, data: bytes) -> None:
+        """Hands the bytes over, after those of earlier sends. Raises SandboxLost if none of them were sent."""
+        await run_shielded(self._send(data))  # half a frame would be the end of the wire
+
+    async def _send(self, data: bytes) -> None:
+        import modal
+
+        stdin = self._process.stdin
+        async with self._lock:
+            if self.end_reason:
+                raise SandboxLost(f"sandbox {self._sandbox_id} had gone ({self.end_reason}): run it in a new one")
+            try:
+                for start in range(0, len(data), PIECE_BYTES):
+                    async with asyncio.timeout(SEND_SECONDS):
+                        stdin.write(data[start : start + PIECE_BYTES])
+                        await retry_refused(stdin.drain.aio)
+            except (modal.exception.Error, TimeoutError) as error:
+                # The driver may have had all of it: so the wire is closed, and what was sent has an unknown outcome.
+                # A driver that has ended is given a moment to say why.
+                await asyncio.wait({self._reading}, timeout=READ_SECONDS)
+                if not self.end_reason:
+                    self.end_reason = f"it took no input: {get_last_line(error) or type(error).__name__}"
+                    self._closed(self.end_reason)
+
+    async def _read(self) -> None:
+        import modal
+
+        reason = "its process has ended"
+        try:
+            await self._read_all()
+            with suppress(modal.exception.Error, TimeoutError):
+                async with asyncio.timeout(READ_SECONDS):
+                    stderr = await self._process.stderr.read.aio()
+                    last_words = stderr[-2000:].decode("utf-8", "replace").strip()
+                    reason = f"{reason}: {last_words}" if last_words else reason
+        except modal.exception.NotFoundError:
+            reason = "Modal has ended it"
+        except modal.exception.TimeoutError:
+            reason = f"its lifetime of {self._lifetime} s is over"
+        except Exception as error:  # noqa: BLE001 - whatever broke it, there is no more to read
+            reason = f"its output broke off: {type(error).__name__}: {get_last_line(error)}"
+        self.end_reason = self.end_reason or reason
+        self._closed(reason)
+
+    async def _read_all(self) -> None:
+        """Reads to the end. A stream that breaks off is taken up where it was: the client knows how far it has come."""
+        import modal
+
+        loop = asyncio.get_running_loop()
+        last_heard, delay = loop.time(), 0.1
+        while True:
+            try:
+                async for data in self._process.stdout:
+                    last_heard, delay = loop.time(), 0.1
+                    self._receive(data)
+                return
+            except (
+                modal.exception.ResourceExhaustedError,
+                modal.exception.ServiceError,
+                modal.exception.InternalError,
+                modal.exception.ConnectionError,
+            ):
+                if loop.time() + delay > last_heard + THROTTLE_SECONDS:
+                    raise
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, 5.0)
