@@ -172,17 +172,13 @@ async def open_job(
             else:
                 executor = ShardingExecutor(
                     plan,
+                    context,
                     store=shard_store,
-                    provider=provider,
-                    options=options,
-                    total=total,
                     ledger=ledger,
                     recorder=recorder,
-                    deadline=context.deadline,
-                    usage=context.usage,
+                    total=total,
                     run_name=record.name,
                     noun=record.what,
-                    log=log,
                 )
             yield Job(
                 context=context,

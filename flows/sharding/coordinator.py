@@ -19,21 +19,19 @@ import httpx
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import StateType
 
-from ...blocks.provider import SandboxProvider
 from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, NotRun
 from ...tasks.execution import Execution
 from ...tasks.ledger.ledger import Ledger, LedgerLine
 from ...tasks.ledger.shard_files import ShardHeader, find_last_attempts
 from ...tasks.ledger.shard_store import ShardStore
-from ..engine.events import Log
-from ..engine.executor import FindResult, ResourceUsage
-from ..engine.failures import Deadline
+from ..engine.context import RunContext
+from ..engine.executor import FindResult
 from ..engine.outcome_store import OutcomeRecorder
 from ..parameters import MAX_TASK_RUNS, Options
 from .attempt import AttemptRuns, Shard
 from .outage import OutageTimer
-from .planner import ShardCut, ShardPlan, compute_max_active, cut_job
+from .planner import ShardCut, ShardPlan, cut_job
 from .work_pool import open_server_client
 
 POLL_INTERVAL_SECONDS = 1.0  # between two looks at the shards
@@ -48,40 +46,33 @@ LEDGER_PAGE_LINES = 5000  # that are read at a time
 class ShardingExecutor:
     """Executes a job in shards. `store` has its executions, and their outcomes as they come.
 
-    `noun` is what the job calls an execution, and `run_name` is its flow run's; `usage` gains what shards have used.
+    `noun` is what the job calls an execution, and `run_name` is its flow run's; the context's usage gains the shards'.
     """
 
     def __init__(
         self,
         plan: ShardPlan,
+        context: RunContext,
         *,
         store: ShardStore,
-        provider: SandboxProvider,
-        options: Options,
-        total: int,
         ledger: Ledger,
         recorder: OutcomeRecorder,
-        deadline: Deadline,
-        usage: ResourceUsage,
+        total: int,
         run_name: str,
         noun: str,
-        log: Log,
     ) -> None:
+        self._plan = plan
+        self._provider = context.provider
+        self._options = context.options
+        self._deadline = context.deadline
+        self._usage = context.usage
+        self._log = context.log
         self._store = store
-        self._work_pool = plan.work_pool
-        self._online_workers = plan.online_workers
-        self._shard_count = plan.shard_count
-        self._provider = provider
-        self._options = options
-        self._total = total
         self._ledger = ledger
         self._recorder = recorder
-        self._events = recorder.events
-        self._deadline = deadline
-        self._usage = usage
+        self._total = total
         self._run_name = run_name
         self._noun = noun
-        self._log = log
         self._read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
         self._polled_at = 0.0  # when the shards were looked at last, by the event loop's clock
         self._outages = OutageTimer()
@@ -96,7 +87,7 @@ class ShardingExecutor:
         async with open_server_client() as client:
             runs = AttemptRuns(
                 client,
-                deployment_id=self._work_pool.deployment_id,
+                deployment_id=self._plan.work_pool.deployment_id,
                 ledger=self._ledger.path,
                 ledger_id=cut.ledger_id,
                 job_id=cut.job_id,
@@ -139,13 +130,17 @@ class ShardingExecutor:
             self._store.add_execution(execution)
             if result is not None:
                 self._store.record_previous_result(execution)
-                self._events.publish_outcome(execution, result, cached=True)
+                self._recorder.events.publish_outcome(execution, result, cached=True)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
         cut = await cut_job(
-            self._ledger.path, keys_digest=keys.hexdigest(), first=first, count=count, shard_count=self._shard_count
+            self._ledger.path,
+            keys_digest=keys.hexdigest(),
+            first=first,
+            count=count,
+            shard_count=self._plan.shard_count,
         )
-        if len(cut.shards) != min(self._shard_count, count):
+        if len(cut.shards) != min(self._plan.shard_count, count):
             self._log.info("the job goes on in the %d shards that it was cut into before", len(cut.shards))
         return cut
 
@@ -164,8 +159,8 @@ class ShardingExecutor:
             outcome = self._store.record_line(line)
             if outcome is not None:
                 index = outcome.meta.index or 0
-                self._events.publish_execution_start(index)
-                self._events.publish_outcome(Execution(index, "", outcome.meta.variables, ""), outcome)
+                self._recorder.events.publish_execution_start(index)
+                self._recorder.events.publish_outcome(Execution(index, "", outcome.meta.variables, ""), outcome)
 
     async def _run_shards(self, client: PrefectClient, runs: AttemptRuns, job_id: str) -> None:
         """Starts the shards, and watches them until none has anything left to do."""
@@ -192,12 +187,12 @@ class ShardingExecutor:
             now = clock()
             if any(shard.heartbeat is not None for shard in self._active.values()) or not self._active:
                 running_at = now
-            if now - counted_at >= HEARTBEAT_TIMEOUT_SECONDS / 2 and self._work_pool.needs_workers:
+            if now - counted_at >= HEARTBEAT_TIMEOUT_SECONDS / 2 and self._plan.work_pool.needs_workers:
                 with suppress(httpx.HTTPError):
-                    counted_at, self._online_workers = now, await self._work_pool.count_online_workers(client)
+                    counted_at, self._plan.online_workers = now, await self._plan.work_pool.count_online_workers(client)
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
-                self._events.publish_warning(self._describe_idle_pool())
+                self._recorder.events.publish_warning(self._describe_idle_pool())
         await asyncio.to_thread(self._ledger.close)  # sends the results that were taken from elsewhere
         await self._gather_outcomes()
 
@@ -216,7 +211,7 @@ class ShardingExecutor:
 
     async def _start_waiting(self, runs: AttemptRuns, waiting: list[Shard]) -> None:
         """Starts those that wait, the last first, as far as there is room for them."""
-        while waiting and len(self._active) < compute_max_active(self._work_pool, self._online_workers):
+        while waiting and len(self._active) < self._plan.compute_max_active():
             shard = waiting.pop()
             if self._count_unfinished(shard):
                 self._active[shard.number] = shard  # before its run is made: whoever ends the job has to find it
@@ -231,8 +226,8 @@ class ShardingExecutor:
                 self._outages.clear("start")
 
     def _describe_idle_pool(self) -> str:
-        pool = self._work_pool.name
-        if not self._online_workers and self._work_pool.needs_workers:
+        pool = self._plan.work_pool.name
+        if not self._plan.online_workers and self._plan.work_pool.needs_workers:
             return f"no shard is running: the work pool {pool} has no worker any more; start one, and the job goes on"
         return (
             f"no shard has run for {IDLE_WARNING_SECONDS:.0f} s, although the work pool {pool} has a worker: the "
@@ -327,7 +322,9 @@ class ShardingExecutor:
             self._settle_attempt(shard, f"{state.name}: {message}" if message != state.name else message)
             return True
         silence = asyncio.get_running_loop().time() - shard.changed_at
-        timeout = HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else self._work_pool.start_timeout_seconds
+        timeout = (
+            HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else self._plan.work_pool.start_timeout_seconds
+        )
         if not self._outages.has("server") and shard.has_started and silence > timeout:
             await runs.report_crash(shard, "its worker or its process has gone: it gave no sign of life")
             self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")

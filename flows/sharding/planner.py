@@ -35,6 +35,15 @@ class ShardPlan:
         """Where the job runs, for its log and for whoever watches."""
         return f"in {self.shard_count} shards on the work pool {self.work_pool.name}"
 
+    def compute_max_active(self) -> int:
+        """How many shards may be active at one time, and no more than the pool takes.
+
+        For each worker that runs them itself one that runs and one that is ready. Where others run them, in containers
+        for example, workers say nothing of how many there may be.
+        """
+        limit = max(2, 2 * self.online_workers) if self.work_pool.runs_in_worker else MAX_ACTIVE_OUTSIDE_WORKERS
+        return min(limit, self.work_pool.free_places or limit)
+
 
 @dataclass(frozen=True, slots=True)
 class ShardCut:
@@ -62,16 +71,6 @@ def compute_shard_count(shards: int | Literal["auto"], total: int, online_worker
     """As many as were asked for; with "auto" enough for the size of the job, and for its workers."""
     enough = max(math.ceil(total / DEFAULT_EXECUTIONS_PER_SHARD), online_workers)
     return min(total, enough if shards == "auto" else shards)
-
-
-def compute_max_active(work_pool: WorkPool, online_workers: int) -> int:
-    """How many shards may be active at one time, and no more than the pool takes.
-
-    For each worker that runs them itself one that runs and one that is ready. Where others run them, in containers for
-    example, workers say nothing of how many there may be.
-    """
-    limit = max(2, 2 * online_workers) if work_pool.runs_in_worker else MAX_ACTIVE_OUTSIDE_WORKERS
-    return min(limit, work_pool.free_places or limit)
 
 
 async def cut_job(ledger: PathOrLocation, *, keys_digest: str, first: int, count: int, shard_count: int) -> ShardCut:

@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from rlm_batch.flows.sharding.planner import ShardPlan, compute_max_active, compute_shard_count
+from rlm_batch.flows.sharding.planner import ShardPlan, compute_shard_count
 from rlm_batch.flows.sharding.work_pool import WorkPool
 
 
@@ -26,4 +26,4 @@ def test_a_job_has_the_shards_that_were_asked_for_or_enough_for_its_size_and_the
     [(pool(), 1, 2), (pool(), 4, 8), (pool(free_places=3), 4, 3), (pool(runs_in_worker=False), 1, 32)],
 )
 def test_no_more_shards_are_active_at_one_time_than_workers_or_their_pool_can_take(work_pool, online, limit):
-    assert compute_max_active(work_pool, online) == limit
+    assert ShardPlan(work_pool, online, 100).compute_max_active() == limit
