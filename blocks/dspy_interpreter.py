@@ -6,7 +6,6 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..sandbox.driver import QUERIES
 from ..sandbox.errors import (
     CodeError,
     CodeSyntaxError,
@@ -16,6 +15,7 @@ from ..sandbox.errors import (
     SubmitError,
 )
 from ..sandbox.sync_interpreter import SyncInterpreter
+from ..sandbox.wire.names import QUERY_NAMES
 from .language_model.litellm_client import EXTRA, offline
 
 offline()
@@ -73,7 +73,7 @@ class DSPyInterpreter:
     """
 
     def __init__(self, run: Run, start: Callable[[], object], shutdown: Callable[[], None], *, asks: bool) -> None:
-        self.tools: dict[str, Callable[..., Any]] = Tools((*QUERIES, *FACADE) if asks else ())
+        self.tools: dict[str, Callable[..., Any]] = Tools((*QUERY_NAMES, *FACADE) if asks else ())
         self.output_fields: list[dict[str, Any]] | None = None
         self._run = run
         self._start = start

@@ -6,8 +6,8 @@ import base64
 import posixpath
 from typing import TYPE_CHECKING
 
-from ..sandbox.driver import strict_json
 from ..sandbox.errors import VolumeError
+from ..sandbox.wire.strict_json import encode_fields
 from .volume import VolumeFile, VolumeStore, names
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SandboxVolume(VolumeStore):
     async def put(self, path: str, data: bytes) -> None:
         """See `VolumeStore.put`."""
         interpreter = await self._open()
-        encoded = {"data": strict_json({"data": base64.b64encode(data).decode()})[len(b'{"data":') : -1]}
+        encoded = {"data": encode_fields({"data": base64.b64encode(data).decode()})[len(b'{"data":') : -1]}
         await interpreter.execute(PUT, {"path": self._file(path)}, encoded=encoded)
 
     async def delete(self, path: str) -> None:

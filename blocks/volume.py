@@ -6,8 +6,8 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from ..sandbox.driver import OUR_FILES
 from ..sandbox.errors import ConfigurationError, VolumeError
+from ..sandbox.wire.names import OWN_FILE_PREFIX
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -66,4 +66,4 @@ def check_name(name: str) -> str:
 
 def ours(name: str) -> bool:
     """Whether a name is one that we keep for ourselves."""
-    return name.startswith(OUR_FILES)
+    return name.startswith(OWN_FILE_PREFIX)

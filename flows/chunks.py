@@ -10,9 +10,9 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from ..sandbox.driver import NotJson, strict_json
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome, Result
+from ..sandbox.wire.strict_json import NotJsonError, encode_fields
 from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.completion_markers import compute_marker_folder, compute_marker_name
 from ..tasks.ledger.run_record import ReportSpec
@@ -183,8 +183,8 @@ def _build_reduction(
 
 def _encode(value: Any, description: str) -> bytes:
     try:
-        return strict_json({"value": value})[len(b'{"value":') : -1]
-    except NotJson as error:
+        return encode_fields({"value": value})[len(b'{"value":') : -1]
+    except NotJsonError as error:
         raise ConfigurationError(f"{description} is not JSON: {error}") from None
 
 

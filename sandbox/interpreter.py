@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .cancellation import run_shielded
-from .driver import OUR_FILES, BadFrame
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .protocol import FILE_OVER, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, limit, refusal, request
 from .thread_pool import ThreadPool
+from .wire.frames import BadFrameError
+from .wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
     from .provider_api import Channel, Sandbox
@@ -174,7 +175,7 @@ class Interpreter:
         if queries is not None:
             tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
         large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_OVER}
-        places = {name: f"{OUR_FILES}-{uuid.uuid4().hex}.json" for name in large}
+        places = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
         small = {name: value for name, value in (encoded or {}).items() if name not in large}
         body = request(code, variables, tools, output_fields, small, places, queries=queries is not None)
         seconds = limit(timeout, self.timeout)
@@ -251,7 +252,7 @@ class Interpreter:
         self._heard_at = asyncio.get_running_loop().time()
         try:
             heard = conversation.hear(data)
-        except BadFrame as error:
+        except BadFrameError as error:
             self._closed(f"it sent what is no frame ({error})")
             return
         if conversation.ready and 0 in self._waiting:

@@ -16,10 +16,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .driver import BadFrame
 from .errors import ConfigurationError, SandboxLost
 from .protocol import ANSWER_GRACE, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, refusal
 from .thread_pool import ThreadPool
+from .wire.frames import BadFrameError
 
 if TYPE_CHECKING:
     from .protocol import Tools
@@ -121,7 +121,7 @@ class DirectConversation:
                 if pending.end is None:
                     self._threads.submit(partial(self._answer, pending, call))
             heard = True
-        except BadFrame as error:
+        except BadFrameError as error:
             self._conversation.gone = f"it sent what is no frame ({error})"
         finally:
             if not heard:

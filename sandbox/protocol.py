@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .driver import COMMIT_LIMIT, FILES_LIMIT, QUERIES, QUERY_ERRORS, VOLUME_NAMES, Frames, NotJson, encode, strict_json
 from .errors import (
     CodeCrashed,
     CodeError,
@@ -32,6 +31,9 @@ from .errors import (
 )
 from .meta import Meta
 from .result import Result
+from .wire.frames import FrameReader, encode_frame
+from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES, QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
+from .wire.strict_json import NotJsonError, encode_fields
 
 if TYPE_CHECKING:
     from .provider_api import Sandbox
@@ -99,7 +101,7 @@ class Conversation:
         self.pending: dict[int, Pending] = {}
         self.ready = False
         self.gone = ""  # why nothing more can be said
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._ids = itertools.count(1)
         self._numbers = itertools.count(0)
         self._heard = 0
@@ -109,13 +111,13 @@ class Conversation:
     def frame(self, header: dict[str, Any], body: bytes | None = None) -> bytes:
         """A frame's bytes, with the number that makes a repetition known. They must be sent in this order."""
         header["n"] = next(self._numbers)
-        return encode(header, body)
+        return encode_frame(header, body)
 
     def start(self) -> bytes:
         """The first frame: the settings of the sandbox's driver."""
         settings = self.sandbox.settings
         body = {item.name: getattr(settings, item.name) for item in fields(settings)}
-        return self.frame({"op": "start", "id": 0}, strict_json(body))
+        return self.frame({"op": "start", "id": 0}, encode_fields(body))
 
     def execute(
         self,
@@ -221,7 +223,7 @@ class Conversation:
 
     def grace(self) -> float:
         """Seconds beyond a timeout after which a driver that has not reported it is taken for lost."""
-        return ANSWER_GRACE + (COMMIT_LIMIT if self.sandbox.settings.commit else 0.0)
+        return ANSWER_GRACE + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)
 
     def silent(self, pending: Pending) -> str:
         """Why a conversation is given up whose execution has outlived its timeout by far."""
@@ -251,14 +253,14 @@ def request(
         if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
         taken = name == "SUBMIT" or name in VOLUME_NAMES or name in tools
-        if taken or (queries and (name in QUERIES or name in QUERY_ERRORS)):
+        if taken or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):
             raise ConfigurationError(
                 f"the variable {name!r} would hide a function or a constant of that name: rename it"
             )
     try:
         # As Python itself does to a name in the code.
-        values = strict_json({unicodedata.normalize("NFKC", name): value for name, value in variables.items()})
-        rest = strict_json(
+        values = encode_fields({unicodedata.normalize("NFKC", name): value for name, value in variables.items()})
+        rest = encode_fields(
             {
                 "code": code,
                 "names": list(tools),
@@ -267,9 +269,9 @@ def request(
                 "queries": queries,
             }
         )
-    except NotJson as error:
+    except NotJsonError as error:
         raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
-    more = b",".join(strict_json({name: None})[1:-5] + value for name, value in (encoded or {}).items())
+    more = b",".join(encode_fields({name: None})[1:-5] + value for name, value in (encoded or {}).items())
     values = b"".join((values[:-1], b"," if variables and more else b"", more, b"}"))
     return b"".join((rest[:-1], b',"variables":', values, b"}"))
 
@@ -284,7 +286,7 @@ def _names(body: bytes) -> tuple[str, ...]:
     if not isinstance(found, list):
         return ()
     names: list[Any] = found  # type: ignore[reportUnknownVariableType]
-    return tuple(name for name in names[:FILES_LIMIT] if isinstance(name, str))
+    return tuple(name for name in names[:MAX_REPORTED_FILES] if isinstance(name, str))
 
 
 def limit(timeout: float | None, default: float | None) -> float | None:
@@ -310,9 +312,9 @@ def arguments(body: bytes) -> tuple[list[Any], dict[str, Any]]:
 def answer(name: str, value: Any) -> bytes:
     """A reply's body for what a tool returned."""
     try:
-        return strict_json({"value": value})
-    except NotJson as error:
-        return strict_json({"error": {"type": "TypeError", "message": f"{name} returned no JSON: {error}"}})
+        return encode_fields({"value": value})
+    except NotJsonError as error:
+        return encode_fields({"error": {"type": "TypeError", "message": f"{name} returned no JSON: {error}"}})
 
 
 def refusal(error: BaseException) -> bytes:
@@ -321,7 +323,7 @@ def refusal(error: BaseException) -> bytes:
         message = str(error).encode("utf-8", "replace").decode("utf-8")
     except Exception:  # noqa: BLE001 - an exception may do anything when it is asked for its text
         message = "(its message could not be read)"
-    return strict_json({"error": {"type": type(error).__name__, "message": message}})
+    return encode_fields({"error": {"type": type(error).__name__, "message": message}})
 
 
 def _no_constant(name: str) -> Any:

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import rlm_batch
+from rlm_batch.sandbox.driver_bundle import MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -86,7 +87,10 @@ def test_wheel_carries_the_driver_and_the_data(wheel: Path) -> None:
     data = {f"rlm_batch/{p.relative_to(ROOT)}" for p in (ROOT / "deployments").iterdir() if p.suffix in ("", ".yaml")}
     data = {name for name in data if not name.endswith("__pycache__")}
     assert {f"rlm_batch/deployments/{name}" for name in ("prefect.yaml", "compose.yaml", "Dockerfile")} <= data
-    assert {"rlm_batch/py.typed", "rlm_batch/sandbox/driver.py"} | data <= names
+    assert {
+        "rlm_batch/py.typed",
+        *(f"rlm_batch/sandbox/{name.replace('.', '/')}.py" for name in MODULES),
+    } | data <= names
     assert not [n for n in names if not n.startswith(("rlm_batch/", "rlm_batch-"))]
 
 
@@ -184,6 +188,10 @@ def imports(module: str, is_package: bool, source: str) -> Iterator[tuple[str, b
                 yield from ((".".join((*base, alias.name)), True) for alias in node.names)
 
 
+# What is sent to sandboxes, and the names and frames that the host shares with it.
+IN_SANDBOX = ("rlm_batch.sandbox.driver.", "rlm_batch.sandbox.wire.")
+
+
 def broken_rules(module: str, source: str, is_package: bool = False) -> list[str]:
     room = module.split(".")[1]
     broken: list[str] = []
@@ -199,8 +207,12 @@ def broken_rules(module: str, source: str, is_package: bool = False) -> list[str
                 broken.append(f"{module} imports {name}, which is a floor above")
         elif room == "sandbox" and top in {"prefect", "daytona", "modal"}:
             broken.append(f"{module} imports {top}")
-        if module == "rlm_batch.sandbox.driver" and (relative or top not in sys.stdlib_module_names):
+        if module.startswith(IN_SANDBOX) and not (
+            name.startswith(IN_SANDBOX) if relative else top in sys.stdlib_module_names
+        ):
             broken.append(f"{module} imports {name}, which the sandbox's Python may not have")
+        if name.startswith(IN_SANDBOX[0]) and not module.startswith(IN_SANDBOX[0]):
+            broken.append(f"{module} imports {name}, which runs in sandboxes only")
     return broken
 
 
@@ -225,8 +237,11 @@ def test_imports_go_down_the_floors_only() -> None:
         ("rlm_batch.flows.batch", "from rlm_batch.tasks import execute"),
         ("rlm_batch.sandbox.interpreter", "import prefect.blocks"),
         ("rlm_batch.sandbox.interpreter", "from modal import Sandbox"),
-        ("rlm_batch.sandbox.driver", "from .errors import CodeError"),
-        ("rlm_batch.sandbox.driver", "import anyio"),
+        ("rlm_batch.sandbox.driver.main", "from ..errors import CodeError"),
+        ("rlm_batch.sandbox.driver.main", "import anyio"),
+        ("rlm_batch.sandbox.wire.frames", "from ..errors import CodeError"),
+        ("rlm_batch.sandbox.wire.frames", "from ..driver.main import main"),
+        ("rlm_batch.sandbox.interpreter", "from .driver.main import main"),
     ],
 )
 def test_an_import_that_goes_up_is_found(module: str, source: str) -> None:
@@ -238,7 +253,11 @@ def test_an_import_that_goes_up_is_found(module: str, source: str) -> None:
     [
         ("rlm_batch.cli.main", "from ..flows.batch import batch"),
         ("rlm_batch.flows.batch", "from .lanes import Lane\nfrom ..sandbox import result\nimport prefect"),
-        ("rlm_batch.sandbox.interpreter", "from . import errors\nimport asyncio"),
+        ("rlm_batch.sandbox.interpreter", "from . import errors\nfrom .wire.frames import FrameReader\nimport asyncio"),
+        (
+            "rlm_batch.sandbox.driver.main",
+            "import os\nfrom ..wire.frames import FrameReader\nfrom .child import runner",
+        ),
     ],
 )
 def test_an_import_that_goes_down_is_not(module: str, source: str) -> None:

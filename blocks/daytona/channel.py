@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from ...sandbox import driver
 from ...sandbox.errors import SandboxLost
+from ...sandbox.wire.frames import BadFrameError, FrameReader, encode_frame
 from ..retry import call_with_retries
 from .calls import CALL_SECONDS, GIVE_UP_SECONDS, SETUP_SECONDS, get_delay, retry_call
 from .driver_files import FILES
@@ -44,7 +44,7 @@ class DaytonaChannel:
         self._command = ("", "")  # session and id, once the driver has been started
         self._receive = receive
         self._closed = closed
-        self._frames = driver.Frames()
+        self._frames = FrameReader()
         self._is_broken = False
         self._last_number = 0
         self._end_reason = ""
@@ -128,7 +128,7 @@ class DaytonaChannel:
         self._body_number += 1
         header["file"] = f"{FILES}/in.{self._body_number}"
         await retry_call(lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)))
-        return driver.encode(header)
+        return encode_frame(header)
 
     async def _send_input(self, text: str, futures: list[asyncio.Future[None]]) -> bool:
         """Sends one input; again where it was lost, for the driver passes over what it has had."""
@@ -178,13 +178,13 @@ class DaytonaChannel:
         process, loop = self._remote.process, asyncio.get_running_loop()
         attempt, last_number, last_progress = 0, 0, loop.time()
         while True:
-            self._frames, self._is_broken = driver.Frames(), False  # the log begins anew
+            self._frames, self._is_broken = FrameReader(), False  # the log begins anew
             failure: Exception | None = None
             try:
                 await process.get_session_command_logs_async(session, command, self._on_stdout, self._on_stderr)
             except get_sdk().DaytonaError as error:
                 failure = error
-                if isinstance(error.__cause__, driver.BadFrame):
+                if isinstance(error.__cause__, BadFrameError):
                     self._end(f"it sent what is no frame ({error.__cause__})")
                     return
             if self._last_number > last_number:
@@ -223,7 +223,7 @@ class DaytonaChannel:
             if path is not None:
                 body = await self._fetch(path)
             self._last_number = header["n"]
-            self._receive(driver.encode(header, body))
+            self._receive(encode_frame(header, body))
 
     async def _fetch(self, path: str) -> bytes:
         """A body that was too large for the log."""
@@ -240,6 +240,6 @@ class DaytonaChannel:
 
 def _split_frame(data: bytes) -> tuple[dict[str, Any], bytes]:
     """A frame's header, which says nothing of its body any more, and the body."""
-    ((header, body),) = driver.Frames().feed(data)
+    ((header, body),) = FrameReader().feed(data)
     header.pop("body", None)
     return header, body or b""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import marshal
 import shlex
 import sys
-from pathlib import Path
 
-from ...sandbox import driver
+from ...sandbox.driver_bundle import build_driver_code, build_driver_text
 
 FILES = "/tmp/rlm-batch"  # the driver's own directory in a sandbox
 MODULE = "_rlm_batch_driver"  # a name that no code has for a module of its own
@@ -19,14 +17,13 @@ BOOT = f"import sys; sys.path[0] = {FILES!r}; import {MODULE} as d; del sys.path
 @functools.cache
 def make_driver_files() -> dict[str, bytes]:
     """The driver's text, and compiled for a Python such as ours: in a sandbox that has another the text is compiled."""
-    spec = importlib.util.find_spec(driver.__name__)
-    assert spec is not None
-    assert spec.origin is not None
-    text = Path(spec.origin).read_bytes()
-    code = marshal.dumps(compile(text, f"{FILES}/{MODULE}.py", "exec", dont_inherit=True))
+    text = build_driver_text()
     # A pyc that is taken without a look at its source (PEP 552): the two come from here together.
     head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(text)
-    return {f"{MODULE}.py": text, f"__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc": head + code}
+    return {
+        f"{MODULE}.py": text,
+        f"__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc": head + build_driver_code(),
+    }
 
 
 def make_start_command(python: str, first_frame: str, directory: str) -> str:

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...sandbox import driver
 from ...sandbox.errors import RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.provider_api import DriverSettings, Sandbox
+from ...sandbox.wire.frames import encode_frame
 from .calls import CALL_SECONDS, SETUP_SECONDS, retry_call
 from .channel import DaytonaChannel
 from .client import SharedClient
@@ -114,7 +114,7 @@ class DaytonaSandboxHandle(Sandbox):
             open_session(self._remote),
             retry_call(functools.partial(self._remote.fs.upload_files, files, int(CALL_SECONDS))),
         )
-        first_frame = driver.encode({**header, "file": body_path}).decode()
+        first_frame = encode_frame({**header, "file": body_path}).decode()
         return session, make_start_command(self.python, first_frame, self._directory)
 
     def _make_start_error(self, error: Exception) -> SandboxStartError:

@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from ...sandbox import driver
+from ...sandbox.driver_bundle import build_driver_code
 from ...sandbox.errors import SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.provider_api import DriverSettings, Sandbox
+from ...sandbox.wire.pipes import widen_pipe
 from ..storage.safe_paths import read_file_below, write_file_below
 from ..subprocess_runner import run_command
 from .channel import LocalChannel
-from .host_python import compile_driver
 from .inventory import END_GRACE_SECONDS, remove_empty_folder, remove_folder
 from .isolation import INSTALL_HINT, IsolationLevel, list_layers
 from .volume import LocalVolume
@@ -100,7 +100,7 @@ class LocalSandboxHandle(Sandbox):
 
     async def _send_driver(self, channel: LocalChannel) -> None:
         try:
-            await channel.send(compile_driver())
+            await channel.send(build_driver_code())
         except SandboxLost:
             words = self.last_words() or "its process ended at once"
             raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {words}") from None
@@ -127,7 +127,7 @@ class LocalSandboxHandle(Sandbox):
         assert process.stderr is not None
         for pipe in (process.stdin, process.stdout, process.stderr):
             os.set_blocking(pipe.fileno(), False)
-        driver.widen(process.stdin.fileno(), PIPE_BYTES)
+        widen_pipe(process.stdin.fileno(), PIPE_BYTES)
         return process.stdout.fileno(), process.stdin.fileno()
 
     def last_words(self) -> str:

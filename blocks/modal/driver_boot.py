@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import marshal
 import zlib
 from functools import cache
 from importlib.util import MAGIC_NUMBER
-from pathlib import Path
 
-from ...sandbox import driver
+from ...sandbox.driver_bundle import build_driver_code, build_driver_text
 
 # Takes the driver from standard input, ahead of the first frame, and becomes it: compiled, where this Python is one
 # like the host's (which saves some 25 ms), and else as text. What waited for a driver that never comes would keep
@@ -45,7 +43,4 @@ def make_boot_program(workdir: str) -> tuple[str, bytes]:
 @cache
 def _compress_driver() -> tuple[bytes, bytes]:
     """The driver, compiled for this Python and as text, each compressed."""
-    assert driver.__file__ is not None
-    text = Path(driver.__file__).read_bytes()
-    code = marshal.dumps(compile(text, "driver", "exec", dont_inherit=True))
-    return zlib.compress(code), zlib.compress(text)
+    return zlib.compress(build_driver_code()), zlib.compress(build_driver_text())

@@ -8,8 +8,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from ...sandbox.driver import OUR_FILES
 from ...sandbox.errors import VolumeError
+from ...sandbox.wire.names import OWN_FILE_PREFIX
 
 
 def split_path(path: str) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, fil
     Raises VolumeError; nothing is left of the file then.
     """
     names = split_path(path)
-    partial = f"{OUR_FILES}-{os.urandom(8).hex()}.partial"
+    partial = f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial"
     at = -1
     try:
         at = open_directory_below(root, names[:-1], folder_mode)

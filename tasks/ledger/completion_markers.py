@@ -13,8 +13,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...sandbox.driver import OUR_FILES
 from ...sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError, VolumeError
+from ...sandbox.wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
     from ...sandbox.interpreter import Interpreter
@@ -102,7 +102,7 @@ class CompletionMarker:
 
 def compute_marker_folder(code: str) -> str:
     """Where the markers of one piece of code are, so that two jobs on one volume do not share them."""
-    return f"{OUR_FILES}/complete/{hashlib.sha256(code.encode('utf-8', 'replace')).hexdigest()[:32]}"
+    return f"{OWN_FILE_PREFIX}/complete/{hashlib.sha256(code.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
 def compute_marker_name(what: str) -> str:

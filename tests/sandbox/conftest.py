@@ -12,8 +12,10 @@ from typing import Any, Self
 
 import pytest
 
-from rlm_batch.sandbox import driver
+from rlm_batch.sandbox.driver_bundle import build_driver_text
 from rlm_batch.sandbox.provider_api import DriverSettings
+from rlm_batch.sandbox.wire.frames import FrameReader, encode_frame
+from rlm_batch.sandbox.wire.strict_json import dumps, loads
 
 Frame = tuple[dict[str, Any], bytes | None]
 PATIENCE = 20.0  # seconds after which a driver that says nothing fails the test
@@ -29,15 +31,15 @@ class Driver:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._writes, self._reads = self.process.stdin.fileno(), self.process.stdout.fileno()
-        self._frames = driver.Frames()
+        self._frames = FrameReader()
         self.heard: list[Frame] = []
         self.n = -1
 
     def frame(self, op: str, number: int = 0, body: object = None, **header: Any) -> bytes:
         """A frame's bytes, with the next number."""
         self.n += 1
-        data = None if body is None else driver.dumps(body).encode()
-        return driver.encode({"op": op, "id": number, "n": self.n, **header}, data)
+        data = None if body is None else dumps(body).encode()
+        return encode_frame({"op": op, "id": number, "n": self.n, **header}, data)
 
     def send(self, data: bytes) -> None:
         while data:
@@ -77,7 +79,7 @@ class Driver:
         """What that execution hands back."""
         header, body = self.until("end", number)
         assert header["status"] == "submitted", (header, body)
-        return driver.loads((body or b"").decode())
+        return loads((body or b"").decode())
 
     def words(self) -> str:
         assert self.process.stderr is not None
@@ -98,13 +100,21 @@ class Driver:
         return True
 
 
+@pytest.fixture(scope="session")
+def driver_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The driver as one program of text, as a sandbox is sent it."""
+    path = tmp_path_factory.mktemp("driver") / "driver.py"
+    path.write_bytes(build_driver_text())
+    return path
+
+
 @pytest.fixture
-def launch() -> Iterator[Callable[..., Driver]]:
+def launch(driver_file: Path) -> Iterator[Callable[..., Driver]]:
     """Starts drivers, with this Python or with the command line that is given."""
     launched: list[Driver] = []
 
     def launch(*command: str, **options: Any) -> Driver:
-        launched.append(Driver([*(command or (sys.executable, "-I", "-S")), driver.__file__], **options))
+        launched.append(Driver([*(command or (sys.executable, "-I", "-S")), str(driver_file)], **options))
         return launched[-1]
 
     yield launch

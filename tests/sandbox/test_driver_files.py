@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlm_batch.sandbox import driver
 from rlm_batch.sandbox.provider_api import DriverSettings
+from rlm_batch.sandbox.wire.frames import encode_frame
 
 Launch = Callable[..., Any]
 
@@ -66,7 +66,7 @@ def test_without_a_place_for_files_everything_goes_over_the_wire(launch: Launch,
 
 def test_no_body_is_shorter_than_what_a_wire_may_hold_back(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path)
-    token = "import gc; token = next(o for o in gc.get_objects() if type(o).__name__ == 'Child')._token"
+    token = "import gc; token = next(o for o in gc.get_objects() if type(o).__name__ == 'Channel').token"
     frame = (
         "import json, os; os.write(4, json.dumps({'op': 'submit', 'token': token, 'body': 1}).encode() + b'\\n1\\n')"
     )
@@ -79,7 +79,7 @@ def test_the_first_frames_may_be_there_before_the_wire(launch: Launch, tmp_path:
     settings = tmp_path / "settings"
     values = asdict(DriverSettings(cwd=".", heartbeat=None))
     settings.write_text(json.dumps(values))
-    start = driver.encode({"op": "start", "id": 0, "n": 0, "file": str(settings)}).decode()
+    start = encode_frame({"op": "start", "id": 0, "n": 0, "file": str(settings)}).decode()
     boot = "import runpy, sys; driver = runpy.run_path(sys.argv[2]); driver['main'](first=sys.argv[1])"
     inside = tmp_path / "inside"
     inside.mkdir()

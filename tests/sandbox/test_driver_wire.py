@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rlm_batch.sandbox import driver
 from rlm_batch.sandbox.provider_api import DriverSettings
+from rlm_batch.sandbox.wire.strict_json import loads
 
 Launch = Callable[..., Any]
 
@@ -226,7 +226,7 @@ def check(one: Any, tmp_path: Path) -> None:
     one.start(tmp_path)
     one.send(one.execution(1, "print('é')\nSUBMIT(x=[1, 2.5, None, {'é': 'é'}], same=ask(1) == 1)"))
     call, body = one.until("call", 1)
-    assert driver.loads((body or b"").decode()) == {"args": [1], "kwargs": {}}
+    assert loads((body or b"").decode()) == {"args": [1], "kwargs": {}}
     one.send(one.frame("reply", 1, {"value": 1}, call=call["call"]))
     assert one.submitted(1) == {"x": [1, 2.5, None, {"é": "é"}], "same": True}
     for i, (code, said) in enumerate(

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from rlm_batch.sandbox.driver import BadFrame, Frames, dumps, encode, loads
+from rlm_batch.sandbox.wire.frames import BadFrameError, FrameReader, encode_frame
+from rlm_batch.sandbox.wire.strict_json import dumps, loads
 
 FRAMES = [
     ({"op": "beat", "id": 0}, None), ({"op": "end", "id": 1}, b""), ({"op": "end", "id": 2}, b"{}"),
@@ -14,9 +15,9 @@ FRAMES = [
 
 
 def test_frames_come_out_however_the_stream_is_cut() -> None:
-    stream = b"".join(encode(dict(header), body) for header, body in FRAMES)
+    stream = b"".join(encode_frame(dict(header), body) for header, body in FRAMES)
     for seed in range(200):
-        chance, frames, found, begin = random.Random(seed), Frames(), [], 0
+        chance, frames, found, begin = random.Random(seed), FrameReader(), [], 0
         while begin < len(stream):
             end = begin + chance.choice([1, 2, 7, 50, 1000, 70_000, 400_000])
             found += frames.feed(stream[begin:end])
@@ -27,8 +28,8 @@ def test_frames_come_out_however_the_stream_is_cut() -> None:
 
 
 def test_a_stream_of_single_bytes_is_a_stream() -> None:
-    frames, found = Frames(), []
-    for byte in encode({"op": "end"}, b"body") + encode({"op": "beat"}):
+    frames, found = FrameReader(), []
+    for byte in encode_frame({"op": "end"}, b"body") + encode_frame({"op": "beat"}):
         found += frames.feed(bytes([byte]))
     assert [(header["op"], body) for header, body in found] == [("end", b"body"), ("beat", None)]
 
@@ -36,9 +37,9 @@ def test_a_stream_of_single_bytes_is_a_stream() -> None:
 def test_what_we_write_is_what_we_read_however_long() -> None:
     """The longest header that either side ever writes is one that the other takes, in pieces too."""
     text = "\x01" * 50_000  # six bytes of JSON each, in the half of the output that is sent as it comes
-    data = encode({"op": "output", "id": 1, "stream": "stdout"}, dumps(text).encode())
+    data = encode_frame({"op": "output", "id": 1, "stream": "stdout"}, dumps(text).encode())
     for size in (len(data), 65_536, 4096):
-        frames, found = Frames(), []
+        frames, found = FrameReader(), []
         for begin in range(0, len(data), size):
             found += frames.feed(data[begin : begin + size])
         assert loads((found[0][1] or b"").decode()) == text
@@ -53,18 +54,18 @@ RUBBISH = [
 
 @pytest.mark.parametrize("data", RUBBISH, ids=lambda data: repr(data[:15]))
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
-    with pytest.raises(BadFrame):
-        Frames().feed(data)
+    with pytest.raises(BadFrameError):
+        FrameReader().feed(data)
 
 
 def test_a_body_over_the_limit_is_refused_before_it_has_come() -> None:
-    assert len(Frames(10).feed(b'{"body":10}\n0123456789\n')) == 1
-    with pytest.raises(BadFrame, match="11 bytes"):
-        Frames(10).feed(b'{"body":11}\n')
+    assert len(FrameReader(10).feed(b'{"body":10}\n0123456789\n')) == 1
+    with pytest.raises(BadFrameError, match="11 bytes"):
+        FrameReader(10).feed(b'{"body":11}\n')
 
 
 def test_a_header_without_an_end_is_refused_before_it_fills_the_memory() -> None:
-    frames, endless = Frames(), (b"x" * 100_000 for _ in range(1000))
-    with pytest.raises(BadFrame, match="header"):
+    frames, endless = FrameReader(), (b"x" * 100_000 for _ in range(1000))
+    with pytest.raises(BadFrameError, match="header"):
         [frames.feed(data) for data in endless]
     assert next(endless), "it took everything first"

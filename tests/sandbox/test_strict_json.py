@@ -1,4 +1,4 @@
-"""The driver's own way to JSON agrees with the standard library's."""
+"""The wire's own way to JSON agrees with the standard library's."""
 
 import json
 import math
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlm_batch.sandbox import driver
+from rlm_batch.sandbox.wire import strict_json
+from rlm_batch.sandbox.wire.strict_json import NotJsonError, dumps, encode_fields, loads
 
 TEXTS = [
     "",
@@ -52,20 +53,20 @@ def test_values_are_written_and_read_as_the_standard_library_does() -> None:
     chance = random.Random(0)
     for _ in range(5000):
         thing = value(chance)
-        text = driver.dumps(thing)
+        text = dumps(thing)
         assert text == plain(thing)
-        assert repr(driver.loads(text)) == repr(thing)
+        assert repr(loads(text)) == repr(thing)
         ascii_text = json.dumps(thing, separators=(",", ":"))
-        assert repr(driver.loads(ascii_text)) == repr(json.loads(ascii_text))
+        assert repr(loads(ascii_text)) == repr(json.loads(ascii_text))
 
 
 def test_what_the_standard_library_refuses_to_write_is_refused() -> None:
     for thing in (math.nan, [math.inf], {"a": -math.inf}, 10**5000):
         with pytest.raises(ValueError, match=r".+"):
-            driver.dumps(thing)
+            dumps(thing)
     for thing in (object(), {1}, b"x", {(1, 2): 3}, 1j):
         with pytest.raises((TypeError, ValueError)):
-            driver.dumps(thing)
+            dumps(thing)
 
 
 def test_what_is_not_json_is_not_read() -> None:
@@ -73,9 +74,9 @@ def test_what_is_not_json_is_not_read() -> None:
     texts += ['{"a"}', "{1:2}", "+1", ".5", "1.", '"\\x"', "1" * 5000]
     for text in texts:
         with pytest.raises(ValueError, match=r".+"):
-            driver.loads(text)
+            loads(text)
     with pytest.raises((ValueError, RecursionError)):
-        driver.loads("[" * 100_000)
+        loads("[" * 100_000)
 
 
 def test_the_slow_way_agrees_with_the_fast_one() -> None:
@@ -86,15 +87,15 @@ def test_the_slow_way_agrees_with_the_fast_one() -> None:
 import sys
 sys.modules["_json"] = None
 sys.path.insert(0, sys.argv[1])
-import driver, json
-assert not hasattr(driver, "_scan")
+import json, strict_json
+assert not hasattr(strict_json, "_scan")
 for text in json.load(sys.stdin):
     try:
-        print(json.dumps(driver.dumps(driver.loads(text))))
+        print(json.dumps(strict_json.dumps(strict_json.loads(text))))
     except ValueError:
         print('"refused"')
 """
-    folder = driver.__file__.rpartition("/")[0]
+    folder = strict_json.__file__.rpartition("/")[0]
     done = subprocess.run(
         [sys.executable, "-I", "-c", program, folder],
         input=json.dumps(texts),
@@ -109,12 +110,12 @@ for text in json.load(sys.stdin):
 
 def test_strict_json_takes_what_json_can_hold() -> None:
     fields = {"a": (1, [2.5, None]), "b": {"c": "é", "d": {}}}
-    assert driver.strict_json(fields) == '{"a":[1,[2.5,null]],"b":{"c":"é","d":{}}}'.encode()
+    assert encode_fields(fields) == '{"a":[1,[2.5,null]],"b":{"c":"é","d":{}}}'.encode()
 
 
 def test_strict_json_names_the_place() -> None:
     itself: list[Any] = []
     itself.append(itself)
     for thing in (math.nan, b"", {1: 2}, {3}, object(), "\ud800", itself, 10**5000):
-        with pytest.raises(driver.NotJson, match="loss"):
-            driver.strict_json({"fine": 1, "loss": [thing]})
+        with pytest.raises(NotJsonError, match="loss"):
+            encode_fields({"fine": 1, "loss": [thing]})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch.sandbox import driver
+from rlm_batch.sandbox.wire.strict_json import loads
 
 Launch = Callable[..., Any]
 
@@ -18,7 +18,7 @@ NOTE = ["sh", "-c", 'cat saved >> committed 2>/dev/null; echo "$0" >> committed'
 def end(one: Any, number: int) -> tuple[str, Any]:
     """The status of an execution's end, and its body."""
     header, body = one.until("end", number)
-    return header["status"], driver.loads((body or b"null").decode())
+    return header["status"], loads((body or b"null").decode())
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,9 @@ def test_a_commit_that_cannot_be_started_is_said(launch: Launch, tmp_path: Path)
     assert end(one, 1) == ("commit", {"message": "no-such-command could not be started: No such file or directory"})
 
 
-def test_a_commit_without_end_is_ended_after_its_time(launch: Launch, tmp_path: Path) -> None:
-    text = Path(driver.__file__).read_text().replace("COMMIT_LIMIT = 120.0", "COMMIT_LIMIT = 0.3")
+def test_a_commit_without_end_is_ended_after_its_time(launch: Launch, tmp_path: Path, driver_file: Path) -> None:
+    limit = "COMMIT_TIMEOUT_SECONDS = {}"
+    text = driver_file.read_text().replace(limit.format("120.0"), limit.format("0.3"))
     (tmp_path / "quick.py").write_text(text)
     one = launch("sh", "-c", f"exec python3 -I -S {tmp_path}/quick.py").start(tmp_path, commit=["sleep", "1000"])
     one.send(one.execution(1, "SUBMIT(x=1)"))

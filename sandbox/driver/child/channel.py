@@ -1,0 +1,171 @@
+"""A child's channel to its supervisor: what the code asks of its host goes out, and the replies come in.
+
+No thread of ours runs beside the code. Of the threads that wait for a reply one reads the channel for all of them, and
+hands that duty on when it has its own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+from ...wire.frames import FrameReader, encode_frame
+from ...wire.pipes import READ_BYTES
+from ...wire.strict_json import NotJsonError, encode_fields, loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .interrupts import InterruptShield
+
+CHANNEL_IN, CHANNEL_OUT = 3, 4  # the descriptors of a child's own channel
+MAX_CALL_BYTES = 16 * 1024 * 1024  # of one call's arguments
+
+
+class ToolError(RuntimeError):
+    """A function of the host failed; the message begins with the type of its error."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
+
+
+class Waiter:
+    """A thread that waits for one frame: a reply, or the next execution."""
+
+    __slots__ = ("event", "frame", "is_reader", "is_waiting")
+
+    def __init__(self) -> None:
+        import _thread
+
+        self.event = _thread.allocate_lock()
+        self.event.acquire()
+        self.frame: tuple[dict[str, Any], bytes | None] | None = None
+        self.is_waiting = False
+        self.is_reader = False  # this thread reads the channel for all that wait
+
+    def wake(self) -> None:
+        if self.event.locked():
+            self.event.release()
+
+
+class Channel:
+    """Sends frames to the supervisor and waits for its own; `token` is that of the execution under way."""
+
+    NEXT = -1  # the waiter that stands for the next execution of a context
+
+    def __init__(self, shield: InterruptShield) -> None:
+        import _thread
+
+        self.token = ""
+        self.process_id = os.getpid()
+        self._shield = shield
+        self.lock = _thread.allocate_lock()  # over waiters, calls and who reads; held for a few instructions
+        self._send_lock = _thread.allocate_lock()
+        self._frames = FrameReader()
+        self._poll = select.poll()
+        self._poll.register(CHANNEL_IN, select.POLLIN)
+        self._waiters: dict[int, Waiter] = {}
+        self._has_reader = False
+        self._calls = 0
+
+    def send(self, header: dict[str, Any], body: bytes | None = None) -> None:
+        data = memoryview(encode_frame(header, body))
+        with self._send_lock:
+            while data:
+                data = data[os.write(CHANNEL_OUT, data) :]
+
+    def expect_execution(self) -> Waiter:
+        """The waiter for the next execution."""
+        waiter = self._waiters[self.NEXT] = Waiter()
+        return waiter
+
+    def wait(self, number: int, waiter: Waiter) -> tuple[dict[str, Any], bytes | None]:
+        """Blocks until the waiter's frame is there, reading for every other waiter meanwhile if nobody does."""
+        try:
+            self._shield.enter()
+            try:
+                with self.lock:
+                    waiter.is_waiting = True
+                    if not self._has_reader:
+                        self._has_reader = waiter.is_reader = True
+            finally:
+                self._shield.leave()
+            while waiter.frame is None:
+                if not waiter.is_reader:
+                    waiter.event.acquire()
+                    continue
+                if self._shield.is_running:
+                    self._poll.poll()  # where an interrupt may raise; reading must not be torn by one
+                self._shield.enter()
+                try:
+                    self._read()
+                finally:
+                    self._shield.leave()
+            return waiter.frame
+        finally:
+            self._shield.enter()
+            try:
+                with self.lock:
+                    self._waiters.pop(number, None)
+                    if waiter.is_reader:
+                        heir = next((w for w in self._waiters.values() if w.is_waiting and w.frame is None), None)
+                        self._has_reader = heir is not None
+                        if heir is not None:
+                            heir.is_reader = True
+                            heir.wake()
+            finally:
+                self._shield.leave()
+
+    def _read(self) -> None:
+        data = os.read(CHANNEL_IN, READ_BYTES)
+        if not data:
+            os._exit(0)  # the supervisor is gone
+        for header, body in self._frames.feed(data):
+            number = self.NEXT if header["op"] == "execute" else header["call"]
+            with self.lock:
+                waiter = self._waiters.get(number)
+                if waiter is not None and (number == self.NEXT or header["token"] == self.token):
+                    waiter.frame = (header, body)
+                    waiter.wake()
+
+    def check_process(self, name: str) -> None:
+        """Raises RuntimeError in a process that the code has forked."""
+        if os.getpid() != self.process_id:
+            raise RuntimeError(f"{name} works in the code's own process only: hand the value back to it first")
+
+    def call_host(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the host's function of that name returns. Raises what it raises, or ToolError."""
+        self.check_process(name)
+        try:
+            body = encode_fields({"args": list(args), "kwargs": kwargs})
+        except NotJsonError as error:
+            raise TypeError(f"{name}: {error}") from None
+        if len(body) > MAX_CALL_BYTES:
+            raise ValueError(f"{name} was given {len(body):,} bytes, more than {MAX_CALL_BYTES:,}: pass a path instead")
+        waiter = Waiter()
+        self._shield.enter()
+        try:
+            with self.lock:
+                self._calls += 1
+                number = self._calls
+                self._waiters[number] = waiter
+            self.send({"op": "call", "token": self.token, "call": number, "name": name}, body)
+        finally:
+            self._shield.leave()
+        _, answer = self.wait(number, waiter)
+        reply = loads((answer or b"{}").decode("utf-8"))
+        if "error" in reply:
+            raise _build_host_error(reply["error"])
+        return reply["value"]
+
+
+def _build_host_error(error: dict[str, str]) -> BaseException:
+    import builtins
+
+    kind: Any = getattr(builtins, error["type"], None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+        try:
+            return kind(error["message"])
+        except TypeError:
+            pass  # a type that wants more than a message
+    return ToolError(f"{error['type']}: {error['message']}")

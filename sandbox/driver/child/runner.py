@@ -1,0 +1,230 @@
+"""Runs code in a child: its globals, its streams, and what becomes of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+from ...wire.strict_json import dumps, loads
+from .channel import Channel
+from .error_report import clear_frames, describe_error
+from .interrupts import InterruptShield
+from .queries import Queries
+from .submit import Submitted, encode_submission
+from .volume import Volume
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from ..confinement import Confinement
+else:
+    try:
+        import _signal as signal
+    except ImportError:  # another Python than CPython
+        import signal
+
+CODE_NAME = "<code>"
+MAX_SOURCES = 100  # executions of a context whose lines a traceback can show
+RESERVE_BYTES = 4 * 1024 * 1024  # of address space, not touched, let go when there is an error to be described
+
+
+class CodeRunner:
+    """Runs the executions of one child: one, or those of a context, whose globals stay."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._shield = InterruptShield()
+        self._channel = Channel(self._shield)
+        self._module = type(sys)("__main__")
+        self._module.__dict__["__builtins__"] = __builtins__
+        self._is_stateless = self._is_compiled = False
+        self._executions = 0
+        self._file_name = CODE_NAME
+        self._sources: dict[str, str] = {}
+        self._reserve: bytes | None = None
+        is_shared = settings["confinement"].get("umask") is not None
+        self._provided_names: dict[bool, dict[str, Any]] = {}
+        self._volume = Volume(settings["volume"], is_shared, self._shield)
+        sys.modules["__main__"] = self._module
+        sys.argv = [CODE_NAME]
+        # Last: what an execution leaves there does not stand for a module of the library.
+        sys.path.append(settings["cwd"])
+        # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
+        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        for name, fd in (("stdout", 1), ("stderr", 2)):
+            options = {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1, "closefd": False}
+            stream: Any = open(fd, "w", **options)  # type: ignore[call-overload]  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        import builtins
+
+        for name in ("exit", "quit"):  # the names that `site` would have made; model-written code uses them
+            if not hasattr(builtins, name):
+                setattr(builtins, name, sys.exit)
+
+    def serve(self, confinement: Confinement) -> NoReturn:
+        """Waits for an execution. The process ends with a stateless one; a context's others follow on its globals."""
+        channel = self._channel
+        header, body = channel.wait(channel.NEXT, channel.expect_execution())
+        confinement.open_own_proc()
+        self._is_stateless = header["once"]
+        while True:
+            waiter = channel.expect_execution()  # before the end of this one is known to anyone
+            self.run(header["token"], body or b"{}")
+            if self._is_stateless:
+                self._exit()
+            header, body = channel.wait(channel.NEXT, waiter)
+
+    def run(self, token: str, body: bytes) -> None:
+        """One execution, from its body to its end frame. Never raises."""
+        self._channel.token = token
+        self._shield.reset()
+        self._is_compiled = False
+        self._executions += 1
+        self._file_name = CODE_NAME if self._executions == 1 else f"<code {self._executions}>"
+        if self._reserve is None:
+            try:
+                self._reserve = bytes(RESERVE_BYTES)  # and no bytearray, which would be filled, page after page
+            except MemoryError:
+                pass
+        outcome: dict[str, Any] | None = None
+        try:
+            try:
+                self._shield.is_running = True
+                self._execute(body)
+            finally:
+                self._shield.is_running = False
+        except Submitted:
+            pass
+        except SystemExit as error:
+            if error.code is not None and error.code != 0:
+                outcome = self._describe(error)
+        except BaseException as error:
+            self._reserve = None
+            outcome = self._describe(error)
+        if os.getpid() != self._channel.process_id:
+            # A process that the code forked has come to the end of the code: not the end of the execution.
+            if outcome is not None:
+                os.write(2, outcome["traceback"].encode("utf-8", "replace"))
+            self._flush()
+            os._exit(0 if outcome is None else outcome["exit_code"] or 1)
+        self._flush()
+        self._report_files()
+        status = "finished" if outcome is None or self._shield.has_submitted else "error"
+        self._channel.send({"op": "end", "token": token, "status": status}, dumps(outcome).encode("utf-8", "replace"))
+
+    def _execute(self, body: bytes) -> None:
+        self._volume.begin_execution()
+        request = loads(body.decode("utf-8"))
+        namespace = self._module.__dict__
+        token, expected = self._channel.token, request["output_fields"]
+
+        def submit(*values: Any, **fields: Any) -> None:
+            """Ends the execution and hands the fields back."""
+            self._submit(token, values, fields, expected)
+
+        submit.__name__ = submit.__qualname__ = "SUBMIT"
+        namespace.update(self._provide_names(request["queries"]))
+        for name in request["names"]:
+            namespace[name] = self._make_tool(name)
+        namespace["SUBMIT"] = submit
+        namespace.update(request["variables"])
+        for name, path in request.get("files", {}).items():
+            namespace[name] = self._read_variable(path)
+        source = self._sources[self._file_name] = request["code"]
+        if len(self._sources) > MAX_SOURCES:
+            del self._sources[next(iter(self._sources))]
+        code = compile(source, self._file_name, "exec", dont_inherit=True)
+        self._is_compiled = True
+        gc.enable()
+        exec(code, namespace)
+        if self._is_stateless and os.getpid() == self._channel.process_id:
+            self._finish_as_script()
+
+    def _provide_names(self, can_query: bool) -> dict[str, Any]:
+        """The names that every execution finds, made once; `can_query` if there is a model behind the queries."""
+        if can_query not in self._provided_names:
+            queries = Queries(self._channel.call_host if can_query else None)
+            self._provided_names[can_query] = {**self._volume.make_names(), **queries.make_names()}
+        return self._provided_names[can_query]
+
+    def _make_tool(self, name: str) -> Callable[..., Any]:
+        def tool(*args: Any, **kwargs: Any) -> Any:
+            return self._channel.call_host(name, args, kwargs)
+
+        tool.__name__ = tool.__qualname__ = name
+        return tool
+
+    def _submit(
+        self, token: str, values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None
+    ) -> None:
+        channel, shield = self._channel, self._shield
+        channel.check_process("SUBMIT")
+        if token != channel.token:
+            raise Submitted  # from a thread that an earlier execution left behind
+        body = encode_submission(values, fields, expected)
+        shield.enter()
+        try:
+            with channel.lock:
+                is_first, shield.has_submitted = not shield.has_submitted, True
+            if is_first:
+                channel.send({"op": "submit", "token": channel.token}, body)
+        finally:
+            shield.leave()
+        if shield.get_thread_id() != shield.main_thread:
+            signal.pthread_kill(shield.main_thread, signal.SIGINT)
+            raise SystemExit  # which is how a thread ends without a word
+        raise Submitted
+
+    @staticmethod
+    def _read_variable(path: str) -> Any:
+        """The value of a variable that was too large for a frame; the file is not the code's and goes."""
+        with open(path, "rb") as file:
+            value = loads(file.read().decode("utf-8"))
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+        return value
+
+    @staticmethod
+    def _finish_as_script() -> None:
+        """Waits for the threads that the code started, and runs what it registered for its exit."""
+        threading: Any = sys.modules.get("threading")
+        if threading is not None:
+            threading._shutdown()
+        import atexit
+
+        atexit._run_exitfuncs()  # type: ignore[reportPrivateUsage]
+
+    def _flush(self) -> None:
+        for stream in {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}:
+            try:
+                if stream is not None:
+                    stream.flush()
+            except BaseException:  # the code may have put anything there, or closed it
+                pass
+
+    def _report_files(self) -> None:
+        if self._volume.root is not None:
+            files = self._volume.list_written()
+            if files:
+                header = {"op": "files", "token": self._channel.token}
+                self._channel.send(header, dumps(files).encode("utf-8", "replace"))
+
+    def _describe(self, error: BaseException) -> dict[str, Any]:
+        if isinstance(error, MemoryError):
+            if self._is_stateless:
+                self._module.__dict__.clear()
+            clear_frames(error)
+        return describe_error(error, self._file_name, self._sources, self._is_compiled)
+
+    def _exit(self) -> NoReturn:
+        """Ends the process as a script's would."""
+        try:
+            self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
+        finally:
+            os._exit(0)

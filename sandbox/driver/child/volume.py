@@ -1,0 +1,303 @@
+"""The volume as code in a sandbox finds it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+
+from ...wire.names import MAX_REPORTED_FILES, OWN_FILE_PREFIX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .interrupts import InterruptShield
+
+
+class VolumeError(OSError):
+    """A path that leaves the volume, a file that is not there or could not be written, or no volume at all."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
+
+
+class Volume:
+    """The volume as the code knows it. `root` is where it is mounted, None where nobody asked for one.
+
+    Files are written as the least of the file systems below it can: once, from the first byte to the last, and closed.
+    Where a file can be renamed it gets its name when it is complete; elsewhere (S3 behind FUSE) what was begun is
+    removed again when it cannot be completed.
+    """
+
+    def __init__(self, root: str | None, is_shared: bool, shield: InterruptShield) -> None:
+        self.root = root
+        self._is_shared = is_shared  # by users who have a group in common: the next execution is another one
+        self._real_root: str | None = None  # once it has been needed
+        self._shield = shield
+        self._renames_files: bool | None = None  # None: not tried yet
+        self._written: dict[str, None] = {}
+        if root is not None and hasattr(sys, "addaudithook"):
+            sys.addaudithook(self._on_audit_event)
+
+    def begin_execution(self) -> None:
+        """Another execution: what it writes is noted from here on."""
+        self._written = {}
+
+    def list_written(self) -> list[str]:
+        """The files on the volume that Python code of this process has opened for writing and that are there now.
+
+        What other processes have written is not among them, nor what native code has opened by itself.
+        """
+        assert self.root is not None
+        files: list[str] = []
+        for path in list(self._written):  # a thread that the code has left may still write
+            file = os.path.join(self.root, path)
+            try:
+                entry = os.lstat(file)
+                if not stat.S_ISREG(entry.st_mode):
+                    continue  # tempfile opens the directory that it makes a file in
+                files.append(path)
+                if self._is_shared and entry.st_mode & 0o060 != 0o060:
+                    os.chmod(file, stat.S_IMODE(entry.st_mode) | 0o060)  # tempfile makes files for their user alone
+            except OSError:
+                continue  # it has gone, or is another's
+        return files
+
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Python's own word, before it happens, on every file that is opened, renamed or removed."""
+        try:
+            if event == "open":
+                if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
+                    self._note_path(arguments[0])
+            elif event == "os.rename":
+                self._forget_path(arguments[0])
+                self._note_path(arguments[1])
+            elif event == "os.remove":
+                self._forget_path(arguments[0])
+        except Exception:
+            pass  # what it raises the code would get: for want of a working directory, or of arguments, say
+
+    def _note_path(self, path: Any) -> None:
+        inside = self._find_path_inside(path)
+        if inside is not None and len(self._written) < MAX_REPORTED_FILES:
+            self._written[inside] = None
+
+    def _forget_path(self, path: Any) -> None:
+        if self._written:
+            self._written.pop(self._find_path_inside(path) or "", None)
+
+    def _find_path_inside(self, path: Any) -> str | None:
+        """The path in the volume of a file there; None for files elsewhere, our own, and what is no path."""
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+        if not isinstance(path, str):
+            return None
+        path = os.path.abspath(path)
+        for root in (self.root, self._real_root):
+            if root is not None and path.startswith(root + "/"):
+                inside = path[len(root) + 1 :]
+                return None if inside.rpartition("/")[2].startswith(OWN_FILE_PREFIX) else inside
+        return None
+
+    def make_names(self) -> dict[str, Any]:
+        """What the code finds."""
+
+        def save_to_volume(path: str | os.PathLike[str], data: str | bytes) -> str:
+            """Saves text (as UTF-8) or bytes as the file of that path, and returns the path in the volume.
+
+            Directories on the way are made, and a file that was there is replaced. Nothing is left of a file that
+            could not be written whole. Raises VolumeError, and TypeError for data of another type.
+            """
+            return self._save(path, data)
+
+        def load_from_volume(path: str | os.PathLike[str], *, binary: bool | None = None) -> str | bytes:
+            """What was saved as that path: text if it is UTF-8, else bytes.
+
+            A file does not say which of the two it was: with `binary=True` it is always bytes, with `binary=False`
+            always text, and a VolumeError where it is not UTF-8. Raises VolumeError.
+            """
+            return self._load(path, binary)
+
+        def list_volume(path: str | os.PathLike[str] = "") -> list[str]:
+            """The paths in the volume of every file at or below that path, sorted; none of ours. Raises VolumeError."""
+            return self._list(path)
+
+        names: dict[str, Any] = {"VOLUME": self.root, "VolumeError": VolumeError}
+        for function in (save_to_volume, load_from_volume, list_volume):
+            function.__qualname__ = function.__name__
+            names[function.__name__] = function
+        return names
+
+    def _resolve(self, path: str | os.PathLike[str], function: str) -> tuple[str, str]:
+        """A path in the volume, and where that is once links are followed. Raises VolumeError where it leads out."""
+        if self.root is None:
+            raise VolumeError(
+                f"{function} needs a volume, and this sandbox has none: ask for one with volume_name, "
+                "as in volume_name='results'"
+            )
+        text = os.fspath(path)
+        if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{function}: a path is text, not {type(text).__name__}")
+        inside = text
+        if text.startswith("/"):
+            inside = os.path.normpath(text)
+            if inside != self.root and not inside.startswith(self.root + "/"):
+                raise VolumeError(f"{text!r} is not on the volume, which is at {self.root}: paths are relative to it")
+            inside = inside[len(self.root) + 1 :]
+        names = [name for name in inside.split("/") if name not in ("", ".")]
+        if ".." in names or ".." in text.split("/"):
+            raise VolumeError(f"{text!r} leaves the volume: name a path in it, without '..'")
+        if "\0" in text:
+            raise VolumeError(f"{text!r} is no path: it has a null character")
+        if self._real_root is None:
+            if not os.path.isdir(self.root):
+                raise VolumeError(f"the volume is not there: nothing is mounted at {self.root}")
+            self._real_root = os.path.realpath(self.root)
+        inside = "/".join(names)
+        try:
+            real = os.path.realpath(os.path.join(self._real_root, inside))
+        except OSError as error:
+            raise _build_error(error, inside, function) from None
+        if real != self._real_root and not real.startswith(self._real_root + "/"):
+            raise VolumeError(f"{inside!r} is a symbolic link that leaves the volume: name the file itself")
+        return inside, real
+
+    # -- saving
+
+    def _save(self, path: str | os.PathLike[str], data: str | bytes) -> str:
+        inside, real = self._resolve(path, "save_to_volume")
+        if isinstance(data, str):
+            try:
+                data = data.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise VolumeError(f"{inside!r} was not saved: its text is not UTF-8 ({error.reason})") from None
+        elif not isinstance(data, (bytes, bytearray, memoryview)):  # type: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"save_to_volume takes text or bytes, not {type(data).__name__}: json.dumps makes text of most values"
+            )
+        try:
+            if real == self._real_root or os.path.isdir(real):
+                raise VolumeError(f"{inside!r} is a directory of the volume: name a file")
+            folder = os.path.dirname(real)
+            os.makedirs(folder, exist_ok=True)
+            if self._can_rename(folder):
+                partial = self._partial(folder)
+                self._write(partial, os.O_EXCL, data, then=real)
+            else:
+                self._write(real, os.O_TRUNC, data, then=None)
+        except VolumeError:
+            raise
+        except OSError as error:
+            raise _build_error(error, inside, "save_to_volume") from None
+        return inside
+
+    @staticmethod
+    def _partial(folder: str) -> str:
+        return os.path.join(folder, f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial")
+
+    def _can_rename(self, folder: str) -> bool:
+        """Whether files can be renamed here, found out by renaming an empty one."""
+        if self._renames_files is None:
+            before, after = self._partial(folder), self._partial(folder)
+            self._write(before, os.O_EXCL, b"", then=None)
+            try:
+                os.rename(before, after)
+                before = after
+                self._renames_files = True
+            except OSError:
+                self._renames_files = False
+            finally:
+                os.unlink(before)
+        return self._renames_files
+
+    def _write(self, path: str, flag: int, data: Any, then: str | None) -> None:
+        """Writes a file in one go, and renames it if `then` says so; removes it again if either fails."""
+        file = -1
+        try:
+            self._shield.enter()
+            try:
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o666)
+            finally:
+                self._shield.leave()
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            open_file, file = file, -2
+            os.close(open_file)  # where what is full, or gone, may be told only now
+            if then is not None:
+                os.rename(path, then)
+        except BaseException:
+            if file >= 0:
+                os.close(file)
+            if file != -1:
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass
+            raise
+
+    # -- loading and listing
+
+    def _load(self, path: str | os.PathLike[str], binary: bool | None) -> str | bytes:
+        inside, real = self._resolve(path, "load_from_volume")
+        try:
+            # Not to wait for the other end, where it is a pipe that some code has made.
+            with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                if not stat.S_ISREG(mode):
+                    kind = "a directory" if stat.S_ISDIR(mode) else "no file"
+                    raise VolumeError(f"{inside!r} is {kind}: list_volume() says what there is")
+                data = file.read()
+        except VolumeError:
+            raise
+        except OSError as error:
+            raise _build_error(error, inside, "load_from_volume") from None
+        if binary:
+            return data
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if binary is None:
+                return data
+            raise VolumeError(f"{inside!r} is not UTF-8 ({error.reason}): load it with binary=True") from None
+
+    def _list(self, path: str | os.PathLike[str]) -> list[str]:
+        inside, real = self._resolve(path, "list_volume")
+        paths: list[str] = []
+        folders = [(inside, real)]
+        try:
+            if not stat.S_ISDIR(os.stat(real).st_mode):
+                return [inside]
+            while folders:
+                within, folder = folders.pop()
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if entry.name.startswith(OWN_FILE_PREFIX):
+                            continue
+                        name = f"{within}/{entry.name}" if within else entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append((name, entry.path))
+                        else:
+                            paths.append(name)
+        except OSError as error:
+            raise _build_error(error, inside, "list_volume") from None
+        return sorted(paths)
+
+
+def _build_error(error: OSError, path: str, function: str) -> VolumeError:
+    """The error that the function of that name raises for a path of the volume."""
+    number = error.errno
+    if function != "save_to_volume" and number in (errno.ENOENT, errno.ENOTDIR):
+        return VolumeError(f"there is no {path!r} on the volume: list_volume() says what there is")
+    if function == "save_to_volume" and number in (errno.EEXIST, errno.ENOTDIR):
+        return VolumeError(f"{path!r} could not be saved: one of the directories on its way is a file")
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return VolumeError(f"the volume is full: {path!r} was not saved, and nothing of it is left; make room on it")
+    if number == errno.EFBIG:
+        return VolumeError(
+            f"{path!r} was not saved, and nothing of it is left: it is larger than one file of this sandbox may "
+            "be; cut it into several, or allow more"
+        )
+    verb = {"save_to_volume": "saved", "load_from_volume": "read"}.get(function, "listed")
+    return VolumeError(f"{path!r} could not be {verb}: {error.strerror or error}")

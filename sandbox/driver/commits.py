@@ -1,0 +1,88 @@
+"""The command that commits the volume after an execution, and the ends that wait for it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..wire.names import COMMIT_TIMEOUT_SECONDS
+from ..wire.pipes import READ_BYTES
+from ..wire.strict_json import dumps
+from .processes import KILL_GRACE_SECONDS, send_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+    from typing import Any
+else:
+    try:
+        import _signal as signal
+    except ImportError:  # another Python than CPython
+        import signal
+
+MAX_COMPLAINT_CHARACTERS = 2000  # of what the command said before it failed
+
+
+class Commit:
+    """One run of the command, and the end that waits for it."""
+
+    def __init__(self, header: dict[str, Any], body: bytes) -> None:
+        self.header, self.body = header, body
+        self.stderr = -1  # our end of its standard error
+        self.deadline = time.monotonic() + COMMIT_TIMEOUT_SECONDS
+        self.is_late = False
+
+
+class VolumeCommits:
+    """Runs the command; `running` are its processes. `send` sends an execution's end when its files are committed."""
+
+    def __init__(self, command: list[str], send: Callable[[dict[str, Any], bytes], None]) -> None:
+        self.running: dict[int, Commit] = {}
+        self._command = command
+        self._send = send
+
+    def send_when_committed(self, header: dict[str, Any], body: bytes) -> None:
+        """Sends an execution's end, once the command has ended where there is one."""
+        if not self._command:
+            self._send(header, body)
+            return
+        commit, writes = Commit(header, body), -1
+        try:
+            commit.stderr, writes = os.pipe()
+            os.set_blocking(commit.stderr, False)
+            actions = [(os.POSIX_SPAWN_DUP2, writes, 2)]
+            pid = os.posix_spawnp(self._command[0], self._command, os.environ, file_actions=actions)
+            self.running[pid] = commit
+        except OSError as error:
+            self._finish(commit, f"{self._command[0]} could not be started: {error.strerror}")
+        if writes >= 0:
+            os.close(writes)
+
+    def kill_late(self, now: float) -> None:
+        for pid, commit in self.running.items():
+            if now >= commit.deadline:
+                commit.is_late, commit.deadline = True, now + KILL_GRACE_SECONDS
+                send_signal(pid, signal.SIGKILL)
+
+    def on_end(self, pid: int, status: int) -> None:
+        """The kernel says that the command has ended."""
+        commit = self.running.pop(pid)
+        output = b""
+        try:
+            output = os.read(commit.stderr, READ_BYTES)
+        except BlockingIOError:
+            pass
+        complaint = output.decode("utf-8", "replace").strip()[-MAX_COMPLAINT_CHARACTERS:]
+        if commit.is_late:
+            complaint = f"{self._command[0]} did not end within {COMMIT_TIMEOUT_SECONDS:.0f} s"
+        self._finish(commit, (complaint or f"it ended with status {status}") if status else "")
+
+    def _finish(self, commit: Commit, complaint: str) -> None:
+        """Sends an execution's end. One that has failed says why it did, whatever became of its files."""
+        if commit.stderr >= 0:
+            os.close(commit.stderr)
+        header, body = commit.header, commit.body
+        if complaint and header["status"] in ("submitted", "finished"):
+            header["status"], body = "commit", dumps({"message": complaint}).encode("utf-8", "replace")
+        self._send(header, body)

@@ -1,0 +1,178 @@
+"""What a child does to itself before it runs code: limits, another user, Landlock, seccomp.
+
+The policy is the host's (``sandbox/confinement.py``); here are only the system calls.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+    from typing import Any
+else:
+    try:
+        import _signal as signal
+    except ImportError:  # another Python than CPython
+        import signal
+
+
+def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
+    """The system call, and what reads its error number.
+
+    From what ctypes is made of: ctypes itself takes longer to import than the driver.
+    """
+    try:
+        import _ctypes
+
+        raw: Any = _ctypes
+        number, word = (type("Number", (raw._SimpleCData,), {"_type_": kind}) for kind in "iL")
+        flags = raw.FUNCFLAG_CDECL | raw.FUNCFLAG_USE_ERRNO
+        function: Any = type("Function", (raw.CFuncPtr,), {"_flags_": flags, "_restype_": number})
+        call = function(raw.dlsym(raw.dlopen(None, 0), "prctl"))
+        call.argtypes = [number] + [word] * 4
+        return call, raw.get_errno
+    except (ImportError, AttributeError):  # another Python than CPython
+        import ctypes
+
+        call = ctypes.CDLL(None, use_errno=True).prctl
+        call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+        return call, ctypes.get_errno
+
+
+class Confinement:
+    """What a child does to itself before it runs code. The policy is the host's; here are only the system calls.
+
+    Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root), ``gid``
+    (of the files that it makes, by default the uid's number), ``umask``, ``search`` (keep the capability to reach the
+    interpreter under a closed home), ``landlock`` and ``seccomp``.
+    """
+
+    PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
+    PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
+    CAP_DAC_READ_SEARCH = 2
+    OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # stands in a filter for the id of the process that it confines
+    LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same number on every architecture
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._prctl_call, self._errno = _find_prctl()
+        if settings.get("landlock") or settings.get("seccomp") or settings.get("search"):
+            import ctypes
+
+            self._ctypes = ctypes
+            self._libc = ctypes.CDLL(None, use_errno=True)
+        self._limits: list[tuple[int, int]] = [
+            (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
+        ]
+        self._uid: int | None = settings.get("uid")
+        self._gid: int | None = settings.get("gid")
+        self._umask: int | None = settings.get("umask")
+        self._search = bool(settings.get("search"))
+        self._ruleset = -1
+        self._filter: Any = None
+        if settings.get("landlock"):
+            self._ruleset = self._build_ruleset(settings["landlock"])
+        if settings.get("seccomp"):
+            self._load_filter(bytes.fromhex(settings["seccomp"]))
+
+    def _call(self, name: str, result: int) -> int:
+        if result < 0:
+            number = self._errno()
+            raise OSError(number, f"{name}: {os.strerror(number)}")
+        return result
+
+    def _prctl(self, name: str, option: int, *values: int) -> None:
+        self._call("prctl " + name, self._prctl_call(option, *values, *([0] * (4 - len(values)))))
+
+    def _load_filter(self, program: bytes) -> None:
+        """Lays the filter out in memory, and notes where the confined process's own id has to stand."""
+        self._program = self._ctypes.create_string_buffer(program, len(program))
+        self._own_pid_offsets = [at for at in range(4, len(program), 8) if program[at : at + 4] == self.OWN_PID]
+        length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
+        pair = (length, self._ctypes.addressof(self._program))  # struct sock_fprog
+        self._filter = self._ctypes.create_string_buffer(b"".join(n.to_bytes(8, sys.byteorder) for n in pair), 16)
+
+    def _build_ruleset(self, settings: dict[str, Any]) -> int:
+        """A ruleset, made once: each child that enters it gets a domain of its own, as the kernel counts them."""
+        struct = b"".join(int(settings[attribute]).to_bytes(8, sys.byteorder) for attribute in settings["attributes"])
+        ruleset = self._call(
+            "landlock_create_ruleset",
+            self._libc.syscall(self.LANDLOCK_CREATE, struct, self._ctypes.c_size_t(len(struct)), 0),
+        )
+        for path, access in settings["rules"]:
+            try:
+                path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue  # not every system has every one of the paths
+            rule = int(access).to_bytes(8, sys.byteorder) + path_fd.to_bytes(4, sys.byteorder)
+            self._call("landlock_add_rule " + path, self._libc.syscall(self.LANDLOCK_ADD, ruleset, 1, rule, 0))
+            os.close(path_fd)
+        return ruleset
+
+    def adopt_orphans(self) -> None:
+        """Descendants whose parent has died become children of this process, whatever session they moved to."""
+        self._prctl("PR_SET_CHILD_SUBREAPER", self.PR_SET_CHILD_SUBREAPER, 1)
+
+    def request_term_on_parent_end(self) -> None:
+        """SIGTERM when the parent ends, and not SIGKILL: there is something to take along."""
+        self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    def become_supervisor(self) -> None:
+        """Makes the calling process a supervisor: told of its parent's end, parent of orphans, closed to others."""
+        self.request_term_on_parent_end()
+        self.adopt_orphans()
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 0)  # /proc/PID/fd and /proc/PID/mem are closed to others
+
+    def confine(self, parent: int) -> None:
+        """Confines the calling process, a child of `parent`, for good. Raises OSError; the code must not run then."""
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
+        try:
+            with open("/proc/self/oom_score_adj", "w") as adjust:
+                adjust.write("1000")  # where memory runs out, the kernel takes this process and not the supervisor
+        except OSError:
+            pass  # no /proc, or not ours to change: the order in which the kernel kills is not a promise
+        self.adopt_orphans()
+        for limit, value in self._limits:
+            hard = resource.getrlimit(limit)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            # At the soft limit of CPU seconds the signal says what it is about; at the hard one it is SIGKILL.
+            more = 1 if limit == resource.RLIMIT_CPU and hard in (resource.RLIM_INFINITY, max(hard, value + 1)) else 0
+            resource.setrlimit(limit, (value, value + more))
+        if self._umask is not None:
+            os.umask(self._umask)
+        if self._uid is not None:
+            self._change_user(self._uid)
+        self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)  # it ended just before that call
+        if self._ruleset >= 0 or self._filter is not None:
+            self._prctl("PR_SET_NO_NEW_PRIVS", self.PR_SET_NO_NEW_PRIVS, 1)
+        if self._ruleset >= 0:
+            self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, self._ruleset, 0))
+        if self._filter is not None:
+            for at in self._own_pid_offsets:
+                self._program[at : at + 4] = os.getpid().to_bytes(4, sys.byteorder)
+            self._prctl("PR_SET_SECCOMP", self.PR_SET_SECCOMP, 2, self._ctypes.addressof(self._filter))
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 0)  # closed to other executions until it has its own
+
+    def open_own_proc(self) -> None:
+        """Opens the calling process's own /proc/self to the code that it is about to run."""
+        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
+
+    def _change_user(self, uid: int) -> None:
+        if self._search:
+            self._prctl("PR_SET_KEEPCAPS", self.PR_SET_KEEPCAPS, 1)
+        gid = uid if self._gid is None else self._gid
+        os.setgroups([] if gid == uid else [uid])  # the way to its own folder is open to the group of that number
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        if self._search:
+            keep = 1 << self.CAP_DAC_READ_SEARCH
+            header = (0x20080522).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
+            sets = b"".join(keep.to_bytes(4, sys.byteorder) for _ in range(3)) + bytes(12)
+            self._call("capset", self._libc.capset(header, sets))
+            self._prctl("PR_CAP_AMBIENT", self.PR_CAP_AMBIENT, 2, self.CAP_DAC_READ_SEARCH)

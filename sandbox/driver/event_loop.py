@@ -1,0 +1,54 @@
+"""The loop's half of the supervisor: descriptors that are waited for, and what is called when they are ready."""
+
+from __future__ import annotations
+
+import select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class EventLoop:
+    """Waits for descriptors on an epoll, and calls the handlers of those that are ready."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._outputs: set[int] = set()
+
+    def get_fd(self) -> int:
+        return self._poll.fileno()
+
+    def watch(self, fd: int, handler: Callable[[], None], *, is_output: bool = False) -> None:
+        """Calls the handler when there is something to read; `is_output` says that it is a child's output."""
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.EPOLLIN)
+        if is_output:
+            self._outputs.add(fd)
+
+    def watch_backlog(self, fd: int, backlog: bytearray, handler: Callable[[], None]) -> None:
+        """Calls the handler when the descriptor takes more, for as long as there is a backlog for it."""
+        is_watched = fd in self._handlers
+        if backlog and not is_watched:
+            self._handlers[fd] = handler
+            self._poll.register(fd, select.EPOLLOUT)
+        elif not backlog and is_watched:
+            self.unwatch(fd)
+
+    def unwatch(self, fd: int) -> None:
+        self._outputs.discard(fd)
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def run_once(self, timeout: float | None) -> bool:
+        """Waits that many seconds at most, and calls the handlers; whether there were any to call."""
+        events = self._poll.poll(timeout)
+        if len(events) > 1:
+            # What a context has written before it said that it is done is ready with that, and goes first.
+            events.sort(key=lambda event: event[0] not in self._outputs)
+        for fd, _event in events:
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler()
+        return bool(events)

@@ -1,0 +1,477 @@
+"""The supervisor: keeps the wire to the host, and sees each execution from its beginning to the end of its child."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+
+from ..wire.frames import BadFrameError, encode_frame
+from ..wire.pipes import READ_BYTES
+from ..wire.strict_json import dumps, loads
+from .child.runner import CODE_NAME
+from .child.submit import MAX_SUBMIT_BYTES
+from .child_process import ChildProcess, fork_child
+from .commits import VolumeCommits
+from .confinement import Confinement
+from .contexts import Contexts
+from .event_loop import EventLoop
+from .execution import Execution
+from .host_wire import HostWire
+from .processes import (
+    KILL_GRACE_SECONDS,
+    count_memory_kills,
+    kill_all_children,
+    kill_session,
+    kill_strangers,
+    send_signal,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import Any
+else:
+    try:
+        import _signal as signal
+    except ImportError:  # another Python than CPython
+        import signal
+
+MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # an error's traceback, or the fields and what stands around them
+SUBMIT_GRACE_SECONDS = 5.0  # for `finally` blocks after SUBMIT; the result stands already
+IDLE_SECONDS = 1.0  # without anything to do, after which more executions are taken to be coming
+MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
+
+
+class Supervisor:
+    """Serves one host over the descriptors `reads` and `writes`."""
+
+    def __init__(self, reads: int, writes: int) -> None:
+        self._secret = os.urandom(12).hex()
+        self._loop = EventLoop()
+        self._wire = HostWire(reads, writes, self._secret, self._loop, self._pause_children)
+        self._processes: dict[int, ChildProcess] = {}
+        self._contexts = Contexts()
+        self._commits = VolumeCommits([], self._wire.send)
+        self._spare: ChildProcess | None = None  # confined and waiting, for the next execution
+        self._confinement: Confinement | None = None
+        self._settings: dict[str, Any] = {}
+        self._beat_seconds: float | None = None
+        self._silence_seconds = 0.0
+        self._expires_at: float | None = None
+        self._is_warm = False
+        self._is_done = False
+        self._executions = 0
+        self._memory_kills = 0
+
+    def run(self, first: bytes = b"") -> None:
+        """Serves until the host says stop, closes the wire or falls silent. `first` came before the wire was there."""
+        wake_reads, wake_writes = os.pipe()
+        for fd in (wake_reads, wake_writes, self._wire.reads, self._wire.writes):
+            os.set_blocking(fd, False)
+        gc.disable()  # a collection touches every page that a child would otherwise share
+        signal.set_wakeup_fd(wake_writes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, self._on_child)
+        signal.signal(signal.SIGTERM, self._on_term)
+        self._wake = (wake_reads, wake_writes)
+        self._loop.watch(wake_reads, self._on_signal)
+        self._loop.watch(self._wire.reads, self._on_wire)
+        try:
+            self._take_frames(self._wire.parse(first))
+            while not (self._is_done or self._wire.is_closed):
+                has_events = self._loop.run_once(self._find_wait())
+                self._end_overdue()
+                if not has_events and not self._is_warm and not self._processes:
+                    self._warm_up()
+        finally:
+            for process in self._processes.values():
+                kill_session(process.pid)
+            kill_all_children()
+
+    def _warm_up(self) -> None:
+        """Imports, while nothing else is to be done, what most code and every traceback needs; children inherit it.
+
+        Where a sandbox runs one execution it would cost as much as the rest of the driver's life.
+        """
+        self._is_warm = True
+        for name in ("json", "signal", "traceback", "linecache"):
+            __import__(name)
+        gc.collect()
+        gc.freeze()
+
+    # -- time
+
+    def _find_wait(self) -> float | None:
+        """Seconds until something is due."""
+        moments: list[float] = []
+        if not self._is_warm and not self._processes and self._settings:
+            moments.append(time.monotonic() + IDLE_SECONDS)
+        if self._beat_seconds is not None:
+            moments += [
+                self._wire.last_sent + self._beat_seconds,
+                self._wire.last_heard + self._silence_seconds,
+            ]
+        if self._expires_at is not None:
+            moments.append(self._expires_at)
+        for process in self._processes.values():
+            execution = process.execution
+            if execution is not None:
+                due = execution.kill_at if execution.kill_at is not None else execution.deadline
+                if due is not None:
+                    moments.append(due)
+        moments += [commit.deadline for commit in self._commits.running.values()]
+        if not moments:
+            return None
+        return min(max(0.0, min(moments) - time.monotonic()), MAX_WAIT_SECONDS)
+
+    def _end_overdue(self) -> None:
+        """Beats, and ends what has outlived its time: executions, commits, the driver itself."""
+        if (
+            self._beat_seconds is None
+            and self._expires_at is None
+            and not self._processes
+            and not self._commits.running
+        ):
+            return
+        now = time.monotonic()
+        if self._beat_seconds is not None:
+            if now >= self._wire.last_heard + self._silence_seconds:
+                self._is_done = True  # the host is gone, and the sandbox must become idle for its provider to end it
+            elif now >= self._wire.last_sent + self._beat_seconds:
+                self._wire.send({"op": "beat", "id": 0})
+        if self._expires_at is not None and now >= self._expires_at:
+            self._is_done = True
+        for process in list(self._processes.values()):
+            execution = process.execution
+            if execution is None:
+                continue
+            if execution.kill_at is not None:
+                if now >= execution.kill_at:
+                    execution.kill_at = now + KILL_GRACE_SECONDS
+                    if execution.has_second_interrupt:
+                        execution.has_second_interrupt = False
+                        send_signal(process.pid, signal.SIGINT)
+                    else:
+                        kill_session(process.pid)
+            elif execution.deadline is not None and now >= execution.deadline:
+                self._stop(process, execution, "timeout")
+        self._commits.kill_late(now)
+
+    def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
+        """Interrupts an execution, so that it can say where it was and a context keeps its state; then kills it."""
+        if execution.submitted is None:
+            execution.end_cause = execution.end_cause or cause
+        execution.deadline = None
+        if cause == "cancelled" and process.context is None:
+            kill_session(process.pid)
+            execution.kill_at = time.monotonic() + KILL_GRACE_SECONDS
+            return
+        send_signal(process.pid, signal.SIGINT)
+        execution.kill_at = time.monotonic() + KILL_GRACE_SECONDS
+        # Python drops what is raised in a finalizer, and the state is worth a second try.
+        execution.has_second_interrupt = process.context is not None
+
+    # -- from the host
+
+    def _on_wire(self) -> None:
+        self._take_frames(self._wire.read())
+
+    def _take_frames(self, frames: list[tuple[dict[str, Any], bytes | None]]) -> None:
+        for header, body in frames:
+            getattr(self, "_op_" + header["op"])(header, body)
+
+    def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
+        settings = self._settings = loads(body.decode("utf-8"))
+        self._beat_seconds = settings["heartbeat"]
+        self._silence_seconds = settings["silence"]
+        if settings["lifetime"] is not None:
+            self._expires_at = time.monotonic() + settings["lifetime"]
+        self._wire.files_folder = settings.get("files")
+        self._commits = VolumeCommits(settings["commit"], self._wire.send)
+        settings["cwd"] = os.path.abspath(settings["cwd"])
+        os.chdir(settings["cwd"])
+        self._confinement = Confinement(settings["confinement"])
+        self._confinement.become_supervisor()
+        os.environ.update(settings["environment"])  # here once, and inherited
+        sys.path += settings["path"]
+        self._memory_kills = count_memory_kills()
+        self._wire.send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
+        # The first compilation of a process makes a hundred types, a millisecond that each child would take.
+        compile("0", CODE_NAME, "exec")
+
+    def _op_beat(self, _header: dict[str, Any], _body: bytes | None) -> None:
+        pass  # any frame counts as a sign of life
+
+    def _op_stop(self, _header: dict[str, Any], _body: bytes | None) -> None:
+        self._is_done = True
+
+    def _op_execute(self, header: dict[str, Any], body: bytes) -> None:
+        self._executions += 1
+        if self._executions == 2 and not self._is_warm:
+            self._warm_up()  # a sandbox that is used twice is likely to be used a hundred times
+        execution = Execution(header["id"], header["timeout"], self._settings["output_cap"], self._secret)
+        context: str | None = header["context"]
+        loss = self._contexts.find_loss(context)
+        if loss is not None:
+            self._refuse(execution, "lost", loss)
+            return
+        process = self._contexts.find_process(context)
+        if process is not None and process.execution is not None:
+            process.waiting.append((execution, body))  # the last was cancelled, and is about to end
+            return
+        if process is None:
+            process, self._spare = self._spare, None
+        try:
+            if process is None:
+                process = self._fork()
+        except OSError as error:
+            self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
+            return
+        if context is not None:
+            self._contexts.add(context, process)
+        process.begin(execution, body, self._loop)
+        if context is None and self._executions > 1 and self._spare is None:
+            # While this one runs: the making of its process is half of what a short execution takes.
+            try:
+                self._spare = self._fork()
+            except OSError:
+                pass  # the next execution says so, if it is still the case
+
+    def _refuse(self, execution: Execution, status: str, message: str) -> None:
+        body = dumps({"message": message}).encode("utf-8")
+        self._wire.send({"op": "end", "id": execution.id, "status": status, "seconds": 0.0}, body)
+
+    def _op_reply(self, header: dict[str, Any], body: bytes) -> None:
+        process = self._find_process(header["id"])
+        if process is not None and process.execution is not None:
+            reply = {"op": "reply", "token": process.execution.token, "call": header["call"]}
+            process.send(encode_frame(reply, body), self._loop)
+
+    def _op_cancel(self, header: dict[str, Any], _body: bytes | None) -> None:
+        process = self._find_process(header["id"])
+        if process is not None and process.execution is not None:
+            self._stop(process, process.execution, "cancelled")
+            return
+        for process in self._processes.values():
+            for waiting in process.waiting:
+                if waiting[0].id == header["id"]:
+                    process.waiting.remove(waiting)
+                    self._refuse(waiting[0], "cancelled", "")
+                    return
+
+    def _op_forget(self, header: dict[str, Any], _body: bytes | None) -> None:
+        process = self._contexts.forget(header["context"])
+        if process is not None:
+            if process.execution is not None:
+                process.execution.end_cause = process.execution.end_cause or "cancelled"
+            kill_session(process.pid)
+
+    def _find_process(self, number: int) -> ChildProcess | None:
+        """The child that runs the execution of that number."""
+        for process in self._processes.values():
+            if process.execution is not None and process.execution.id == number:
+                return process
+        return None
+
+    # -- children
+
+    def _fork(self) -> ChildProcess:
+        """A child that is confined and waits for an execution. Raises OSError."""
+        assert self._confinement is not None
+        process = fork_child(self._settings, self._confinement, self._list_fds)
+        self._processes[process.pid] = process
+        for stream, fd in process.outputs.items():
+            self._loop.watch(fd, lambda stream=stream: self._drain(process, stream), is_output=True)
+        if not self._wire.is_paused:
+            self._loop.watch(process.reads, lambda: self._on_channel(process))
+        return process
+
+    def _list_fds(self) -> list[int]:
+        fds = [self._wire.reads, self._wire.writes, self._loop.get_fd(), *self._wake]
+        for process in self._processes.values():
+            fds += process.list_fds()
+        return fds + [commit.stderr for commit in self._commits.running.values()]
+
+    def _pause_children(self, is_paused: bool) -> None:
+        """Reads no more from children while the host has fallen behind."""
+        for process in self._processes.values():
+            if is_paused:
+                self._loop.unwatch(process.reads)
+            else:
+                self._loop.watch(process.reads, lambda process=process: self._on_channel(process))
+
+    def _drain(self, process: ChildProcess, stream: str) -> None:
+        """Reads what is in an output pipe. What comes between two executions of a context belongs to neither.
+
+        Never more at a time than a pipe holds: who writes without end shall not keep the others waiting.
+        """
+        for _ in range(16):
+            try:
+                data = os.read(process.outputs[stream], READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._loop.unwatch(process.outputs[stream])
+                return
+            if process.execution is not None:
+                text = process.execution.read_output(stream, data)
+                if text:
+                    self._send_output(process.execution, stream, text)
+            if len(data) < READ_BYTES:
+                return
+
+    def _send_output(self, execution: Execution, stream: str, text: str, dropped: int = 0) -> None:
+        """Hands on what the code has written; `dropped` characters before it are not."""
+        header = {"op": "output", "id": execution.id, "stream": stream, "dropped": dropped}
+        self._wire.send(header, dumps(text).encode("utf-8", "replace"))
+
+    def _on_channel(self, process: ChildProcess) -> None:
+        try:
+            data = os.read(process.reads, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.unwatch(process.reads)  # not an end: the kernel tells when the child has ended
+            return
+        self._read_channel(process, data)
+
+    def _read_channel(self, process: ChildProcess, data: bytes) -> None:
+        if process.broken:
+            return
+        try:
+            for header, body in process.frames.feed(data):
+                self._take_child_frame(process, header, body)
+        except BadFrameError as error:
+            process.broken = str(error)
+            if process.execution is not None and process.execution.submitted is None:
+                process.execution.end_cause = process.execution.end_cause or "channel"
+            kill_session(process.pid)
+
+    def _take_child_frame(self, process: ChildProcess, header: dict[str, Any], body: bytes | None) -> None:
+        op, execution = header.get("op"), process.execution
+        if body is None or b"\n" in body or op not in ("submit", "call", "files", "end"):
+            raise BadFrameError(f"a frame of kind {op!r} that is none of a child's")
+        if op != "call" and len(body) > (MAX_SUBMIT_BYTES if op == "submit" else MAX_OUTCOME_BYTES):
+            raise BadFrameError(f"an outcome of {len(body):,} bytes")
+        if op == "end" and header.get("status") == "setup":
+            # The child's own word, and it may be the code that speaks: nothing is tried again because of it.
+            process.unconfined = body
+            if execution is not None and not execution.status:
+                execution.status, execution.outcome = "unconfined", body
+            return
+        if execution is None or header.get("token") != execution.token:
+            return  # from a thread that an earlier execution left behind
+        if op == "call":
+            number, name = header.get("call"), header.get("name")
+            if type(number) is not int or type(name) is not str:
+                raise BadFrameError("a call without a number or a name")
+            self._wire.send({"op": "call", "id": execution.id, "call": number, "name": name}, body)
+        elif op == "submit":
+            if execution.submitted is None and not execution.end_cause:
+                execution.submitted = body
+                execution.deadline = None
+                execution.kill_at = time.monotonic() + SUBMIT_GRACE_SECONDS
+        elif op == "files":
+            execution.files = body
+        else:
+            status = header.get("status")
+            if status not in ("finished", "error"):
+                raise BadFrameError(f"an end with the status {status!r}")
+            if not execution.status:
+                execution.status, execution.outcome = str(status), body
+            if process.context is not None:
+                self._finish(process, execution)
+
+    # -- ends
+
+    def _on_child(self, _number: int, _frame: object) -> None:
+        pass  # the wake-up descriptor says it to the loop
+
+    def _on_term(self, _number: int, _frame: object) -> None:
+        self._is_done = True
+
+    def _on_signal(self) -> None:
+        try:
+            while os.read(self._wake[0], 4096):
+                pass
+        except BlockingIOError:
+            pass
+        has_reaped = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            has_reaped = True
+            process = self._processes.pop(pid, None)
+            if process is not None:
+                self._on_child_end(process, status)
+            elif pid in self._commits.running:
+                self._commits.on_end(pid, status)
+        if has_reaped:
+            kill_strangers(self._processes, self._commits.running)
+
+    def _on_child_end(self, process: ChildProcess, status: int) -> None:
+        """The kernel says that a child has ended: with it, its execution."""
+        try:
+            while data := os.read(process.reads, READ_BYTES):
+                self._read_channel(process, data)
+        except BlockingIOError:
+            pass
+        for stream in process.outputs:
+            self._drain(process, stream)
+        if process is self._spare:
+            self._spare = None
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        self._contexts.record_end(process, code, number)
+        if process.execution is not None:
+            self._finish(process, process.execution, code, number)
+        for waiting, _body in process.waiting:
+            self._refuse(waiting, "lost", self._contexts.find_loss(process.context) or "its context was forgotten")
+        for fd in process.list_fds():
+            self._loop.unwatch(fd)
+            os.close(fd)
+
+    def _finish(
+        self, process: ChildProcess, execution: Execution, code: int | None = None, number: int | None = None
+    ) -> None:
+        """Sends an execution's end. `code` and `number` are the child's exit status and signal where it has ended."""
+        process.execution = None
+        dropped: dict[str, int] = {}
+        for name, stream in execution.streams.items():
+            now, tail = stream.finish()
+            if now:
+                self._send_output(execution, name, now)
+            if stream.dropped:
+                dropped[name] = stream.dropped
+            if tail:
+                self._send_output(execution, name, tail, stream.dropped)
+        if execution.files is not None:
+            self._wire.send({"op": "files", "id": execution.id}, execution.files)
+        header: dict[str, Any] = {
+            "op": "end", "id": execution.id, "seconds": time.monotonic() - execution.started_at, "dropped": dropped,
+        }  # fmt: skip
+        body = execution.outcome or b"null"
+        if execution.submitted is not None:
+            header["status"], body = "submitted", execution.submitted
+        elif execution.end_cause:
+            header["status"] = execution.end_cause
+            if execution.end_cause == "channel":
+                body = dumps({"message": process.broken}).encode("utf-8", "replace")
+        elif execution.status:
+            header["status"] = execution.status
+        else:
+            header["status"], header["exit_code"], header["signal"] = "crashed", code, number
+            if number == signal.SIGKILL:
+                kills, self._memory_kills = self._memory_kills, count_memory_kills()
+                header["out_of_memory"] = self._memory_kills > kills
+        has_ended = code is not None or number is not None
+        if process.context is not None and has_ended:
+            header["state_lost"] = True
+        self._commits.send_when_committed(header, body)
+        if process.waiting and not has_ended:
+            process.begin(*process.waiting.pop(0), self._loop)

@@ -1,0 +1,104 @@
+"""The driver in one piece, as a sandbox is sent it: code objects for a Python of the host's version, text for another.
+
+Both forms are one program, which loads the driver's modules and has `main` among its names. A sandbox whose Python has
+the host's magic number (`importlib.util.MAGIC_NUMBER`) takes the code and starts some 20 ms sooner than from text.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import marshal
+from functools import cache
+from types import CodeType
+
+from .wire.names import DRIVER_FILE_PREFIX
+
+# In the order in which they import each other.
+MODULES = (
+    "wire.names",
+    "wire.strict_json",
+    "wire.frames",
+    "wire.pipes",
+    "driver.confinement",
+    "driver.processes",
+    "driver.execution",
+    "driver.event_loop",
+    "driver.host_wire",
+    "driver.contexts",
+    "driver.commits",
+    "driver.child.submit",
+    "driver.child.interrupts",
+    "driver.child.volume",
+    "driver.child.queries",
+    "driver.child.error_report",
+    "driver.child.channel",
+    "driver.child.runner",
+    "driver.child_process",
+    "driver.supervisor",
+    "driver.main",
+)
+PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code
+
+# A module is in sys.modules only until the others have imported it: what the code imports is its own.
+PROGRAM = f"""
+import sys
+
+def load(parts):
+    names = []
+    for name, part in parts:
+        module = type(sys)("_rlm_batch." + name)
+        module.__package__ = module.__name__.rpartition(".")[0]
+        sys.modules[module.__name__] = module
+        names.append(module.__name__)
+        if isinstance(part, str):
+            part = compile(part, {DRIVER_FILE_PREFIX!r} + name.replace(".", "/") + ".py", "exec", dont_inherit=True)
+        exec(part, module.__dict__)
+    for name in names:
+        del sys.modules[name]
+    return module.main
+
+main = load({PARTS!r})
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@cache
+def build_driver_text() -> bytes:
+    """The program as text, for any Python from 3.9 on."""
+    parts = tuple((name, _find_loader(name).get_source(_find_name(name))) for name in MODULES)
+    return PROGRAM.replace(repr(PARTS), repr(parts)).encode()
+
+
+@cache
+def build_driver_code() -> bytes:
+    """The program as a marshalled code object, for a Python with this one's magic number."""
+    parts = tuple((name, _compile_module(name)) for name in MODULES)
+    program = compile(PROGRAM, f"{DRIVER_FILE_PREFIX}__init__.py", "exec", dont_inherit=True)
+    constants = tuple(parts if constant == PARTS else constant for constant in program.co_consts)
+    return marshal.dumps(program.replace(co_consts=constants))
+
+
+def _find_name(module: str) -> str:
+    return f"{__package__}.{module}"
+
+
+def _find_loader(module: str) -> importlib.abc.InspectLoader:
+    spec = importlib.util.find_spec(_find_name(module))
+    assert spec is not None
+    assert isinstance(spec.loader, importlib.abc.InspectLoader)
+    return spec.loader
+
+
+def _compile_module(module: str) -> CodeType:
+    """A module's code, from Python's own cache where it is there; file names are as where the sandbox compiles it."""
+    code = _find_loader(module).get_code(_find_name(module))
+    assert code is not None
+    return _rename_file(code, f"{DRIVER_FILE_PREFIX}{module.replace('.', '/')}.py")
+
+
+def _rename_file(code: CodeType, file_name: str) -> CodeType:
+    constants = tuple(_rename_file(item, file_name) if isinstance(item, CodeType) else item for item in code.co_consts)
+    return code.replace(co_filename=file_name, co_consts=constants)

@@ -1,0 +1,93 @@
+"""Frames: the messages between the host and a driver, and between a supervisor and its children.
+
+A frame is one line of JSON, its header. A header with ``body: n`` is followed by a line of exactly n bytes, itself
+JSON, which the supervisor hands on unread; with ``file: path`` in its place the body is what that file holds, and
+whoever takes the frame removes the file. Every frame has ``op``, an ``id`` (the execution's; 0 for the sandbox) and, on
+the host's wire, ``n``, a number that grows by one: a frame that comes again is dropped.
+
+    host to driver   start (first, body: the settings), execute (timeout, context, body: code, variables, names),
+                     reply (call, body), cancel, forget (context), beat, stop
+    driver to host   ready, output (stream, text, dropped), call (call, name, body), files (body: what was written on
+                     the volume), end (status, body), beat
+"""
+
+from __future__ import annotations
+
+from .strict_json import dumps, loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_HEADER_BYTES = 64 * 1024  # headers hold ids and short names only
+
+
+class BadFrameError(Exception):
+    """Bytes on a channel that are no frame."""
+
+
+def encode_frame(header: dict[str, Any], body: bytes | None = None) -> bytes:
+    """A frame's bytes."""
+    if body is None:
+        return dumps(header).encode("utf-8", "replace") + b"\n"
+    header["body"] = len(body)
+    return b"".join((dumps(header).encode("utf-8", "replace"), b"\n", body, b"\n"))
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames: pairs of a header and a body, which is None where there is none."""
+
+    def __init__(self, body_limit: int | None = None) -> None:
+        self._body_limit = body_limit
+        self._parts: list[bytes] = []  # of a frame that is not complete yet
+        self._size = 0  # bytes in it
+        self._size_needed = 0  # bytes that it takes at least
+
+    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes | None]]:
+        """The frames that these bytes complete. Raises BadFrameError; the stream is lost after that."""
+        if self._parts:
+            self._parts.append(data)
+            self._size += len(data)
+            if self._size < self._size_needed:
+                return []
+            data = b"".join(self._parts)
+            self._parts = []
+        frames: list[tuple[dict[str, Any], bytes | None]] = []
+        begin, size = 0, len(data)
+        while begin < size:
+            end = data.find(b"\n", begin)
+            if end < 0:
+                if size - begin > MAX_HEADER_BYTES:
+                    raise BadFrameError("a header longer than any of ours")
+                self._keep_rest(data[begin:], 0)
+                break
+            header = self._parse_header(data[begin:end])
+            body = None
+            if "body" in header:
+                stop = end + 1 + header["body"]
+                if stop >= size:
+                    self._keep_rest(data[begin:], stop + 1 - begin)
+                    break
+                if data[stop] != 10:
+                    raise BadFrameError("a body that is longer than its header says")
+                body = data[end + 1 : stop]
+                end = stop
+            frames.append((header, body))
+            begin = end + 1
+        return frames
+
+    def _keep_rest(self, rest: bytes, size_needed: int) -> None:
+        self._parts, self._size, self._size_needed = [rest], len(rest), size_needed
+
+    def _parse_header(self, line: bytes) -> dict[str, Any]:
+        try:
+            header: Any = loads(line.decode("utf-8"))
+        except (ValueError, RecursionError):
+            raise BadFrameError(f"a line that is no frame: {line[:80]!r}") from None
+        if not isinstance(header, dict):
+            raise BadFrameError(f"a line that is no frame: {line[:80]!r}")
+        frame: dict[str, Any] = header  # type: ignore[reportUnknownVariableType]
+        size = frame.get("body", 0)
+        if type(size) is not int or size < 0 or (self._body_limit is not None and size > self._body_limit):
+            raise BadFrameError(f"a body of {size!r} bytes")
+        return frame

@@ -1,0 +1,132 @@
+"""Strict JSON: what one end of the wire writes, the other reads, and nothing else.
+
+From the parts that CPython's ``json`` is made of: ``json`` itself imports ``re``, which would cost a sandbox more than
+everything else that happens before its first answer.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_FIRST_UNREADABLE_INTEGER = 10**4300  # the first integer that Python does not read from text unless it is told to
+
+
+class NotJsonError(Exception):
+    """A value that strict JSON cannot hold; the message names its place and the remedy."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name + " is not JSON")
+
+
+try:
+    from _json import encode_basestring, make_encoder, make_scanner  # type: ignore[attr-defined]
+
+    class _ScannerSettings:
+        strict = True
+        object_hook = object_pairs_hook = array_hook = None
+        parse_float = float
+        parse_int = int
+        parse_constant = staticmethod(_refuse_constant)
+        memo: dict[str, str] = {}  # noqa: RUF012 - the scanner's own protocol
+
+    # Any: the scanner takes whatever has these attributes, and its stub asks for a scanner.
+    _settings: Any = _ScannerSettings()
+    _no_default: Any = None  # a value that is not JSON is a TypeError
+    _scan: Any = make_scanner(_settings)
+    _encode: Any = make_encoder(None, _no_default, encode_basestring, None, ":", ",", False, False, False)
+
+    def loads(text: str) -> Any:
+        """The value of a compact JSON text. Raises ValueError or RecursionError."""
+        try:
+            value, end = _scan(text, 0)
+        except StopIteration:
+            raise ValueError("not JSON") from None
+        if end != len(text):
+            raise ValueError("more than one JSON value")
+        return value
+
+    def dumps(value: Any) -> str:
+        """Compact JSON, not escaped to ASCII. Raises ValueError, TypeError or RecursionError."""
+        return "".join(_encode(value, 0))
+
+except ImportError:  # another Python than CPython
+    import json
+
+    def loads(text: str) -> Any:
+        return json.loads(text, parse_constant=_refuse_constant)
+
+    def dumps(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _is_certainly_json(value: Any) -> bool:
+    """Whether a value is certainly JSON; quick, and silent about why not."""
+    kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is int:
+        return -_FIRST_UNREADABLE_INTEGER < value < _FIRST_UNREADABLE_INTEGER
+    if kind is float:
+        return value - value == 0  # neither infinite nor NaN
+    if kind is list or kind is tuple:
+        return all(map(_is_certainly_json, value))
+    return kind is dict and all(type(key) is str for key in value) and all(map(_is_certainly_json, value.values()))
+
+
+def _check_value(value: Any, place: str) -> None:
+    """Raises NotJsonError for what is no JSON at or below a value, which `place` names."""
+    kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
+    if kind.__module__.partition(".")[0] == "numpy":
+        raise NotJsonError(f"{place} is numpy's {kind.__name__}: hand over {place}.item() or {place}.tolist()")
+    if isinstance(value, int) and not -_FIRST_UNREADABLE_INTEGER < value < _FIRST_UNREADABLE_INTEGER:
+        raise NotJsonError(f"{place} is an integer of more than 4,300 digits: hand over a string of it")
+    if value is None or isinstance(value, (str, int)):
+        return
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise NotJsonError(f"{place} is {value!r}, which JSON cannot hold: hand over None or a string in its place")
+    elif isinstance(value, (list, tuple)):
+        items: Any = value  # type: ignore[reportUnknownVariableType]
+        for index, item in enumerate(items):
+            _check_value(item, f"{place}[{index}]")
+    elif isinstance(value, dict):
+        pairs: Any = value  # type: ignore[reportUnknownVariableType]
+        for key, item in pairs.items():
+            if not isinstance(key, str):
+                raise NotJsonError(f"{place} has the key {key!r}, which is no string: use str({key!r})")
+            _check_value(item, f"{place}[{key!r}]")
+    elif isinstance(value, (bytes, bytearray)):
+        raise NotJsonError(f"{place} is bytes: decode it to text, or save it to the volume and hand over its path")
+    elif isinstance(value, (set, frozenset)):
+        raise NotJsonError(f"{place} is a {kind.__name__}: hand over sorted({place}) or list({place})")
+    else:
+        raise NotJsonError(
+            f"{place} is a {kind.__qualname__}, which is not JSON: hand over numbers, text, lists and dicts"
+        )
+
+
+def encode_fields(fields: dict[str, Any]) -> bytes:
+    """The fields as compact UTF-8 JSON; tuples become lists. Raises NotJsonError, which names the field."""
+    for name, value in fields.items():
+        try:
+            if not _is_certainly_json(value):
+                _check_value(value, name)
+        except RecursionError:
+            raise NotJsonError(f"{name} contains itself, or is nested too deeply") from None
+    try:
+        return dumps(fields).encode("utf-8")
+    except (ValueError, RecursionError):
+        pass
+    for name, value in fields.items():  # which of them it was
+        try:
+            dumps({name: value}).encode("utf-8")
+        except UnicodeEncodeError:
+            raise NotJsonError(
+                f"{name} has text with a lone surrogate, which is not UTF-8: replace or drop it"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise NotJsonError(f"{name}: {error}") from None
+    raise NotJsonError("the fields together are nested too deeply")
