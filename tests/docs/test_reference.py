@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from dataclasses import fields
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pytest
 from pydantic.fields import FieldInfo
@@ -44,10 +44,8 @@ def parameters() -> dict[tuple[str, str], tuple[str, str]]:
     """Default and description of every parameter of every flow, by flow and name."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for flow in FLOWS:
-        function = getattr(rlm_batch, flow).fn
-        hints = get_type_hints(function, include_extras=True)
-        for parameter in inspect.signature(function).parameters.values():
-            (text,) = [item.description for item in get_args(hints[parameter.name]) if isinstance(item, FieldInfo)]
+        for parameter in inspect.signature(getattr(rlm_batch, flow).fn).parameters.values():
+            (text,) = [item.description for item in get_args(parameter.annotation) if isinstance(item, FieldInfo)]
             assert text is not None
             found[flow, parameter.name] = (written(parameter.default), text)
     return found
