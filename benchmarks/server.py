@@ -38,7 +38,7 @@ from rich.table import Table
 
 from rlm_batch import batch
 from rlm_batch.deployments.server import WORK_POOL, PrefectServer
-from rlm_batch.deployments.worker import PrefectWorker, children
+from rlm_batch.deployments.worker import PrefectWorker, list_children
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -223,14 +223,14 @@ def with_worker(running: Running, home: Path) -> float:
     """The same, of all together, while a worker asks for runs that are due."""
     url = running.urls[0]
     httpx.post(f"{url}/work_pools/", json={"name": WORK_POOL, "type": "process"}, timeout=60).raise_for_status()
-    others = tuple(children(os.getpid()))
+    others = tuple(list_children(os.getpid()))
     home.mkdir()
     worker = PrefectWorker(home, url, WORK_POOL)
     worker.launch()
     try:
         wanted = f"{url}/work_pools/{WORK_POOL}/workers/filter"
         while not httpx.post(wanted, json={}, timeout=60).json():
-            if worker.died() is not None:
+            if worker.poll_exit_status() is not None:
                 raise RuntimeError(f"the worker has ended: see {worker.log}")
             time.sleep(0.2)
         time.sleep(IDLE_SECONDS)  # what it asks once is over

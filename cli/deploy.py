@@ -16,13 +16,13 @@ def run_deploy(work_pool: str, reset: bool) -> int:
     if not work_pool.strip():
         wrong("--work-pool is empty: name the pool, or leave it out for rlm-batch")
     done = asyncio.run(deploy(work_pool=work_pool, reset=reset))
-    for name in done.made:
+    for name in done.created:
         print(f"{name} made")
     for name in done.updated:
         print(f"{name} {'put back' if reset else 'brought up to date'}")
-    for name in done.limited:
+    for name in done.limited_blocks:
         print(f"the limits of {escape_text(name)} are on the server")
-    for name, reason in done.unreadable.items():
+    for name, reason in done.unreadable_blocks.items():
         print(
             f"rlm-batch: the block {escape_text(name)} cannot be read: {escape_text(reason)}. Save it again",
             file=sys.stderr,

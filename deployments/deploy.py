@@ -20,21 +20,21 @@ PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 
 
 @dataclass(frozen=True, slots=True)
-class Deployed:
-    """What was made: the names of new deployments and of those that were there, as `flow/name`.
+class DeployReport:
+    """What `deploy` did: the names of the deployments that are new and of those that were there, as `flow/name`.
 
-    `limited` are the saved blocks whose limits the server has now, as `slug/name`; `unreadable` those that this version
-    cannot read, with the reason.
+    `limited_blocks` are the saved blocks whose limits the server has now, as `slug/name`; `unreadable_blocks` are those
+    that this version cannot read, with the reason.
     """
 
     work_pool: str
-    made: list[str]
+    created: list[str]
     updated: list[str]
-    limited: list[str] = field(default_factory=list)
-    unreadable: dict[str, str] = field(default_factory=dict)
+    limited_blocks: list[str] = field(default_factory=list)
+    unreadable_blocks: dict[str, str] = field(default_factory=dict)
 
 
-async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> Deployed:
+async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> DeployReport:
     """Makes on the configured Prefect server whatever is missing there of block types, pool, limits and deployments.
 
     `work_pool` is where the deployments' runs go; it is made as a pool of processes where there is none of that name. A
@@ -62,19 +62,21 @@ async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> Deployed
                 )
             await _register_blocks(client)
             await _make_pool(client, work_pool)
-            done = await _make_deployments(client, work_pool, reset)
-            await _make_limits(client, done)
-            return done
+            report = await _make_deployments(client, work_pool, reset)
+            await _make_limits(client, report)
+            return report
     except PrefectHTTPStatusError as error:
-        raise ConfigurationError(f"the Prefect server at {url} refused what was asked of it: {_said(error)}") from error
+        raise ConfigurationError(
+            f"the Prefect server at {url} refused what was asked of it: {_read_error_detail(error)}"
+        ) from error
     except httpx.HTTPError as error:
         raise ConfigurationError(
             f"the Prefect server at {url} went away meanwhile ({type(error).__name__}): look at it, and try again"
         ) from error
 
 
-def entries() -> list[dict[str, Any]]:
-    """The deployments of prefect.yaml, as they stand there."""
+def load_entries() -> list[dict[str, Any]]:
+    """The deployments of prefect.yaml as dicts."""
     return yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))["deployments"]
 
 
@@ -103,7 +105,7 @@ async def _make_pool(client: PrefectClient, name: str) -> None:
             await client.create_work_pool(pool)
 
 
-async def _make_limits(client: PrefectClient, done: Deployed) -> None:
+async def _make_limits(client: PrefectClient, report: DeployReport) -> None:
     """The limits of every saved provider: `max_sandboxes` and `creations_per_second`."""
     from prefect.blocks.core import Block
 
@@ -122,40 +124,40 @@ async def _make_limits(client: PrefectClient, done: Deployed) -> None:
             try:
                 block = await kind.aload(document.name)
             except (ValueError, RuntimeError) as error:
-                done.unreadable[f"{slug}/{document.name}"] = " ".join(str(error).split())
+                report.unreadable_blocks[f"{slug}/{document.name}"] = " ".join(str(error).split())
                 continue
             await reconcile_limits(block)
             if build_limit_settings(block):
-                done.limited.append(f"{slug}/{document.name}")
+                report.limited_blocks.append(f"{slug}/{document.name}")
 
 
-async def _make_deployments(client: PrefectClient, work_pool: str, reset: bool) -> Deployed:
+async def _make_deployments(client: PrefectClient, work_pool: str, reset: bool) -> DeployReport:
     from prefect.exceptions import ObjectNotFound
 
-    done = Deployed(work_pool, [], [])
-    for entry in entries():
-        flow = _flow(entry["entrypoint"])
+    report = DeployReport(work_pool, [], [])
+    for entry in load_entries():
+        flow = _load_flow(entry["entrypoint"])
         name = f"{flow.name}/{entry['name']}"
         try:
-            found = await client.read_deployment_by_name(name)
+            deployment = await client.read_deployment_by_name(name)
         except ObjectNotFound:
-            found = None
-        if found is None or reset:
-            await _create(client, entry, flow, work_pool)
+            deployment = None
+        if deployment is None or reset:
+            await _create_deployment(client, entry, flow, work_pool)
         else:
-            await _update(client, entry, flow, found)
-        (done.made if found is None else done.updated).append(name)
-    return done
+            await _update_deployment(client, entry, flow, deployment)
+        (report.created if deployment is None else report.updated).append(name)
+    return report
 
 
-def _flow(entrypoint: str) -> Any:
+def _load_flow(entrypoint: str) -> Any:
     from prefect.flows import load_flow_from_entrypoint
 
     return load_flow_from_entrypoint(entrypoint)
 
 
-def _of_the_package(entry: dict[str, Any], flow: Any) -> dict[str, Any]:
-    """What a deployment has from this version of the package, whatever a person has changed of it."""
+def _build_package_fields(entry: dict[str, Any], flow: Any) -> dict[str, Any]:
+    """The fields of a deployment that this version of the package decides, and no person."""
     from prefect.utilities.callables import parameter_schema
 
     return {
@@ -168,7 +170,7 @@ def _of_the_package(entry: dict[str, Any], flow: Any) -> dict[str, Any]:
     }
 
 
-async def _create(client: PrefectClient, entry: dict[str, Any], flow: Any, work_pool: str) -> None:
+async def _create_deployment(client: PrefectClient, entry: dict[str, Any], flow: Any, work_pool: str) -> None:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.objects import ConcurrencyOptions
     from prefect.client.schemas.schedules import CronSchedule
@@ -192,25 +194,26 @@ async def _create(client: PrefectClient, entry: dict[str, Any], flow: Any, work_
         if limit is None
         else ConcurrencyOptions(collision_strategy=limit["collision_strategy"]),
         work_pool_name=work_pool,
-        **_of_the_package(entry, flow),
+        **_build_package_fields(entry, flow),
     )
 
 
-async def _update(client: PrefectClient, entry: dict[str, Any], flow: Any, found: Any) -> None:
+async def _update_deployment(client: PrefectClient, entry: dict[str, Any], flow: Any, deployment: Any) -> None:
     from prefect.client.schemas.actions import DeploymentUpdate
     from prefect.exceptions import PrefectHTTPStatusError
 
     try:
-        await client.update_deployment(found.id, DeploymentUpdate(**_of_the_package(entry, flow)))
+        await client.update_deployment(deployment.id, DeploymentUpdate(**_build_package_fields(entry, flow)))
     except PrefectHTTPStatusError as error:
         raise ConfigurationError(
             f"the deployment {flow.name}/{entry['name']} has parameters that this version of rlm-batch does not take "
-            f"({_said(error)}): mend them in the UI, or put the deployments back with rlm-batch deploy --reset"
+            f"({_read_error_detail(error)}): mend them in the UI, or put the deployments back with rlm-batch deploy "
+            "--reset"
         ) from error
 
 
-def _said(error: Any) -> str:
-    """What the server's answer says is wrong, in a line."""
+def _read_error_detail(error: Any) -> str:
+    """The detail of a server's refusal, in one line."""
     try:
         detail = error.response.json()["detail"]
     except (ValueError, KeyError, TypeError):

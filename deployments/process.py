@@ -13,13 +13,13 @@ from ..flows.prefect_server import server_environment
 
 # Runs a module as `python -m` does, in a process that is told to end when its parent does, were it by SIGKILL. A shell
 # starts what is in its background with SIGINT ignored, and a Prefect worker that inherits that never ends.
-WITH_PARENT = (
+WITH_PARENT_PROGRAM = (
     "import ctypes, os, runpy, signal, sys; parent = os.getppid(); "
     "signal.signal(signal.SIGINT, signal.default_int_handler); "
     "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); os.getppid() == parent or sys.exit(); "
     "del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
-END_GRACE = 10.0  # seconds to end by itself: a server writes what it has taken in
+END_GRACE_SECONDS = 10.0  # seconds to end by itself: a server writes what it has taken in
 
 
 class PrefectProcess:
@@ -29,15 +29,15 @@ class PrefectProcess:
         self.log = home / log
         self._home = home
         self._process: subprocess.Popen[bytes] | None = None
-        self._log_begin = 0  # of this start's part of the log
+        self._log_offset = 0  # of this start's part of the log
 
     @property
     def pid(self) -> int | None:
         """The id of its process, while it runs."""
         return None if self._process is None else self._process.pid
 
-    def died(self) -> int | None:
-        """Its exit status if it has ended by itself, negative for a signal; None while it runs and after its end."""
+    def poll_exit_status(self) -> int | None:
+        """The exit status if it has ended by itself, negative for a signal; None while it runs and after `end`."""
         return None if self._process is None else self._process.poll()
 
     def _environment(self) -> dict[str, str]:
@@ -54,9 +54,9 @@ class PrefectProcess:
         The process ends with the thread that calls this.
         """
         with self.log.open("ab") as output:
-            self._log_begin = output.tell()
+            self._log_offset = output.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", WITH_PARENT, "prefect", *words],
+                [sys.executable, "-c", WITH_PARENT_PROGRAM, "prefect", *words],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -65,12 +65,12 @@ class PrefectProcess:
             )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends one that was launched so, whatever it is doing, with all of its session; one that has ended is no error."""
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Ends a launched process with all of its session, by SIGKILL after a grace; one that has ended is no error."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(END_GRACE)
+            process.wait(END_GRACE_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -13,10 +13,10 @@ from typing import Self
 import httpx
 
 from ..sandbox.errors import ConfigurationError
-from .process import PrefectProcess, end
+from .process import PrefectProcess, end_process
 
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
-START_TIMEOUT = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
+START_TIMEOUT_SECONDS = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
 
 
 class PrefectServer(PrefectProcess):
@@ -29,7 +29,7 @@ class PrefectServer(PrefectProcess):
 
     def __init__(self, home: Path, port: int | None = None, database: str | None = None) -> None:
         super().__init__(home, "server.log")
-        self._port = _free_port() if port is None else port
+        self._port = _find_free_port() if port is None else port
         self._database = database
 
     @property
@@ -39,8 +39,8 @@ class PrefectServer(PrefectProcess):
 
     def launch(self) -> None:
         """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""
-        if _taken(self._port):
-            raise ConfigurationError(f"port {self._port} is taken{_by_whom(self._port)}")
+        if _is_port_taken(self._port):
+            raise ConfigurationError(f"port {self._port} is taken{_describe_port_owner(self._port)}")
         self._home.mkdir(parents=True, exist_ok=True)
         environment = self._environment()
         environment.pop("PREFECT_API_URL", None)
@@ -52,7 +52,7 @@ class PrefectServer(PrefectProcess):
     def __enter__(self) -> Self:
         self.launch()
         try:
-            self.wait()
+            self.wait_until_ready()
         except BaseException:
             self.end()
             raise
@@ -63,22 +63,24 @@ class PrefectServer(PrefectProcess):
     ) -> None:
         self.end()
 
-    def wait(self) -> None:
+    def wait_until_ready(self) -> None:
         """Returns when it answers. Raises ConfigurationError where it ends instead, or takes too long."""
         process = self._process
         assert process is not None
-        until = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < until and process.poll() is None:
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
             with suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health", timeout=2.0).status_code == 200:
                     return
             time.sleep(0.1)
-        raise ConfigurationError(f"the Prefect server did not start: {self._reason()} (its log is {self.log})")
+        raise ConfigurationError(
+            f"the Prefect server did not start: {self._read_failure_reason()} (its log is {self.log})"
+        )
 
-    def _reason(self) -> str:
+    def _read_failure_reason(self) -> str:
         """What the log has of it since this start: the last error, or else the last line."""
         with self.log.open("rb") as log:
-            log.seek(self._log_begin)
+            log.seek(self._log_offset)
             lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
         errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b", line)]
         return (errors or lines or ["it said nothing"])[-1]
@@ -87,22 +89,22 @@ class PrefectServer(PrefectProcess):
         """Ends it, whatever it is doing; one that has ended is no error."""
         process, self._process = self._process, None
         if process is not None:
-            end(process)
+            end_process(process)
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
-def _taken(port: int) -> bool:
+def _is_port_taken(port: int) -> bool:
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _by_whom(port: int) -> str:
-    """Who has the port, as far as it can be told, and what to do."""
+def _describe_port_owner(port: int) -> str:
+    """Who listens on the port, as far as it can be known, and what to do."""
     url = f"http://127.0.0.1:{port}"
     with suppress(httpx.HTTPError):
         if httpx.get(f"{url}/api/health", timeout=5.0).status_code == 200:

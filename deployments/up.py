@@ -10,10 +10,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from ..sandbox.errors import ConfigurationError
@@ -21,14 +21,16 @@ from .deploy import deploy
 from .server import WORK_POOL, PrefectServer
 from .worker import PrefectWorker
 
-PORT = 4200  # Prefect's own
-LOOK_SECONDS = 0.5  # between two looks at the children
-SETTLE_SECONDS = 10.0  # for the server to take in how flow runs ended
+T = TypeVar("T")
+
+DEFAULT_PORT = 4200  # Prefect's own
+POLL_INTERVAL_SECONDS = 0.5  # between two looks at the children
+STATE_TIMEOUT_SECONDS = 10.0  # for the server to take in how flow runs ended
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class _Ended(Exception):
-    """A person has asked for the end."""
+class _EndRequested(Exception):
+    """A person has asked for the end, by a signal."""
 
 
 def up(port: int | None = None, database: str | None = None) -> None:
@@ -41,18 +43,18 @@ def up(port: int | None = None, database: str | None = None) -> None:
     from prefect.settings import PREFECT_HOME, PREFECT_SERVER_API_PORT
 
     home = PREFECT_HOME.value()
-    port = int(PREFECT_SERVER_API_PORT.value() or PORT) if port is None else port
+    port = int(PREFECT_SERVER_API_PORT.value() or DEFAULT_PORT) if port is None else port
     if not 0 < port < 65536:
         raise ConfigurationError(f"there is no port {port}: it is a number from 1 to 65535")
-    url = None if database is None else _asynchronous(database)
+    url = None if database is None else _add_async_driver(database)
     server = PrefectServer(home, port, url)
-    with _alone(home, server.url):
-        asyncio.run(_run(server, home, _shown(url, home)))
+    with _hold_home_lock(home, server.url):
+        asyncio.run(_run(server, home, _describe_database(url, home)))
 
 
 async def _run(server: PrefectServer, home: Path, database: str) -> None:
     ending = asyncio.Event()
-    _on_signals(asyncio.get_running_loop(), ending)
+    _install_signal_handlers(asyncio.get_running_loop(), ending)
     if sys.platform == "linux":
         # The flow runs of a worker that was killed become our children, whom we can end.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -60,76 +62,81 @@ async def _run(server: PrefectServer, home: Path, database: str) -> None:
     server.launch()
     try:
         print(f"Starting a Prefect server (half a minute the first time); its log is {server.log}", flush=True)
-        await _unless(ending, asyncio.to_thread(server.wait))
-        with _settings(server.url):
-            deployed = await _unless(ending, deploy())
-            since = await _unless(ending, _last_heard(worker.name))
+        await _run_unless_ended(ending, asyncio.to_thread(server.wait_until_ready))
+        with _use_server(server.url):
+            report = await _run_unless_ended(ending, deploy())
+            since = await _run_unless_ended(ending, _read_last_heartbeat(worker.name))
             worker.launch()
-            await _unless(ending, _has_started(worker, since))
-        count = len(deployed.made) + len(deployed.updated)
-        _tell(server.url, home, database, f"{count} deployments in the work pool {WORK_POOL}")
+            await _run_unless_ended(ending, _wait_for_worker(worker, since))
+        count = len(report.created) + len(report.updated)
+        _print_addresses(server.url, home, database, f"{count} deployments in the work pool {WORK_POOL}")
         await _watch(ending, server, worker)
-    except _Ended:
+    except _EndRequested:
         pass
     finally:
-        begun = worker.pid is not None
-        if begun:
+        has_worker = worker.pid is not None
+        if has_worker:
             print("Ending the flow runs, the worker and the server.", flush=True)
         await worker.end(but=(server.pid,))
-        if worker.flow_runs and server.died() is None:
-            with _settings(server.url):
-                await _settle(worker.flow_runs)
+        if worker.ended_flow_runs and server.poll_exit_status() is None:
+            with _use_server(server.url):
+                await _mark_crashed(worker.ended_flow_runs)
         server.end()
-        if begun or ending.is_set():
+        if has_worker or ending.is_set():
             print("Ended. What was done is there again next time.", flush=True)
 
 
-def _on_signals(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -> None:
+def _install_signal_handlers(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -> None:
     """Sets `ending` at the first of them. It stays so to the end of the process: one more must not end it half-way."""
 
-    def asked(*_: object) -> None:
+    def request_end(*_: object) -> None:
         with suppress(RuntimeError):  # the loop has closed
             loop.call_soon_threadsafe(ending.set)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, asked)
+        signal.signal(number, request_end)
 
 
-async def _unless(ending: asyncio.Event, work: Any) -> Any:
-    """What the work returns. Raises _Ended, and leaves it, if the end is asked for meanwhile."""
-    working, asked = asyncio.ensure_future(work), asyncio.ensure_future(ending.wait())
-    await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
+async def _run_unless_ended(ending: asyncio.Event, work: Awaitable[T]) -> T:
+    """The result of a coroutine. Raises _EndRequested, and cancels it, if the end is asked for meanwhile."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ending.wait())
+    await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
     if not working.done():
         working.cancel()
-        raise _Ended
+        raise _EndRequested
     return working.result()
 
 
 async def _watch(ending: asyncio.Event, server: PrefectServer, worker: PrefectWorker) -> None:
     """Until the end is asked for. Raises ConfigurationError if one of the two ends by itself."""
     while not ending.is_set():
-        for what, status, log in (("server", server.died(), server.log), ("worker", worker.died(), worker.log)):
+        for what, status, log in (
+            ("server", server.poll_exit_status(), server.log),
+            ("worker", worker.poll_exit_status(), worker.log),
+        ):
             if status is not None:
-                raise ConfigurationError(f"the Prefect {what} has ended by itself, with {_status(status)}: see {log}")
-        _collect(but=(server.pid, worker.pid))
+                raise ConfigurationError(
+                    f"the Prefect {what} has ended by itself, with {_describe_status(status)}: see {log}"
+                )
+        _reap_adopted_children(but=(server.pid, worker.pid))
         with suppress(TimeoutError):
-            await asyncio.wait_for(ending.wait(), LOOK_SECONDS)
+            await asyncio.wait_for(ending.wait(), POLL_INTERVAL_SECONDS)
 
 
-def _collect(but: tuple[int | None, ...]) -> None:
-    """Takes note of adopted processes that have ended: until somebody does, each keeps its id."""
+def _reap_adopted_children(but: tuple[int | None, ...]) -> None:
+    """Reaps the adopted children that have ended: until somebody does, each keeps its id."""
     with suppress(ChildProcessError):
         # A look first: how our own two have ended is for them to tell.
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in but:
             os.waitpid(ended.si_pid, 0)
 
 
-def _status(status: int) -> str:
+def _describe_status(status: int) -> str:
     return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
 
 
-async def _last_heard(name: str) -> Any:
+async def _read_last_heartbeat(name: str) -> Any:
     """When the server last heard of a worker of that name, None if never."""
     from prefect.client.orchestration import get_client
 
@@ -138,19 +145,19 @@ async def _last_heard(name: str) -> Any:
     return next((worker.last_heartbeat_time for worker in workers if worker.name == name), None)
 
 
-async def _has_started(worker: PrefectWorker, since: Any) -> None:
+async def _wait_for_worker(worker: PrefectWorker, since: Any) -> None:
     """Returns when the server has heard of the worker. Raises ConfigurationError if it ends instead."""
-    while await _last_heard(worker.name) == since:
-        status = worker.died()
+    while await _read_last_heartbeat(worker.name) == since:
+        status = worker.poll_exit_status()
         if status is not None:
             raise ConfigurationError(
-                f"the Prefect worker did not start, but ended with {_status(status)}: see {worker.log}"
+                f"the Prefect worker did not start, but ended with {_describe_status(status)}: see {worker.log}"
             )
         await asyncio.sleep(0.2)
 
 
-async def _settle(flow_runs: set[str]) -> None:
-    """Says of those that were ended what became of them."""
+async def _mark_crashed(flow_runs: set[str]) -> None:
+    """Sets the state of flow runs that were ended with the worker to Crashed."""
     import httpx
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
@@ -158,7 +165,7 @@ async def _settle(flow_runs: set[str]) -> None:
 
     message = "rlm-batch up was ended while this ran: retry the flow run to run only what has no result yet"
     with suppress(httpx.HTTPError, ObjectNotFound, TimeoutError):
-        async with asyncio.timeout(SETTLE_SECONDS), get_client() as client:
+        async with asyncio.timeout(STATE_TIMEOUT_SECONDS), get_client() as client:
             for flow_run in map(UUID, flow_runs):
                 state = (await client.read_flow_run(flow_run)).state
                 if state is None or state.is_crashed() or not state.is_final():
@@ -166,8 +173,8 @@ async def _settle(flow_runs: set[str]) -> None:
 
 
 @contextmanager
-def _settings(url: str) -> Iterator[None]:
-    """This process's own Prefect, with that server."""
+def _use_server(url: str) -> Iterator[None]:
+    """Within it, this process's own Prefect uses that server."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_URL: url}):
@@ -175,7 +182,7 @@ def _settings(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(home: Path, url: str) -> Iterator[None]:
+def _hold_home_lock(home: Path, url: str) -> Iterator[None]:
     """Holds this home's lock. Raises ConfigurationError where another `up`, on the same database, has it."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / "rlm-batch-up.json").open("a+") as lock:
@@ -183,11 +190,11 @@ def _alone(home: Path, url: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            there = {"pid": "?", "url": "another port"}
+            holder = {"pid": "?", "url": "another port"}
             with suppress(ValueError):  # it is being written
-                there = json.load(lock)
+                holder = json.load(lock)
             raise ConfigurationError(
-                f"rlm-batch is up already, as process {there['pid']}: use it with PREFECT_API_URL={there['url']}, or "
+                f"rlm-batch is up already, as process {holder['pid']}: use it with PREFECT_API_URL={holder['url']}, or "
                 f"end it with Ctrl-C where it runs (its home is {home}; another PREFECT_HOME has a server of its own)"
             ) from None
         lock.truncate(0)
@@ -199,7 +206,7 @@ def _alone(home: Path, url: str) -> Iterator[None]:
             lock.truncate(0)
 
 
-def _asynchronous(database: str) -> str:
+def _add_async_driver(database: str) -> str:
     """The URL with the driver that Prefect's server wants. Raises ConfigurationError for one that it cannot use."""
     scheme, colon, rest = database.partition("://")
     drivers = {"postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
@@ -212,8 +219,8 @@ def _asynchronous(database: str) -> str:
     return f"{scheme}://{rest}"
 
 
-def _shown(database: str | None, home: Path) -> str:
-    """The database that the server uses, without its password."""
+def _describe_database(database: str | None, home: Path) -> str:
+    """The database of the server for people, without its password."""
     from prefect.settings import get_current_settings
     from sqlalchemy.engine import make_url
 
@@ -225,7 +232,7 @@ def _shown(database: str | None, home: Path) -> str:
     return str(parts.database) if parts.drivername.startswith("sqlite") else parts.render_as_string(hide_password=True)
 
 
-def _tell(url: str, home: Path, database: str, deployments: str) -> None:
+def _print_addresses(url: str, home: Path, database: str, deployments: str) -> None:
     prefect = Path(sys.executable).with_name("prefect")
     command = "prefect" if shutil.which("prefect") == str(prefect) else str(prefect)
     print(

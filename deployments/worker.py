@@ -10,11 +10,11 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from .process import PrefectProcess, end
+from .process import PrefectProcess, end_process
 
 QUERY_SECONDS = "2"  # between two looks for runs that are due; Prefect's own 10 s suit a server that many workers ask
-RUN_GRACE = 30.0  # seconds for a flow run to remove its sandboxes and to say how it ended
-KILL_GRACE = 5.0  # seconds for the kernel to end what was killed
+RUN_GRACE_SECONDS = 30.0  # seconds for a flow run to remove its sandboxes and to say how it ended
+KILL_GRACE_SECONDS = 5.0  # seconds for the kernel to end what was killed
 
 
 class PrefectWorker(PrefectProcess):
@@ -23,7 +23,7 @@ class PrefectWorker(PrefectProcess):
     def __init__(self, home: Path, api_url: str, work_pool: str) -> None:
         super().__init__(home, "worker.log")
         self.name = f"rlm-batch@{platform.node()}"
-        self.flow_runs: set[str] = set()  # the ids of those that were ended with it
+        self.ended_flow_runs: set[str] = set()  # the ids of those that were ended with it
         self._api_url = api_url
         self._pool = work_pool
 
@@ -46,62 +46,64 @@ class PrefectWorker(PrefectProcess):
         if process is None:
             return
         await self._end_runs(process.pid, but)
-        await asyncio.to_thread(end, process)
+        await asyncio.to_thread(end_process, process)
         await self._end_runs(None, but)  # of a run that it began meanwhile
 
     async def _end_runs(self, worker: int | None, but: tuple[int | None, ...]) -> None:
-        told: set[int] = set()
+        signalled: set[int] = set()
         clock = asyncio.get_running_loop().time
-        until = clock() + RUN_GRACE
-        while clock() < until + KILL_GRACE:
-            below = [] if worker is None else children(worker)
-            left = [pid for pid in children(os.getpid()) if pid not in (worker, *but) and not _reaped(pid)]
-            if not below and not left:
+        deadline = clock() + RUN_GRACE_SECONDS
+        while clock() < deadline + KILL_GRACE_SECONDS:
+            below = [] if worker is None else list_children(worker)
+            orphans = [
+                pid for pid in list_children(os.getpid()) if pid not in (worker, *but) and not _has_been_reaped(pid)
+            ]
+            if not below and not orphans:
                 return
-            late = clock() > until
-            for pid in (*below, *left):
-                if late or (pid not in told and not _is_hook(pid)):
-                    self._note(pid)
-                    told.add(pid)
-                    _tell(pid, signal.SIGKILL if late else signal.SIGTERM)
+            is_late = clock() > deadline
+            for pid in (*below, *orphans):
+                if is_late or (pid not in signalled and not _is_hook(pid)):
+                    self._record_flow_run(pid)
+                    signalled.add(pid)
+                    _send_signal(pid, signal.SIGKILL if is_late else signal.SIGTERM)
             await asyncio.sleep(0.1)
 
-    def _note(self, pid: int) -> None:
+    def _record_flow_run(self, pid: int) -> None:
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 name, _, value = line.partition(b"=")
                 if name == b"PREFECT__FLOW_RUN_ID":
-                    self.flow_runs.add(value.decode())
+                    self.ended_flow_runs.add(value.decode())
 
 
-def children(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     """The ids of the processes that this one has started and that have not ended."""
     if os.path.exists("/proc/self/task"):
-        found: list[int] = []
+        pids: list[int] = []
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             with suppress(OSError):
-                found += map(int, path.read_text().split())
-        return found
+                pids += map(int, path.read_text().split())
+        return pids
     listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], check=True, capture_output=True, text=True).stdout
     rows = (line.split() for line in listing.splitlines())
     # ps itself has ended by now.
-    return [int(child) for child, parent in rows if int(parent) == pid and _alive(int(child))]
+    return [int(child) for child, parent in rows if int(parent) == pid and _is_alive(int(child))]
 
 
-def _tell(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     """Sends the signal to the process, and to its group where it has one of its own, as flow runs have."""
     with suppress(ProcessLookupError, PermissionError):
         (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, number)
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     with suppress(ProcessLookupError):
         os.kill(pid, 0)
         return True
     return False
 
 
-def _reaped(pid: int) -> bool:
+def _has_been_reaped(pid: int) -> bool:
     """Whether a child of ours has ended, and is no more now."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid

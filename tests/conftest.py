@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .infra.execution_counter import Counts
-from .infra.isolation_levels import needs
+from .infra.isolation_levels import require_isolation
 from .standins.openai_chat import ChatServer
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def local(request: pytest.FixtureRequest) -> "LocalSandbox":
     """The local provider on each level of isolation that this machine has."""
     from rlm_batch import LocalSandbox
 
-    needs(request.param)
+    require_isolation(request.param)
     provider = LocalSandbox(isolation=request.param)
     asyncio.run(provider.check())
     return provider

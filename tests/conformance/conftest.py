@@ -15,7 +15,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.blocks.registry import PROVIDERS
 from rlm_batch.sandbox.interpreter import Interpreter
 
-from ..infra.isolation_levels import lacks, needs
+from ..infra.isolation_levels import find_missing_support, require_isolation
 
 PROVIDER_NAMES = [
     name
@@ -24,7 +24,7 @@ PROVIDER_NAMES = [
 ]
 # Code without isolation runs as under bubblewrap, less what that adds: where bubblewrap is there, it waits for the full
 # tests.
-LATER = () if lacks("bubblewrap") else ("local-none",)
+LATER = () if find_missing_support("bubblewrap") else ("local-none",)
 LITTLE_MEMORY = 256  # MiB
 
 
@@ -90,6 +90,6 @@ def clean(no_process_left: None) -> None:
 
 def _checked(provider: SandboxProvider) -> SandboxProvider:
     if isinstance(provider, LocalSandbox):
-        needs(provider.isolation)
+        require_isolation(provider.isolation)
     asyncio.run(provider.check())
     return provider

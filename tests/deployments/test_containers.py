@@ -211,9 +211,9 @@ def test_the_balancers_file_is_one_that_it_reads() -> None:
 
 
 def test_the_pool_of_the_workers_is_that_of_the_deployments() -> None:
-    from rlm_batch.deployments.deploy import entries
+    from rlm_batch.deployments.deploy import load_entries
     from rlm_batch.deployments.server import WORK_POOL
 
     command = SERVICES["worker"]["command"]
-    pools = {entry["work_pool"]["name"] for entry in entries()}
+    pools = {entry["work_pool"]["name"] for entry in load_entries()}
     assert pools == {WORK_POOL} == {command[command.index("--pool") + 1]}

@@ -19,7 +19,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, LocalSandbox
-from rlm_batch.deployments.deploy import Deployed, deploy, entries
+from rlm_batch.deployments.deploy import DeployReport, deploy, load_entries
 from rlm_batch.deployments.server import WORK_POOL
 
 from ..infra.scripted_turns import plays
@@ -28,7 +28,7 @@ from ..standins.openai_chat import ChatServer
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 FLOWS = ("batch", "sweep", "chunks", "sequence", "rlm", "reap")
-NAMES = [f"{entry['entrypoint'].rpartition('.')[2]}/{entry['name']}" for entry in entries()]
+NAMES = [f"{entry['entrypoint'].rpartition('.')[2]}/{entry['name']}" for entry in load_entries()]
 SHORT = ("batch/local", "sweep/local", "chunks/local", "sequence/local", "reap/local")
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def ask(question: Callable[[PrefectClient], Awaitable[T]]) -> T:
 
 
 @pytest.fixture(scope="module")
-def deployed(server: str) -> Deployed:
+def deployed(server: str) -> DeployReport:
     return asyncio.run(deploy(reset=True))
 
 
@@ -75,8 +75,8 @@ def different(found: dict[str, dict[str, Any]], expected: dict[str, dict[str, An
     }
 
 
-def test_every_flow_has_a_deployment_for_this_machine(deployed: Deployed) -> None:
-    assert {*deployed.made, *deployed.updated} == set(NAMES)
+def test_every_flow_has_a_deployment_for_this_machine(deployed: DeployReport) -> None:
+    assert {*deployed.created, *deployed.updated} == set(NAMES)
     assert len(set(NAMES)) == len(NAMES)
     assert {f"{flow}/local" for flow in FLOWS} <= set(NAMES)
     found = on_server()
@@ -93,7 +93,7 @@ def test_every_flow_has_a_deployment_for_this_machine(deployed: Deployed) -> Non
     assert found["sweep/nightly"]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
 
 
-def test_a_schedule_that_is_on_has_runs_that_are_due(deployed: Deployed) -> None:
+def test_a_schedule_that_is_on_has_runs_that_are_due(deployed: DeployReport) -> None:
     async def due(client: PrefectClient) -> set[bool]:
         found = await client.read_deployment_by_name("reap/local")
         deployment = DeploymentFilter(id=DeploymentFilterId(any_=[found.id]))
@@ -106,7 +106,7 @@ def test_a_schedule_that_is_on_has_runs_that_are_due(deployed: Deployed) -> None
 
 
 @pytest.mark.full
-def test_prefects_own_command_in_a_clone_makes_the_same(deployed: Deployed) -> None:
+def test_prefects_own_command_in_a_clone_makes_the_same(deployed: DeployReport) -> None:
     ours = on_server()
     command = [PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
@@ -116,7 +116,7 @@ def test_prefects_own_command_in_a_clone_makes_the_same(deployed: Deployed) -> N
     assert different(theirs, ours) == {}
 
 
-def test_what_a_person_has_changed_is_kept_until_it_is_put_back(deployed: Deployed) -> None:
+def test_what_a_person_has_changed_is_kept_until_it_is_put_back(deployed: DeployReport) -> None:
     async def change(client: PrefectClient) -> None:
         found = await client.read_deployment_by_name("sweep/nightly")
         await client.update_deployment(
@@ -133,7 +133,7 @@ def test_what_a_person_has_changed_is_kept_until_it_is_put_back(deployed: Deploy
     before = on_server()
     ask(change)
     done = asyncio.run(deploy())
-    assert done.made == []
+    assert done.created == []
     kept = on_server()["sweep/nightly"]
     assert kept["parameters"]["max_workers"] == 7
     assert kept["tags"] == ["mine"]
@@ -145,7 +145,7 @@ def test_what_a_person_has_changed_is_kept_until_it_is_put_back(deployed: Deploy
     assert different(on_server(), before) == {}
 
 
-def test_parameters_that_this_version_does_not_take_are_one_sentence(deployed: Deployed) -> None:
+def test_parameters_that_this_version_does_not_take_are_one_sentence(deployed: DeployReport) -> None:
     async def change(client: PrefectClient) -> None:
         found = await client.read_deployment_by_name("batch/local")
         old = {"type": "object", "properties": {"max_workers": {"type": "string"}}}
@@ -160,7 +160,7 @@ def test_parameters_that_this_version_does_not_take_are_one_sentence(deployed: D
     asyncio.run(deploy(reset=True))
 
 
-def test_the_limits_of_saved_blocks_are_on_the_server(deployed: Deployed) -> None:
+def test_the_limits_of_saved_blocks_are_on_the_server(deployed: DeployReport) -> None:
     LocalSandbox(max_sandboxes=3, creations_per_second=0.5).save("limited-by-deploy", overwrite=True)
 
     async def forget(client: PrefectClient) -> None:
@@ -175,14 +175,14 @@ def test_the_limits_of_saved_blocks_are_on_the_server(deployed: Deployed) -> Non
     try:
         with suppress(ObjectNotFound):
             ask(forget)
-        assert "local-sandbox/limited-by-deploy" in asyncio.run(deploy()).limited
+        assert "local-sandbox/limited-by-deploy" in asyncio.run(deploy()).limited_blocks
         assert ask(read) == (3, 0.5)
     finally:
         LocalSandbox.delete("limited-by-deploy")
 
 
 @pytest.mark.full
-def test_another_work_pool_is_made_when_it_is_named(deployed: Deployed) -> None:
+def test_another_work_pool_is_made_when_it_is_named(deployed: DeployReport) -> None:
     asyncio.run(deploy(work_pool="elsewhere", reset=True))
     assert {deployment["work_pool_name"] for deployment in on_server().values()} == {"elsewhere"}
     asyncio.run(deploy(reset=True))
@@ -202,7 +202,7 @@ def test_without_a_server_the_sentence_says_what_to_do(server: str) -> None:
 @pytest.mark.parametrize(
     ("parameter", "said"), [("max_workers=0", "minimum of 1"), ("direction=upwards", "['minimize', 'maximize']")]
 )
-def test_a_value_that_the_schema_refuses_makes_no_run(deployed: Deployed, parameter: str, said: str) -> None:
+def test_a_value_that_the_schema_refuses_makes_no_run(deployed: DeployReport, parameter: str, said: str) -> None:
     command = [PREFECT, "deployment", "run", "sweep/local", "-p", parameter]
     environment = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
@@ -221,7 +221,7 @@ def test_a_value_that_the_schema_refuses_makes_no_run(deployed: Deployed, parame
         ("rlm", {"query": ""}),
     ],
 )
-def test_so_it_is_in_every_flow(deployed: Deployed, flow: str, parameters: dict[str, Any]) -> None:
+def test_so_it_is_in_every_flow(deployed: DeployReport, flow: str, parameters: dict[str, Any]) -> None:
     async def create(client: PrefectClient) -> None:
         found = await client.read_deployment_by_name(f"{flow}/local")
         await client.create_flow_run_from_deployment(found.id, parameters=parameters)
@@ -235,7 +235,7 @@ def test_so_it_is_in_every_flow(deployed: Deployed, flow: str, parameters: dict[
     [
         # The others start a stand-in or import what a model needs: a quarter of a minute of CPU together.
         pytest.param(entry, id=name, marks=[] if name in SHORT else pytest.mark.full)
-        for name, entry in zip(NAMES, entries(), strict=True)
+        for name, entry in zip(NAMES, load_entries(), strict=True)
     ],
 )
 def test_the_parameters_that_a_deployment_has_make_a_run_that_works(

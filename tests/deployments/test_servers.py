@@ -17,7 +17,7 @@ import pytest
 from prefect.deployments import run_deployment
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from rlm_batch.deployments.process import WITH_PARENT
+from rlm_batch.deployments.process import WITH_PARENT_PROGRAM
 
 from ..infra.servers import SERVICES, Servers
 
@@ -61,7 +61,7 @@ def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     program, *arguments = SERVICES["worker"]["command"]
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", WITH_PARENT, program, *arguments],
+            [sys.executable, "-c", WITH_PARENT_PROGRAM, program, *arguments],
             env={**os.environ, **given},
             stdin=subprocess.DEVNULL,
             stdout=log,

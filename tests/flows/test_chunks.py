@@ -33,7 +33,7 @@ from rlm_batch import (
 )
 from rlm_batch.blocks.registry import resolve_provider
 
-from ..infra.isolation_levels import needs
+from ..infra.isolation_levels import require_isolation
 from .conftest import sandboxes_are_open
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]
@@ -109,13 +109,13 @@ async def test_large_chunks_and_two_writers_of_a_file_are_the_same_elsewhere(rem
 
 @pytest.mark.parametrize("provider", ["local:bubblewrap", "local:landlock", "local:none"])
 async def test_a_volume_is_the_same_on_every_level_of_isolation(provider):
-    needs(provider.partition(":")[2])
+    require_isolation(provider.partition(":")[2])
     report = await chunks(DOUBLE, THREE, volume_name="levels", provider=provider, reduce=SUM)
     assert report.reduction.total == 90
 
 
 async def test_code_may_write_straight_below_the_mount_path():
-    needs("bubblewrap")  # only it mounts
+    require_isolation("bubblewrap")  # only it mounts
     await LocalSandbox(volume_name="direct", volume_mount_path="/home/daytona/memory").save("mounted", overwrite=True)  # type: ignore[misc]
     code = """
 import json, os

@@ -18,24 +18,24 @@ LANDLOCK_CREATE_RULESET = 444
 LANDLOCK_CREATE_RULESET_VERSION = 1
 
 
-def needs(rung: str, uid: int | None = None) -> None:
+def require_isolation(rung: str, uid: int | None = None) -> None:
     """Skips the test where this machine lacks what the rung is made of."""
-    reason = lacks(rung, uid)
+    reason = find_missing_support(rung, uid)
     if reason:
         pytest.skip(reason)
 
 
-def strongest() -> str:
+def find_strongest_level() -> str:
     """The rung that a user gets who names none; empty where there is neither."""
-    return next((rung for rung in ("bubblewrap", "landlock") if not lacks(rung)), "")
+    return next((rung for rung in ("bubblewrap", "landlock") if not find_missing_support(rung)), "")
 
 
-def lacks(rung: str, uid: int | None = None) -> str:
+def find_missing_support(rung: str, uid: int | None = None) -> str:
     """What this machine lacks for the rung, in words; empty where it has all. `uid` is the user, by default ours."""
     if rung == "none":
         return ""
     if rung == "auto":
-        return lacks("bubblewrap", uid) and lacks("landlock", uid)
+        return find_missing_support("bubblewrap", uid) and find_missing_support("landlock", uid)
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return f"isolation needs Linux on x86_64 or aarch64, and this is {sys.platform} on {platform.machine()}"
     if rung == "landlock":

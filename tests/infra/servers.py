@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from rlm_batch.deployments.process import WITH_PARENT
+from rlm_batch.deployments.process import WITH_PARENT_PROGRAM
 
 from .postgres import Postgres
 from .redis_server import RedisServer
@@ -109,7 +109,7 @@ class Servers:
         if port is not None:
             arguments[arguments.index("--host") + 1] = "127.0.0.1"
             arguments[arguments.index("--port") + 1] = str(port)
-        return self._spawn(name, [sys.executable, "-c", WITH_PARENT, program, *arguments], {**there, **given})
+        return self._spawn(name, [sys.executable, "-c", WITH_PARENT_PROGRAM, program, *arguments], {**there, **given})
 
     def _balance(self) -> None:
         """Starts the balancer with its own file, but for the addresses, which an engine's names stand for there."""

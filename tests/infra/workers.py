@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.deployments.process import WITH_PARENT
+from rlm_batch.deployments.process import WITH_PARENT_PROGRAM
 from rlm_batch.deployments.server import WORK_POOL, PrefectServer
 from rlm_batch.deployments.worker import QUERY_SECONDS
 from rlm_batch.flows.prefect_server import SERVER_SETTINGS
@@ -168,7 +168,7 @@ class Worker(Machine):
         which = ("--pool", WORK_POOL, "--type", "process", "--name", name, "--install-policy", "never")
         most = () if limit is None else ("--limit", str(limit))
         super().__init__(
-            [sys.executable, "-c", WITH_PARENT, "prefect", "worker", "start", *which, *most],
+            [sys.executable, "-c", WITH_PARENT_PROGRAM, "prefect", "worker", "start", *which, *most],
             folder=folder,
             log=folder / "worker.log",
             name=name,

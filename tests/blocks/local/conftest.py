@@ -26,7 +26,7 @@ import pytest
 from rlm_batch import LocalSandbox
 from rlm_batch.sandbox.confinement import CALLS, MACHINES
 
-from ...infra.isolation_levels import needs
+from ...infra.isolation_levels import require_isolation
 
 HOST = Path(__file__).with_name("local_host.py")
 ATTACK = Path(__file__).with_name("attack.py").read_text()
@@ -283,7 +283,7 @@ class Box:
 
     def needs(self) -> None:
         """Skips the test where this machine or this user cannot have the rung."""
-        needs(self.rung, self.host.uid)
+        require_isolation(self.rung, self.host.uid)
         answer = self.run("pass")
         if "error" in answer and answer["error"]["error"] == "SandboxLost":
             self.close()  # broken by an attack, whose test has said so
@@ -349,7 +349,7 @@ def box(hosts: Hosts, request: pytest.FixtureRequest) -> Box:
 def rung(request: pytest.FixtureRequest) -> str:
     """Each level of isolation that the tests' own process can have."""
     name: Any = request.param
-    needs(name)
+    require_isolation(name)
     asyncio.run(LocalSandbox(isolation=name).check())
     return name
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ...infra.isolation_levels import lacks
+from ...infra.isolation_levels import find_missing_support
 
 if TYPE_CHECKING:
     from .conftest import Box, Host, Marked
@@ -120,7 +120,7 @@ def boxes_of(host: Host, make: type[Box], rungs: tuple[str, ...] = RUNGS) -> lis
     """A sandbox on each of the rungs that this host can have."""
     found: list[Box] = []
     for rung in rungs:
-        if not lacks(rung, host.uid):
+        if not find_missing_support(rung, host.uid):
             box = make(host, rung)
             answer = box.run("pass")
             assert "error" not in answer, answer

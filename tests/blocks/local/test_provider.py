@@ -21,7 +21,7 @@ from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, Outcom
 from rlm_batch.blocks.local import creation, probing
 from rlm_batch.blocks.local import isolation as levels
 
-from ...infra.isolation_levels import needs, strongest
+from ...infra.isolation_levels import find_strongest_level, require_isolation
 
 if TYPE_CHECKING:
     from .conftest import Box, Boxes
@@ -54,7 +54,7 @@ def put_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -
 async def rung_or_skip(**fields: Any) -> LocalSandbox:
     """The block, where this machine has its rung."""
     block = LocalSandbox(**fields)
-    needs(block.isolation)
+    require_isolation(block.isolation)
     await block.check()
     return block
 
@@ -63,8 +63,8 @@ async def rung_or_skip(**fields: Any) -> LocalSandbox:
 
 
 async def test_auto_takes_the_strongest_that_works() -> None:
-    needs("auto")
-    rung = strongest()
+    require_isolation("auto")
+    rung = find_strongest_level()
     block = LocalSandbox()
     assert await block.resolve_isolation() == rung
     assert (await block.check()).startswith(rung)

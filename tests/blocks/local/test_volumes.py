@@ -17,7 +17,7 @@ from rlm_batch import ConfigurationError, LocalInterpreter, Volume, VolumeError
 from rlm_batch.blocks.local.volume import LocalVolume
 from rlm_batch.blocks.volume import VolumeFile
 
-from ...infra.isolation_levels import needs
+from ...infra.isolation_levels import require_isolation
 
 if TYPE_CHECKING:
     from .conftest import Boxes
@@ -140,14 +140,14 @@ def test_volumes_are_where_the_block_or_the_environment_says(
 
 @pytest.mark.parametrize("path", ["/", "/usr", "/usr/share", "/etc/data", "/proc/x", "/dev", "/tmp", "/sandbox"])
 def test_a_mount_path_that_the_sandbox_needs_is_refused(root: Path, path: str) -> None:
-    needs("bubblewrap")
+    require_isolation("bubblewrap")
     with pytest.raises(ConfigurationError, match="volume_mount_path"):
         LocalInterpreter(isolation="bubblewrap", volume_name="a", volume_mount_path=path).start()
 
 
 @pytest.mark.parametrize("path", ["/data", "/home/daytona/memory", "/mnt/a/b/", "/tmp/volume", "/sandbox/volume"])
 def test_a_volume_is_mounted_where_the_block_says(root: Path, path: str) -> None:
-    needs("bubblewrap")
+    require_isolation("bubblewrap")
     with LocalInterpreter(isolation="bubblewrap", volume_name="a", volume_mount_path=path) as interpreter:
         place = path.rstrip("/")
         interpreter.execute(f"open({place + '/direct.txt'!r}, 'w').write('x')")
@@ -284,7 +284,7 @@ def test_a_script_with_an_interpreter_for_each_chunk_shares_a_volume(root: Path)
 
 
 def test_a_script_that_writes_straight_below_the_mount_path_shares_a_volume(root: Path) -> None:
-    needs("bubblewrap")  # only it mounts a volume at a path of its own
+    require_isolation("bubblewrap")  # only it mounts a volume at a path of its own
     for chunk_id, data in {0: [1, 2, 3], 1: [4, 5, 6]}.items():
         code = (
             f"import json, os\n"
