@@ -25,8 +25,6 @@ this machine did not reach is marked, and does not: the machine may have been bu
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
 import subprocess
 import sys
@@ -43,6 +41,7 @@ from typing import Any
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
 
 import httpx
+from ledger_counts import LedgerCounts, LedgerGrowth, Row, read_ledger_lines
 from providers import loaded
 from rich.console import Console
 from rich.table import Table
@@ -61,100 +60,6 @@ SETTLED = 60.0  # seconds for the server to record the last task runs
 
 class Missed(Exception):
     """A part did not end in its time, or a process of it failed."""
-
-
-@dataclass
-class Row:
-    """A line of a part's table. `right` is None where nothing was wanted."""
-
-    what: str
-    found: str
-    wanted: str = ""
-    right: bool | None = None
-    count: bool = False  # what is wrong if it is not right
-
-
-# ----------------------------------------------------------------------------------------------------------- the ledger
-
-
-class Growing:
-    """Counts the lines that a ledger has gained, without reading those before again; by shard, and when."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offsets: dict[Path, int] = {}
-        self.lines = 0
-        self.by_shard: dict[str, int] = defaultdict(int)
-
-    def look(self) -> int:
-        """How many there are."""
-        for part in self._path.glob("part-*.jsonl"):
-            with part.open("rb") as file:
-                file.seek(self._offsets.get(part, 0))
-                while data := file.read(1 << 20):
-                    count = data.count(b"\n")
-                    self.lines += count
-                    self.by_shard[shard_of(part)] += count
-                self._offsets[part] = file.tell()
-        return self.lines
-
-
-def shard_of(part: Path) -> str:
-    """What the name of a part begins with: its job and shard."""
-    return "-".join(part.name.split("-")[1:3])
-
-
-def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each whole line of a ledger, with the shard that wrote it."""
-    for part in sorted(path.glob("part-*.jsonl")):
-        with part.open("rb") as file:
-            for raw in file:
-                if raw.endswith(b"\n"):
-                    yield shard_of(part), json.loads(raw)
-
-
-@dataclass
-class Counted:
-    """What a ledger holds. `twice` are keys with two results; `again` executions that began when they had one."""
-
-    lines: int = 0
-    results: int = 0
-    twice: int = 0
-    again: int = 0
-    wrong: int = 0
-
-    @classmethod
-    def of(cls, path: Path) -> Counted:
-        """Reads it; the result of each is to be one more than its x."""
-        found = cls()
-        # When a line was written, if it is a result, and when its execution began.
-        first: dict[bytes, tuple[float, float]] = {}
-        several: dict[bytes, list[tuple[float, float]]] = {}
-        for _, line in lines_of(path):
-            succeeded = line["status"] == "succeeded"
-            found.lines += 1
-            found.wrong += succeeded and line["outputs"]["y"] != line["meta"]["variables"]["x"] + 1
-            key = bytes.fromhex(line["key"])[:12]
-            entry = (line["at"] if succeeded else math.inf, line["at"] - line["meta"]["seconds"])
-            if first.setdefault(key, entry) is not entry:
-                several.setdefault(key, [first[key]]).append(entry)
-        found.results = sum(written < math.inf for written, _ in first.values())
-        for key, entries in several.items():
-            results = [written for written, _ in entries if written < math.inf]
-            found.results += bool(results) and first[key][0] == math.inf
-            found.twice += len(results) > 1
-            found.again += any(began > min(results, default=math.inf) for _, began in entries)
-        return found
-
-    def rows(self, executions: int) -> list[Row]:
-        """What is to be right of it."""
-        return [
-            Row("executions with a result", str(self.results), str(executions), self.results == executions, True),
-            Row("executions with two results", str(self.twice), "0", not self.twice, True),
-            Row("executions begun although they had one", str(self.again), "0", not self.again, True),
-            Row("wrong results", str(self.wrong), "0", not self.wrong, True),
-            Row("lines in the ledger", str(self.lines)),
-        ]
 
 
 # -------------------------------------------------------------------------------------------------------------- the job
@@ -217,7 +122,7 @@ class Watch:
 
     def __init__(self, run: Job, parent: Machine, workers: list[Worker]) -> None:
         self._run, self._parent, self._workers = run, parent, workers
-        self._growing = Growing(run.results)
+        self._growing = LedgerGrowth(run.results)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, daemon=True)
         self.samples: list[Sample] = []
@@ -248,7 +153,7 @@ class Watch:
         memory = {"parent": max(map(resident, commands(self._parent)), default=0.0), "server": resident(server)}
         for worker in self._workers:
             memory[worker.name] = max(map(resident, worker.flow_runs()), default=0.0)
-        return Sample(time.monotonic(), self._growing.look(), used, memory)
+        return Sample(time.monotonic(), self._growing.count_lines(), used, memory)
 
 
 def finish(parent: Machine, until: float, what: Callable[[], object] = lambda: None) -> None:
@@ -267,9 +172,9 @@ def tail(machine: Machine) -> str:
     return "\n".join(machine.log.read_text(errors="replace").splitlines()[-15:])
 
 
-def reach(growing: Growing, lines: int, parent: Machine, until: float) -> None:
+def reach(growing: LedgerGrowth, lines: int, parent: Machine, until: float) -> None:
     """Waits until the ledger has so many lines. Raises Missed if the parent ends before."""
-    while growing.look() < lines:
+    while growing.count_lines() < lines:
         if parent.status() is not None or time.monotonic() > until:
             raise Missed(f"{growing.lines} results, and then {parent.name} ended or its time was over:\n{tail(parent)}")
         time.sleep(0.1)
@@ -290,7 +195,7 @@ def unfinished(fleet: Fleet) -> list[str]:
     return [f"{run['name']}: {run['state_name']}, {run['state']['message']}" for run in found]
 
 
-def under_way(fleet: Fleet, worker: Worker, growing: Growing, size: int) -> list[int]:
+def under_way(fleet: Fleet, worker: Worker, growing: LedgerGrowth, size: int) -> list[int]:
     """How many results the shards have that a worker is in the middle of, not those that it begins or ends."""
     found = []
     for run in worker.flow_runs().values():
@@ -314,7 +219,7 @@ def part_workers(options: argparse.Namespace, until: float) -> list[Row]:
         run = job(fleet, "workers", PAUSE, executions, shards, "--reuse-sandboxes", "--max-workers=2")
         begun = time.monotonic()
         parent = run.start()
-        growing = Growing(run.results)
+        growing = LedgerGrowth(run.results)
         reach(growing, executions // 2, parent, until)
         size = -(-executions // shards)
         held = {worker: under_way(fleet, worker, growing, size) for worker in workers}
@@ -323,12 +228,12 @@ def part_workers(options: argparse.Namespace, until: float) -> list[Row]:
             held = {worker: under_way(fleet, worker, growing, size) for worker in workers}
         victim = max(workers, key=lambda worker: len(held[worker]))
         victim.kill()
-        at = growing.look()
+        at = growing.count_lines()
         killed = time.monotonic()
         finish(parent, until)
         seconds, after = time.monotonic() - begun, time.monotonic() - killed
         runs = shard_runs(fleet)
-        rows = Counted.of(run.results).rows(executions)
+        rows = LedgerCounts.read(run.results).build_rows(executions)
         states = defaultdict(int)
         for state in runs.values():
             states[state] += 1
@@ -353,9 +258,9 @@ def part_parent(options: argparse.Namespace, until: float) -> list[Row]:
         shards = options.shards or 8
         run = job(fleet, "parent", PAUSE, executions, shards, "--reuse-sandboxes", "--max-workers=2")
         first = run.start()
-        growing = Growing(run.results)
+        growing = LedgerGrowth(run.results)
         reach(growing, executions // 3, first, until)
-        at = growing.look()
+        at = growing.count_lines()
         before = shard_runs(fleet)
         first.kill()
         running = {run for run, state in before.items() if state in ("RUNNING", "PENDING", "SCHEDULED")}
@@ -366,7 +271,7 @@ def part_parent(options: argparse.Namespace, until: float) -> list[Row]:
         kept = sum(after[run] == "COMPLETED" for run in running)
         return [
             Row("results when the parent was killed", str(at)),
-            *Counted.of(run.results).rows(executions),
+            *LedgerCounts.read(run.results).build_rows(executions),
             *(Row("a run that did not complete", text) for text in unfinished(fleet)),
             Row("shards under way then, and adopted", f"{len(running)}, {kept}", "all", len(running) == kept, True),
             Row("runs of shards", f"{len(after)}, {whole} completed", str(shards), len(after) == shards, True),
@@ -402,7 +307,7 @@ def part_speedup(options: argparse.Namespace, until: float) -> list[Row]:
                 peak = max(peak, len(standin.state()["sandboxes"]))
 
             finish(parent, until, look)
-            found = Counted.of(run.results)
+            found = LedgerCounts.read(run.results)
             rate, seconds, share = steady(run.results, options.sandboxes, busy)
             rates[count] = rate
             ratio = rate / rates[min(rates)] * min(rates)
@@ -422,7 +327,7 @@ def part_speedup(options: argparse.Namespace, until: float) -> list[Row]:
 def steady(ledger: Path, sandboxes: int, busy: list[tuple[float, float]]) -> tuple[float, float, float]:
     """Results a second while every shard has all of its sandboxes, for how many seconds, and how busy the CPUs were."""
     at: dict[str, list[float]] = defaultdict(list)
-    for shard, line in lines_of(ledger):
+    for shard, line in read_ledger_lines(ledger):
         at[shard].append(line["at"])
     for moments in at.values():
         moments.sort()
@@ -468,7 +373,7 @@ def part_million(options: argparse.Namespace, until: float) -> list[Row]:
             with Watch(run, parent, workers) as watch:
                 finish(parent, until)
             seconds = time.monotonic() - begun
-            found = Counted.of(run.results)
+            found = LedgerCounts.read(run.results)
             whole, steady = cost(watch.samples)
             costs[count] = (whole[""], steady[""])
             each = ", ".join(f"{name} {steady[name]:.2f}" for name in steady if name)
@@ -480,7 +385,7 @@ def part_million(options: argparse.Namespace, until: float) -> list[Row]:
                 Row(f"{count} executions, {cut} shards", f"{seconds:.0f} s, {count / seconds:.0f} a second"),
                 Row("CPU ms for each, all in all", f"{whole['']:.2f}"),
                 Row("CPU ms for each, after a tenth", f"{steady['']:.2f} ({each})"),
-                *found.rows(count),
+                *found.build_rows(count),
                 Row("task runs recorded as completed", str(task_runs(fleet) - recorded), f"{wanted} or so"),
                 *(memory(watch.samples) if count == executions else ()),
             ]
