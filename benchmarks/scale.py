@@ -45,6 +45,7 @@ from ledger_counts import LedgerCounts, LedgerGrowth, Row, read_ledger_lines
 from providers import loaded
 from rich.console import Console
 from rich.table import Table
+from samples import Sample, compare_memory, compute_cost
 
 # As a package of that name, whose modules import one another; the checkout's root stays off sys.path.
 sys.modules["tests"] = types.ModuleType("tests")
@@ -63,16 +64,6 @@ class Missed(Exception):
 
 
 # -------------------------------------------------------------------------------------------------------------- the job
-
-
-@dataclass
-class Sample:
-    """At one moment: results so far, CPU seconds and MiB by whose they are."""
-
-    at: float
-    lines: int
-    cpu: dict[str, float]
-    memory: dict[str, float]
 
 
 @dataclass
@@ -374,7 +365,7 @@ def part_million(options: argparse.Namespace, until: float) -> list[Row]:
                 finish(parent, until)
             seconds = time.monotonic() - begun
             found = LedgerCounts.read(run.results)
-            whole, steady = cost(watch.samples)
+            whole, steady = compute_cost(watch.samples)
             costs[count] = (whole[""], steady[""])
             each = ", ".join(f"{name} {steady[name]:.2f}" for name in steady if name)
             wanted = -(-count // cut // 500) * cut
@@ -387,44 +378,12 @@ def part_million(options: argparse.Namespace, until: float) -> list[Row]:
                 Row("CPU ms for each, after a tenth", f"{steady['']:.2f} ({each})"),
                 *found.build_rows(count),
                 Row("task runs recorded as completed", str(task_runs(fleet) - recorded), f"{wanted} or so"),
-                *(memory(watch.samples) if count == executions else ()),
+                *(compare_memory(watch.samples) if count == executions else ()),
             ]
         for what, number in (("all in all", 0), ("after a tenth", 1)):
             ratio = costs[executions][number] / costs[options.peer][number]
             rows.append(Row(f"CPU for each, to that of {options.peer}: {what}", f"{ratio:.2f}", "1.2", ratio <= 1.2))
         return [*rows, *answers(fleet), *about(fleet, workers)]
-
-
-def cost(samples: list[Sample]) -> tuple[dict[str, float], dict[str, float]]:
-    """CPU milliseconds for each result, by whose they are, "" for all: from the beginning, and from a tenth of them."""
-    last = samples[-1]
-    tenth = next(sample for sample in samples if sample.lines >= last.lines / 10)
-    done = next(sample for sample in samples if sample.lines == last.lines)
-
-    def between(one: Sample, other: Sample) -> dict[str, float]:
-        count = max(1, other.lines - one.lines)
-        found = {name: (other.cpu[name] - one.cpu[name]) / count * 1000 for name in other.cpu}
-        return {"": sum(found.values()), **found}
-
-    return between(samples[0], last), between(tenth, done)
-
-
-def memory(samples: list[Sample]) -> list[Row]:
-    """The peaks of the second and of the last quarter of the time in which there were results."""
-    whole = samples[-1].lines
-    span = [sample for sample in samples if 0 < sample.lines < whole]
-    rows = []
-    for name in samples[0].memory:
-        peaks = [
-            max(
-                (sample.memory[name] for sample in span[len(span) * part // 4 : len(span) * (part + 1) // 4]), default=0
-            )
-            for part in range(4)
-        ]
-        ratio = peaks[3] / peaks[1] if peaks[1] else 0.0
-        text = f"{', '.join(f'{peak:.0f}' for peak in peaks)} MiB by quarters: {ratio:.2f} times"
-        rows.append(Row(f"memory of {name}", text, "1.1", ratio <= 1.1))
-    return rows
 
 
 def task_runs(fleet: Fleet) -> int:
