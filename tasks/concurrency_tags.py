@@ -11,7 +11,7 @@ from prefect.exceptions import ObjectNotFound
 
 
 def build_tags(provider: str) -> set[str]:
-    """Those of an execution on the provider of that name."""
+    """The tags of an execution's task run on the provider of that name."""
     return {"sandbox", f"sandbox:{provider}"}
 
 
@@ -20,7 +20,7 @@ async def has_tag_limit(tags: Iterable[str]) -> bool:
 
     A task run that begins with tags asks for a slot of each, whether there is a limit or not. A server on SQLite
     refuses that whenever it is just writing, and then no task run of this process begins for the next two seconds. So
-    where there is no limit when a flow run begins, its task runs begin without tags, and are given them by `tag`.
+    where there is no limit when a flow run begins, its task runs begin without tags, and are given them by `add_tags`.
     """
     try:
         async with get_client() as client:
@@ -36,7 +36,7 @@ async def has_tag_limit(tags: Iterable[str]) -> bool:
 
 
 def add_tags(tags: Iterable[str]) -> None:
-    """Gives the task run that this is called in those of the tags that it does not have; its next state shows them."""
+    """Adds the tags to the task run that this is called in; the server has them with its next state."""
     context = TaskRunContext.get()
     if context is not None:
         run = context.task_run

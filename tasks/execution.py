@@ -17,16 +17,14 @@ OutcomeT = TypeVar("OutcomeT", Result, Failure, Outcome)
 
 @dataclass(slots=True)
 class Execution:
-    """One piece of code with its variables, at a place in its flow run."""
+    """One piece of code with its variables, and its number in its flow run."""
 
     index: int
     code: str
     variables: dict[str, Any]
     key: str
-    encoded_variables: dict[str, bytes] = field(
-        default_factory=dict[str, bytes]
-    )  # variables that no ledger repeats, as JSON
-    marker: MarkerLocation | None = None  # that says on the volume that it is complete
+    encoded_variables: dict[str, bytes] = field(default_factory=dict[str, bytes])  # as JSON, and in no ledger
+    marker: MarkerLocation | None = None  # on the volume, of its completion
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # one for each attempt that has failed
     is_done: bool = False
 
@@ -48,7 +46,7 @@ def with_index(outcome: OutcomeT, index: int) -> OutcomeT:
 
 
 def execution_to_json(execution: Execution) -> dict[str, Any]:
-    """What a shard's file says of an execution, beside its number and its code, as a dict of JSON values."""
+    """What a shard's file has of an execution beside its number and its code, as a dict of JSON values."""
     work: dict[str, Any] = {"key": execution.key, "variables": execution.variables}
     if execution.encoded_variables:
         work["encoded"] = {name: value.decode("utf-8") for name, value in execution.encoded_variables.items()}
@@ -69,20 +67,20 @@ def assign_keys(
     fingerprint: dict[str, Any],
     count_occurrence: Callable[[bytes], int] | None = None,
 ) -> Iterator[Execution]:
-    """Gives pairs of code and variables their index and key.
+    """The executions of pairs of code and variables, with their indices and keys.
 
     The key is a SHA-256 over canonical JSON of the code, the variables, the fingerprint of the provider and of the
     language model, and the occurrence number among identical executions, so that replicates are executions of their
-    own. `occurrence` counts them: how often it has been asked about a digest; by default in memory.
+    own. `count_occurrence` returns how often it was called with a digest; by default it counts in memory.
     """
-    count = count_occurrence or _counter()
+    count = count_occurrence or _make_counter()
     for index, (code, variables) in enumerate(items):
         digest = _digest(code, variables, fingerprint)
         key = hashlib.sha256(digest + count(digest).to_bytes(8, "big")).hexdigest()
         yield Execution(index, code, variables, key)
 
 
-def _counter() -> Callable[[bytes], int]:
+def _make_counter() -> Callable[[bytes], int]:
     seen: dict[bytes, int] = {}
 
     def count(digest: bytes) -> int:

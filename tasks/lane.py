@@ -16,8 +16,7 @@ from ..sandbox.meta import Meta
 from ..sandbox.result import Result
 from .capacity.admission import Permit
 from .capacity.slots import Slot, Slots
-from .ledger.completion_markers import remove_marker
-from .ledger.completion_markers import write_marker as write_mark
+from .ledger.completion_markers import remove_marker, write_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,7 @@ class ProviderUnusable(Exception):
 class Lane:
     """Runs executions one after the other, each in a process of its own.
 
-    It opens sandboxes between `enter`, which waits for one of the `slots` and then for a place, and `leave`. With
+    It opens sandboxes between `acquire`, which waits for one of the `slots` and then for a permit, and `release`. With
     `reuse` a sandbox stays open from one execution to the next, and is replaced when it was lost or when what remains
     of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own. With a
     `context` they share one process and its state, and the sandbox is never replaced: when it is lost, so is the state,
@@ -72,30 +71,30 @@ class Lane:
         self.open_seconds = 0.0  # how long those that are closed were open, together
 
     async def acquire(self) -> bool:
-        """Waits for a slot and a place, unless it has them; False where there is no more work to have them for."""
-        return await self._acquire(with_work=False)
+        """Waits for a slot and a permit, unless it has them; False where there is no more work to have them for."""
+        return await self._acquire(has_work=False)
 
     async def acquire_for_work(self) -> None:
-        """Waits for both, unless it has them, for work that it has taken: others may have none left, this one has."""
-        while not await self._acquire(with_work=True):
+        """Waits for a slot and a permit, unless it has them, also where other lanes have found no more work."""
+        while not await self._acquire(has_work=True):
             pass
 
-    async def _acquire(self, *, with_work: bool) -> bool:
+    async def _acquire(self, *, has_work: bool) -> bool:
         if self._slot is None:
             self._slot = await self._slots.acquire()
         if self._slot is not None and self._permit is None:
-            self._permit = await self._slots.admission.acquire(is_urgent=with_work)
+            self._permit = await self._slots.admission.acquire(is_urgent=has_work)
         return self._permit is not None
 
     async def release_if_wanted(self) -> bool:
-        """Between two executions: gives up the slot, and the sandbox, where others have waited for it long enough."""
+        """Between two executions, gives up the slot and the sandbox where other runs have waited for it long enough."""
         if self._slot is None or self._has_state or not await self._slots.should_hand_over(self._slot):
             return False
         await self.release()
         return True
 
     async def release(self) -> None:
-        """Removes the sandbox, if one is open, and gives back the slot and the place."""
+        """Removes the sandbox, if one is open, and gives back the slot and the permit."""
         try:
             await self.close_sandbox()
         finally:
@@ -104,7 +103,7 @@ class Lane:
                 await self._slots.release(slot)
 
     async def execute(self, execution: Execution, on_output: Callable[[str, str], None] | None = None) -> Result:
-        """One attempt at an execution. Raises what `Interpreter.execute` raises, with `meta` complete.
+        """The result of one attempt at an execution. Raises what `Interpreter.execute` raises, with `meta` complete.
 
         Raises ProviderUnusable where the provider says that its configuration is wrong.
         """
@@ -113,9 +112,9 @@ class Lane:
                 interpreter = await self.open_sandbox()
             except ConfigurationError as error:
                 raise ProviderUnusable from error
-            mark = execution.marker
-            if mark is not None and mark.is_stale:
-                await remove_marker(interpreter, mark.path)
+            marker = execution.marker
+            if marker is not None and marker.is_stale:
+                await remove_marker(interpreter, marker.path)
             for path, file in self._uploads.items():
                 await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
             self._has_state = self._context is not None
@@ -127,20 +126,20 @@ class Lane:
                 on_output=on_output,
                 queries=None if self._asking is None else self._asking.queries(interpreter),
             )
-            if mark is not None:
-                await write_mark(interpreter, mark.path, execution.key, result)
+            if marker is not None:
+                await write_marker(interpreter, marker.path, execution.key, result)
         except RlmBatchError as error:
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
-            error.meta = self._complete(meta, execution)
+            error.meta = self._complete_meta(meta, execution)
             raise
         finally:
             if not self._reuse and self._context is None:
                 await self.close_sandbox()
-        result.meta = self._complete(result.meta, execution)
+        result.meta = self._complete_meta(result.meta, execution)
         return result
 
     @staticmethod
-    def _complete(meta: Meta, execution: Execution) -> Meta:
+    def _complete_meta(meta: Meta, execution: Execution) -> Meta:
         return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=execution.earlier_errors)
 
     async def open_sandbox(self) -> Interpreter:
@@ -162,39 +161,39 @@ class Lane:
             self._expires_at = now + max(self.provider.lifetime, 2 * self._timeout)
             self._interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
         if self._opened_at is None:
-            await self._start(self._interpreter)
+            await self._start_interpreter(self._interpreter)
             self._opened_at = now
             self.opened_count += 1
         return self._interpreter
 
-    async def _start(self, interpreter: Interpreter) -> None:
-        """Starts it, and tells the ramp how that went."""
-        place, self._permit = self._permit, None
-        assert place is not None
-        ramp = self._slots.admission
+    async def _start_interpreter(self, interpreter: Interpreter) -> None:
+        """Starts the interpreter, and records with `admission` how that went."""
+        permit, self._permit = self._permit, None
+        assert permit is not None
+        admission = self._slots.admission
         try:
             await interpreter.start()
         except BaseException as error:
-            said = _describe_descriptor_shortage(error) if isinstance(error, Exception) else None
-            if said is not None:
-                ramp.record_refusal(place, None, said)
+            shortage = _describe_descriptor_shortage(error) if isinstance(error, Exception) else None
+            if shortage is not None:
+                admission.record_refusal(permit, None, shortage)
             elif isinstance(error, QuotaExceeded):
-                ramp.record_refusal(place, error.retry_after, error.summary)
+                admission.record_refusal(permit, error.retry_after, error.summary)
             else:
-                ramp.record_failure(place)
+                admission.record_failure(permit)
             await self.close_sandbox()
-            if said is not None:
-                raise QuotaExceeded(said) from error
+            if shortage is not None:
+                raise QuotaExceeded(shortage) from error
             raise
-        ramp.record_opening(place)
-        self._permit = place
+        admission.record_opening(permit)
+        self._permit = permit
 
     def should_wait_out(self, error: RlmBatchError) -> bool:
-        """Whether a refusal is no failure of the execution that met it: the run has sandboxes, and goes on."""
+        """Whether a refusal does not count as a failed attempt, because the run has sandboxes and goes on."""
         return isinstance(error, QuotaExceeded) and self._permit is None and self._slots.admission.has_recent_sandbox
 
     async def release_while_waiting(self) -> None:
-        """Gives back what it would hold for nothing through a long wait, unless its sandbox has state."""
+        """Removes the sandbox and gives back its slot and permit, before a long wait, unless the sandbox has state."""
         if not self._has_state:
             await self.release()
 
@@ -208,17 +207,17 @@ class Lane:
             if self._opened_at is not None:
                 self.open_seconds += asyncio.get_running_loop().time() - self._opened_at
                 self._opened_at = None
-            place, self._permit = self._permit, None
-            if place is not None:
-                self._slots.admission.release(place)
+            permit, self._permit = self._permit, None
+            if permit is not None:
+                self._slots.admission.release(permit)
 
 
 def _describe_descriptor_shortage(error: BaseException) -> str | None:
-    """What to say where a sandbox was not opened because this process has no descriptor left, None where it has."""
-    found: BaseException | None = error
-    while found is not None and getattr(found, "errno", None) not in (errno.EMFILE, errno.ENFILE):
-        found = found.__cause__ or found.__context__
-    if found is None:
+    """The error text where a sandbox was not opened because this process has no descriptor left, else None."""
+    cause: BaseException | None = error
+    while cause is not None and getattr(cause, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
         return None
     return (
         "this process can open no more files or connections, and each sandbox takes one or two: raise its limit before "

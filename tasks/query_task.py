@@ -12,8 +12,8 @@ from prefect.states import Completed, Failed
 
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.queries import Query
-from .execute import QUERY_TASK_NAME
 
+QUERY_TASK_NAME = "query"
 MAX_TRACKED_QUERIES = 300  # queries of a flow run that are task runs: each costs 4 ms here and some 10 on the server
 
 
@@ -38,7 +38,7 @@ class _QueryCall:
     tags={"query"},
 )
 async def run_query(call: _QueryCall) -> Any:
-    """Asks, and ends in a state that says what it cost; a failure is told as a state, for the code has the error."""
+    """The final state of a query, with its tokens and cost. An error is left in `call.error`, for the asking code."""
     try:
         answer = await call.work()
     except RlmBatchError as error:
@@ -48,12 +48,12 @@ async def run_query(call: _QueryCall) -> Any:
 
 
 async def _make_task_run(call: _QueryCall) -> Any:
-    """The final state of a query's task run."""
+    """The final state of a query's task run, which is made."""
     return await run_query(call, return_state=True)  # type: ignore[reportGeneralTypeIssues]
 
 
 class QueryTracker:
-    """Makes a task run of each query of a flow run, until there are `TRACKED`; the ledger has the rest.
+    """Makes a task run of each of the first `MAX_TRACKED_QUERIES` queries of a flow run; the ledger has the rest.
 
     A flat query does not wait for what Prefect does before and after it: the work begins at once, and the task run,
     which lasts as long as it, is made beside it. A recursive query's work runs inside its task run, so that those of
@@ -61,24 +61,24 @@ class QueryTracker:
     """
 
     def __init__(self) -> None:
-        self._tracked = 0
-        self._beside: set[asyncio.Task[Any]] = set()
+        self._tracked_count = 0
+        self._background_runs: set[asyncio.Task[Any]] = set()
 
     async def track_query(self, query: Query, work: Callable[[], Awaitable[str]]) -> str:
-        """The work's answer. Raises what the work raises."""
-        if self._tracked >= MAX_TRACKED_QUERIES:
+        """The query's answer, which `work` returns. Raises what `work` raises."""
+        if self._tracked_count >= MAX_TRACKED_QUERIES:
             return await work()
-        self._tracked += 1
+        self._tracked_count += 1
         if query.kind == "llm_query":
             answer = asyncio.ensure_future(work())
             run = asyncio.ensure_future(_make_task_run(_QueryCall(query, lambda: asyncio.shield(answer))))
-            self._beside.add(run)
-            run.add_done_callback(self._beside.discard)
+            self._background_runs.add(run)
+            run.add_done_callback(self._background_runs.discard)
             return await answer
-        asked = _QueryCall(query, work)
-        state = await _make_task_run(asked)
-        if asked.error is not None:
-            raise asked.error
+        call = _QueryCall(query, work)
+        state = await _make_task_run(call)
+        if call.error is not None:
+            raise call.error
         if state.is_cancelled():
             raise asyncio.CancelledError
         return await state.result()
@@ -87,4 +87,4 @@ class QueryTracker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.gather(*self._beside, return_exceptions=True)
+        await asyncio.gather(*self._background_runs, return_exceptions=True)

@@ -17,70 +17,70 @@ from prefect.logging import get_run_logger
 from ..sandbox.text_escape import escape_text
 
 MAX_LINES = 200  # of one attempt at an execution
-MAX_LINE_CHARACTERS = 1000  # characters of a line
+MAX_LINE_CHARACTERS = 1000
 LEVELS = {"stdout": logging.INFO, "stderr": logging.WARNING}
 
 
 class LineBudget:
     """How many lines a flow run may still log: ten thousand, more than anyone reads."""
 
-    def __init__(self, left: int = 10_000) -> None:
-        self.remaining_lines = left
+    def __init__(self, remaining_lines: int = 10_000) -> None:
+        self.remaining_lines = remaining_lines
 
 
 class OutputLog:
-    """Takes what one attempt at an execution writes. `write` is an `on_output`; `close` says what was left out."""
+    """Logs what one attempt at an execution writes. `write` is its `on_output`; `close` logs how much was left out."""
 
-    def __init__(self, run: LineBudget, prefix: str = "") -> None:
-        self._run = run
+    def __init__(self, budget: LineBudget, prefix: str = "") -> None:
+        self._budget = budget
         self._prefix = prefix
-        self._log = _logger()
-        self._left = MAX_LINES
-        self._cut = 0
-        self._rest = dict.fromkeys(LEVELS, "")
+        self._logger = _get_output_logger()
+        self._remaining_lines = MAX_LINES
+        self._omitted_count = 0
+        self._partial_lines = dict.fromkeys(LEVELS, "")
 
     def write(self, stream: str, text: str) -> None:
         """Logs the lines that are complete, and keeps the rest for later."""
-        *lines, rest = (self._rest[stream] + text).split("\n")
+        *lines, rest = (self._partial_lines[stream] + text).split("\n")
         # No line break for long: what is kept is bounded too.
-        self._rest[stream] = rest[: MAX_LINE_CHARACTERS + 1]
+        self._partial_lines[stream] = rest[: MAX_LINE_CHARACTERS + 1]
         for line in lines:
-            self._line(stream, line)
+            self._log_line(stream, line)
 
     def close(self) -> None:
         """Logs what came without a line's end, and how many lines were left out."""
-        for stream, rest in self._rest.items():
+        for stream, rest in self._partial_lines.items():
             if rest:
-                self._line(stream, rest)
-                self._rest[stream] = ""
-        if self._cut and self._log is not None:
-            self._log.log(
+                self._log_line(stream, rest)
+                self._partial_lines[stream] = ""
+        if self._omitted_count and self._logger is not None:
+            self._logger.log(
                 logging.INFO,
                 "%s%d more lines are not in this log; the result's meta has the first and the last that were written",
                 self._prefix,
-                self._cut,
+                self._omitted_count,
             )
 
-    def _line(self, stream: str, line: str) -> None:
-        if self._log is None or not line.strip() or not self._log.isEnabledFor(LEVELS[stream]):
+    def _log_line(self, stream: str, line: str) -> None:
+        if self._logger is None or not line.strip() or not self._logger.isEnabledFor(LEVELS[stream]):
             return
-        if self._left <= 0 or self._run.remaining_lines <= 0:
-            self._cut += 1
+        if self._remaining_lines <= 0 or self._budget.remaining_lines <= 0:
+            self._omitted_count += 1
             return
-        self._left -= 1
-        self._run.remaining_lines -= 1
-        # What redraws a line with carriage returns, as progress bars do, is told as it was last.
-        said = escape_text(line.rstrip("\r").rpartition("\r")[2][: MAX_LINE_CHARACTERS + 1], keep="\t")
-        self._log.log(
+        self._remaining_lines -= 1
+        self._budget.remaining_lines -= 1
+        # What redraws a line with carriage returns, as progress bars do, is logged as it was last.
+        line = escape_text(line.rstrip("\r").rpartition("\r")[2][: MAX_LINE_CHARACTERS + 1], keep="\t")
+        self._logger.log(
             LEVELS[stream],
             "%s%s",
             self._prefix,
-            said if len(said) <= MAX_LINE_CHARACTERS else said[:MAX_LINE_CHARACTERS] + "...",
+            line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + "...",
         )
 
 
-def _logger() -> logging.LoggerAdapter[Any] | None:
-    """The run's own, below which a level of its own can be set; None outside a run."""
+def _get_output_logger() -> logging.LoggerAdapter[Any] | None:
+    """A child of the task run's logger, so that its level can be set by itself; None outside a run."""
     try:
         logger: Any = get_run_logger()
     except MissingContextError:

@@ -12,11 +12,12 @@ from ...sandbox.budget import Usage
 from ...sandbox.errors import RlmBatchError
 from ...sandbox.result import Outcome, Result
 from ...tasks.capacity.slots import Slots
-from ...tasks.execute import TaskBatch, build_execute_task
+from ...tasks.execute import build_execute_task
 from ...tasks.execution import Execution, with_index
 from ...tasks.lane import Lane, ProviderUnusable
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.retry import RetryPolicy
+from ...tasks.task_batch import TaskBatch
 from ...tasks.task_log import LineBudget
 from .failures import Deadline, find_first_error
 from .gc_freeze import freeze_existing_objects

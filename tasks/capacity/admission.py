@@ -1,8 +1,8 @@
-"""How a flow run comes to many sandboxes: some at once, the others one after the other, and fewer after a refusal.
+"""How many sandboxes a flow run may open now: some at once, then more each second, and fewer after a refusal.
 
-A provider has few words for what it bears, and says them late: 429, or that the workspace is full. So a run finds it
-out, as TCP finds out what a network bears. `Room` is the arithmetic, with a clock that it is told; `Ramp` is what lanes
-wait at.
+A provider says what it can take late, by refusing: 429, or that the workspace is full. So a run finds it out, as TCP
+finds out the capacity of a network. `AdmissionLimit` is the arithmetic, without a clock of its own; `Admission` is what
+lanes wait at.
 """
 
 from __future__ import annotations
@@ -15,33 +15,24 @@ from typing import Any
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
-INITIAL_PERMITS = 8  # sandboxes that a run opens without more ado
-FIRST_OPENINGS_PER_SECOND = 20.0  # more in a second, at first, and
-MAX_OPENINGS_PER_SECOND = (
-    60.0  # once as many have been opened; the largest of Daytona's published limits is ten a second
-)
-REFUSAL_PAUSES_SECONDS = (
-    1.0,
-    2.0,
-    4.0,
-    8.0,
-    16.0,
-    30.0,
-)  # seconds after a refusal that names no time, before one more is tried
-REFUSAL_PATIENCE_SECONDS = 60.0  # seconds without any sandbox through which a refusal is only waited out
-LOG_INTERVAL_SECONDS = 300.0  # seconds between two lines of the log that say that the provider refuses
+INITIAL_PERMITS = 8  # sandboxes that a run opens at once
+FIRST_OPENINGS_PER_SECOND = 20.0  # after those, and one more for each that was opened, up to
+MAX_OPENINGS_PER_SECOND = 60.0  # the largest of Daytona's published limits is ten a second
+REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before one more is tried, where a refusal names no time
+REFUSAL_PATIENCE_SECONDS = 60.0  # without any sandbox, after which a refusal is an error and not only waited out
+LOG_INTERVAL_SECONDS = 300.0  # between two lines of the log that say that the provider refuses
 
 
 class Permit:
     """The right to have one sandbox open, or to be opening it."""
 
-    def __init__(self, spell: int) -> None:
-        self.period = spell  # between two refusals
+    def __init__(self, period: int) -> None:
+        self.period = period  # between two refusals, in which it was issued
         self.is_open = False
 
 
 class AdmissionLimit:
-    """How many sandboxes a run may have. It grows with time while nothing is refused, and shrinks to what is open.
+    """The number of sandboxes that a run may have. It grows while nothing is refused, and shrinks to what is open.
 
     After a refusal nothing is tried for as long as the provider asked; without such a time, what replaces a sandbox
     that was closed is opened at once. Then one sandbox more is tried, and others when that one is there.
@@ -50,17 +41,17 @@ class AdmissionLimit:
 
     def __init__(self, now: float, initial_permits: float = INITIAL_PERMITS) -> None:
         self.max_permits = initial_permits
-        self.permit_count = 0  # places
+        self.permit_count = 0  # that are issued
         self.open_count = 0  # of them with an open sandbox
         self._period = 0
         self._refusal_count = 0  # since a sandbox was opened that was asked for after a refusal
-        self._opened_count = 0  # in this spell
+        self._opened_count = 0  # in this period
         self._grows_at = now + 1 / FIRST_OPENINGS_PER_SECOND
         self._resumes_at: float | None = None
         self._last_open_at = now
 
     def compute_wait(self, now: float) -> float:
-        """Seconds until another place may be free, 0 where there is one; infinite where only an event can help."""
+        """Seconds until a permit may be free, 0 where one is; infinite where only a return or an opening frees one."""
         if self._resumes_at is not None:
             if now < self._resumes_at:
                 return self._resumes_at - now
@@ -73,7 +64,7 @@ class AdmissionLimit:
         return max(0.0, self._grows_at - now)
 
     def issue_permit(self, now: float) -> Permit:
-        """A place, which `wait` has said is there."""
+        """A permit, where `compute_wait` is 0."""
         if self.permit_count >= self.max_permits:
             self.max_permits = self.permit_count + 1
             self._grows_at = now + 1 / min(FIRST_OPENINGS_PER_SECOND + self._opened_count, MAX_OPENINGS_PER_SECOND)
@@ -81,7 +72,7 @@ class AdmissionLimit:
         return Permit(self._period)
 
     def record_opening(self, permit: Permit) -> None:
-        """Its sandbox is there."""
+        """Records that the permit's sandbox is open."""
         permit.is_open = True
         self.open_count += 1
         self.max_permits = max(self.max_permits, self.open_count)
@@ -90,11 +81,11 @@ class AdmissionLimit:
             self._refusal_count = 0
 
     def record_failure(self) -> None:
-        """A sandbox did not come up, for whatever reason: if it is for load, more at a time would not help."""
+        """Slows down after a sandbox that failed to start: if that was for load, more at a time would not help."""
         self._opened_count = 0
 
     def record_refusal(self, permit: Permit, now: float, retry_after: float | None) -> None:
-        """Its sandbox was refused for now, and for `asked` seconds where the provider said so. Gives the place back."""
+        """Returns a permit whose sandbox was refused for now; `retry_after` is what the provider asked for."""
         self.return_permit(permit, now)
         if retry_after:
             self._resumes_at = max(self._resumes_at or 0.0, now + retry_after)
@@ -108,19 +99,19 @@ class AdmissionLimit:
         self._grows_at = now + max(pause, retry_after or 0.0)
 
     def return_permit(self, permit: Permit, now: float) -> None:
-        """The place is given back, its sandbox removed."""
+        """Takes a permit back, whose sandbox was removed."""
         self.permit_count -= 1
         if permit.is_open:
             self.open_count -= 1
             self._last_open_at = now
 
     def has_recent_sandbox(self, now: float) -> bool:
-        """Whether this run has a sandbox, or had one a short while ago: then room will come by itself."""
+        """Whether this run has a sandbox, or had one a short while ago: then it will get more by itself."""
         return self.open_count > 0 or now - self._last_open_at < REFUSAL_PATIENCE_SECONDS
 
 
 class Admission:
-    """Where the lanes of one flow run wait for a place. `gradual` is false for a provider that has no others to serve.
+    """The permits of one flow run, for which its lanes wait. `is_gradual` is false for a provider without other users.
 
     It is used on one event loop.
     """
@@ -134,10 +125,10 @@ class Admission:
         self._log_again_at = -math.inf
 
     async def acquire(self, *, is_urgent: bool = False) -> Permit | None:
-        """A place, as soon as there is one; None once `enough` was called. `first` is before others that wait."""
+        """Waits for a permit; None once `dismiss_waiters` was called. An urgent call is before the others that wait."""
         waiter: asyncio.Future[Permit | None] = asyncio.get_running_loop().create_future()
         (self._waiters.appendleft if is_urgent else self._waiters.append)(waiter)
-        self._serve()
+        self._issue_permits()
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -151,36 +142,36 @@ class Admission:
                 self._timer.cancel()
 
     def record_opening(self, permit: Permit) -> None:
-        """Its sandbox is there."""
+        """Records that the permit's sandbox is open."""
         self.limit.record_opening(permit)
-        self._serve()
+        self._issue_permits()
 
     def record_failure(self, permit: Permit) -> None:
-        """Its sandbox did not come up. Gives the place back."""
+        """Returns a permit whose sandbox failed to start."""
         self.limit.record_failure()
         self.release(permit)
 
     def record_refusal(self, permit: Permit, retry_after: float | None, reason: str) -> None:
         """Its sandbox was refused for now, for `asked` seconds where the provider said so. Gives the place back."""
-        now, room = _now(), self.limit
-        room.record_refusal(permit, now, retry_after)
+        now, limit = _read_clock(), self.limit
+        limit.record_refusal(permit, now, retry_after)
         if self._log is not None and now >= self._log_again_at:
             self._log_again_at = now + LOG_INTERVAL_SECONDS
             self._log.warning(
                 "the provider opens no more sandboxes for now, while %d are open: the run goes on with those that "
                 "it gets, and asks for more from time to time (%s)",
-                room.open_count,
+                limit.open_count,
                 reason,
             )
-        self._serve()
+        self._issue_permits()
 
     def release(self, permit: Permit) -> None:
-        """The place is given back, its sandbox removed."""
-        self.limit.return_permit(permit, _now())
-        self._serve()
+        """Takes a permit back, whose sandbox was removed."""
+        self.limit.return_permit(permit, _read_clock())
+        self._issue_permits()
 
     def dismiss_waiters(self) -> None:
-        """There is no more work: whoever waits gets None."""
+        """Gives None to all that wait, as there is no more work."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -189,17 +180,17 @@ class Admission:
     @property
     def has_recent_sandbox(self) -> bool:
         """Whether a refusal is to be waited out: this run has a sandbox, or had one a short while ago."""
-        return self.limit.has_recent_sandbox(_now())
+        return self.limit.has_recent_sandbox(_read_clock())
 
     @property
     def limit(self) -> AdmissionLimit:
-        """What is known of the provider, from the first question on."""
+        """How many sandboxes there may be; made when it is first asked for, as its clock is the event loop's."""
         if self._limit is None:
-            self._limit = AdmissionLimit(_now(), self._initial_permits)
+            self._limit = AdmissionLimit(_read_clock(), self._initial_permits)
         return self._limit
 
-    def _serve(self) -> None:
-        """Hands out the places that there are, and comes back when there may be more."""
+    def _issue_permits(self) -> None:
+        """Hands out the permits that are free, and sets a timer for the next."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -207,14 +198,14 @@ class Admission:
             if self._waiters[0].done():  # cancelled
                 self._waiters.popleft()
                 continue
-            now = _now()
+            now = _read_clock()
             wait = self.limit.compute_wait(now)
             if wait > 0:
                 if wait < math.inf:
-                    self._timer = asyncio.get_running_loop().call_later(wait, self._serve)
+                    self._timer = asyncio.get_running_loop().call_later(wait, self._issue_permits)
                 return
             self._waiters.popleft().set_result(self.limit.issue_permit(now))
 
 
-def _now() -> float:
+def _read_clock() -> float:
     return asyncio.get_running_loop().time()

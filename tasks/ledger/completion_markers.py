@@ -1,4 +1,4 @@
-"""Completion markers: what says, on the volume itself, that an execution that wrote there is complete.
+"""Completion markers: files on a volume, each of which says that an execution that wrote there is complete.
 
 A marker is a small file of JSON, written in the sandbox after everything that the code wrote. It holds the execution's
 key, what the code submitted and the files that it wrote, as far as they are known. It counts only while those files are
@@ -101,13 +101,13 @@ class CompletionMarker:
 
 
 def compute_marker_folder(code: str) -> str:
-    """Where the markers of one piece of code are, so that two jobs on one volume do not share them."""
+    """The directory on the volume of the markers of one piece of code: jobs of other code on it have others."""
     return f"{OWN_FILE_PREFIX}/complete/{hashlib.sha256(code.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
-def compute_marker_name(what: str) -> str:
+def compute_marker_name(execution_id: str) -> str:
     """The name of the marker of one execution of a job: an id may be of any length and have any letters."""
-    return f"{hashlib.sha256(what.encode('utf-8', 'replace')).hexdigest()[:32]}.json"
+    return f"{hashlib.sha256(execution_id.encode('utf-8', 'replace')).hexdigest()[:32]}.json"
 
 
 async def write_marker(interpreter: Interpreter, path: str, key: str, result: Result) -> None:
@@ -136,23 +136,23 @@ async def write_marker(interpreter: Interpreter, path: str, key: str, result: Re
 
 
 async def remove_marker(interpreter: Interpreter, path: str) -> None:
-    """Removes a marker that does not count, before what it stands for is written anew."""
+    """Removes a stale marker, before its execution is run again."""
     await interpreter.execute(REMOVE_PROGRAM, {"path": path})
 
 
 async def read_markers(interpreter: Interpreter, folder: str) -> dict[str, CompletionMarker]:
     """The markers in a directory of the volume, by their names."""
-    found: dict[str, CompletionMarker] = {}
+    markers: dict[str, CompletionMarker] = {}
     after, more = "", True
     while more:
         page = await interpreter.execute(READ_PROGRAM, {"folder": folder, "after": after})
         for data in page["markers"]:
             outputs = data.get("outputs", {})
             # Code can write to where markers are; what is none is taken for a damaged one.
-            whole = data["whole"] and isinstance(outputs, dict)
+            is_intact = data["whole"] and isinstance(outputs, dict)
             files = tuple(map(str, data.get("files", ())))
-            found[str(data["name"])] = CompletionMarker(
-                data.get("key", ""), outputs, bool(data.get("submitted")), files, whole
+            markers[str(data["name"])] = CompletionMarker(
+                data.get("key", ""), outputs, bool(data.get("submitted")), files, is_intact
             )
         after, more = page["after"], page["more"]
-    return found
+    return markers

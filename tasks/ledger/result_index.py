@@ -32,21 +32,21 @@ class ResultIndex:
         self._file = root / "index.sqlite"
 
     def refresh(self) -> None:
-        """Reads what the ledgers have gained since the last time."""
+        """Reads what was appended to the ledgers since the last call."""
         with self._open_database() as database, database:
-            seen: dict[str, int] = dict(database.execute("select path, size from parts"))
+            sizes: dict[str, int] = dict(database.execute("select path, size from parts"))
             for part in self._root.glob("*/part-*.jsonl"):
-                path, read = str(part), seen.get(str(part), 0)
-                if os.path.getsize(part) <= read:
+                path, end = str(part), sizes.get(str(part), 0)
+                if os.path.getsize(part) <= end:
                     continue
-                for line in read_part_lines(part, read):
+                for line in read_part_lines(part, end):
                     _, start, length = line.position
-                    read = line.position.end
+                    end = line.position.end
                     if line.is_success:
                         database.execute(
                             "insert or replace into results values (?, ?, ?, ?)", (line.key, path, start, length)
                         )
-                database.execute("insert or replace into parts values (?, ?)", (path, read))
+                database.execute("insert or replace into parts values (?, ?)", (path, end))
 
     def find_result(self, key: str) -> LedgerLine | None:
         """The line of a succeeded execution with that key, if any ledger still has it."""

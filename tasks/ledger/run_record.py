@@ -62,38 +62,37 @@ class RunRecord:
         return ReportSpec(self.what, self.objective, self.direction)
 
     def write(self) -> None:
-        """Writes it to the ledger, in one piece. Where that cannot be done, nor can results, and those will tell."""
+        """Writes it to the ledger, in one piece. Raises nothing where that fails: then writing results fails too."""
         with suppress(OSError, ConfigurationError):
             data = json.dumps(asdict(self), ensure_ascii=True).encode("ascii")
             write_file(parse_location(self.results_path) / f"run-{self.id}.json", data)
 
     def finish(self) -> None:
-        """Writes it once more, with its end."""
+        """Writes it again, with the time of its end."""
         self.ended = time.time()
         self.write()
 
 
 def list_run_records(ledger: PathOrLocation) -> list[RunRecord]:
-    """The starts of flow runs that wrote to this ledger, the latest last. What is damaged or foreign is passed over.
+    """The starts of flow runs that wrote to this ledger, the latest last. Damaged and foreign records are skipped.
 
     Raises OSError where a location cannot be read.
     """
     if isinstance(ledger, Location):
-        copies = LocalMirror(ledger)
-        found = list(_read_records(copies.refresh("run-*.json")))
+        mirror = LocalMirror(ledger)
+        records = list(_read_records(mirror.refresh("run-*.json")))
     else:
-        found = list(_read_records(ledger.glob("run-*.json")))
-    for record in found:
+        records = list(_read_records(ledger.glob("run-*.json")))
+    for record in records:
         record.results_path = str(ledger)
-    return sorted(found, key=lambda record: record.began)
+    return sorted(records, key=lambda record: record.began)
 
 
 def find_run_record(root: Path, id_or_name: str) -> RunRecord | None:
     """The latest start of the flow run with that id or name, among the ledgers below the root."""
-    found = [
-        record for record in _read_records(root.glob("*/run-*.json")) if id_or_name in (record.flow_run_id, record.name)
-    ]
-    return max(found, key=lambda record: record.began, default=None)
+    records = _read_records(root.glob("*/run-*.json"))
+    matches = (record for record in records if id_or_name in (record.flow_run_id, record.name))
+    return max(matches, key=lambda record: record.began, default=None)
 
 
 def _read_records(paths: Iterable[Path]) -> Iterator[RunRecord]:

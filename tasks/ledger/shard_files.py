@@ -1,7 +1,7 @@
-"""A shard's files, in the ledger that it writes to: what it is to do, and its sign of life.
+"""A shard's files, in the ledger that it writes to: its work and its heartbeat.
 
-They are in `shards/<job>/`. `<shard>-<attempt>.jsonl` is the work: a head, and then an execution a line, whose code is
-that of the line before where it says none. `<shard>-<attempt>.beat` says how far the attempt is, and that it is alive.
+They are in `shards/<job>/`. `<shard>-<attempt>.jsonl` is the work: a header, and then an execution a line, whose code
+is that of the line before where it has none. `<shard>-<attempt>.beat` is the heartbeat, with the attempt's progress.
 A later attempt's work means that nobody waits for the earlier ones any more.
 """
 
@@ -25,7 +25,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """What an attempt at a shard is: of which job, which of how many shards, which attempt, and how much there is.
+    """Which attempt at which shard of a job the work is for, and how many executions it has.
 
     `what` is what the job calls an execution. `commit` is the one that the job resolved the repository's ref to.
     """
@@ -41,13 +41,13 @@ class ShardHeader:
 
     @property
     def part_prefix(self) -> str:
-        """What the names of the ledger's parts begin with that this attempt writes."""
+        """The beginning of the names of the ledger's parts that this attempt writes."""
         return f"{self.job}-{self.shard:05}-{self.attempt}-"
 
 
 @dataclass(slots=True)
 class Heartbeat:
-    """How far an attempt is. `count` goes up while it is alive; `error` is a type and a message, of one that failed.
+    """The progress of an attempt. `count` goes up while it is alive; `error` is a type and a message, if it failed.
 
     `sandboxes` were opened, for `sandbox_seconds` together; the model was called `calls` times, for `cost` US dollars
     where every price is known.
@@ -62,7 +62,7 @@ class Heartbeat:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = 0.0
-    late: int = 0  # executions that the deadline left undone
+    late: int = 0  # executions that were not done by the deadline
     error: tuple[str, str] | None = None
 
 
@@ -77,7 +77,7 @@ class ShardFiles:
 
     @classmethod
     def from_work_path(cls, work_path: str) -> ShardFiles:
-        """That whose work is at this location. Raises ConfigurationError where no attempt has its work there."""
+        """The files of the attempt whose work is at this location. Raises ConfigurationError where it is no work."""
         try:
             ledger, _, job, name = work_path.rsplit("/", 3)
             shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
@@ -89,10 +89,12 @@ class ShardFiles:
 
     @property
     def directory(self) -> PathOrLocation:
+        """Where the files of all shards of the job are."""
         return self.ledger / "shards" / self.job
 
     @property
     def work_path(self) -> PathOrLocation:
+        """The file with the header and the executions."""
         return self.directory / f"{self.shard:05}-{self.attempt}.jsonl"
 
     @property
@@ -114,7 +116,7 @@ class ShardFiles:
             yield _encode_line(line)
 
     def read_work(self) -> tuple[ShardHeader, Iterator[Execution]]:
-        """What the work says; the executions are read as they are asked for. Raises ConfigurationError."""
+        """The header and the executions, which are read as they are asked for. Raises ConfigurationError."""
         lines = iterate_lines(self.work_path)
         try:
             return ShardHeader(**json.loads(next(lines))), self._parse_executions(lines)
@@ -140,11 +142,11 @@ class ShardFiles:
             yield execution_from_json(work["number"], code, work)
 
     def has_work(self) -> bool:
-        """Whether this attempt was begun."""
+        """Whether this attempt's work was written."""
         return bool(list_names(self.directory, self.work_path.name))
 
     def write_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Writes the sign of life, in one piece. Raises OSError."""
+        """Writes the heartbeat, in one piece. Raises OSError."""
         write_file(self._heartbeat_path, json.dumps(asdict(heartbeat)).encode("ascii"))
 
     @property
@@ -152,11 +154,11 @@ class ShardFiles:
         return self.directory / f"{self.shard:05}-{self.attempt}.beat"
 
     def read_heartbeat(self) -> Heartbeat | None:
-        """The last sign of life, None where there is none yet."""
-        known = {item.name for item in fields(Heartbeat)}  # a worker may have another version, which says more
+        """The last heartbeat, None where there is none yet."""
+        known = {item.name for item in fields(Heartbeat)}  # a worker may have a later version, with more
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            said = json.loads(read_file(self._heartbeat_path))
-            return Heartbeat(**{name: value for name, value in said.items() if name in known})
+            values = json.loads(read_file(self._heartbeat_path))
+            return Heartbeat(**{name: value for name, value in values.items() if name in known})
         return None
 
 
@@ -178,22 +180,22 @@ def load_or_create_cut(ledger: PathOrLocation, job: str, shard_size: int) -> Sha
     )
 
 
-def _load_or_create(place: PathOrLocation, value: str) -> str:
+def _load_or_create(path: PathOrLocation, value: str) -> str:
     try:
-        return read_file(place).decode("ascii")
+        return read_file(path).decode("ascii")
     except FileNotFoundError:
-        write_file(place, value.encode("ascii"))
-        return read_file(place).decode("ascii")  # another may have been as quick
+        write_file(path, value.encode("ascii"))
+        return read_file(path).decode("ascii")  # another may have written it at the same time
 
 
 def find_last_attempts(ledger: PathOrLocation, job: str) -> dict[int, int]:
     """The number of the last attempt at each shard of a job that has one."""
-    found: dict[int, int] = {}
+    attempts: dict[int, int] = {}
     for name in list_names(ledger / "shards" / job, "*-*.jsonl"):
         with suppress(ValueError):
             shard, attempt = (int(number) for number in name.removesuffix(".jsonl").split("-"))
-            found[shard] = max(attempt, found.get(shard, 0))
-    return found
+            attempts[shard] = max(attempt, attempts.get(shard, 0))
+    return attempts
 
 
 def _encode_line(value: dict[str, Any]) -> bytes:

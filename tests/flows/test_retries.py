@@ -21,7 +21,8 @@ from rlm_batch import (
     batch,
     chunks,
 )
-from rlm_batch.tasks.execute import RetryPolicy, build_execute_task
+from rlm_batch.tasks.execute import build_execute_task
+from rlm_batch.tasks.retry import RetryPolicy
 
 from ..infra.execution_counter import BEGUN, Counts
 from .conftest import last_run
