@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlm_batch import LanguageModel, LocalSandbox, batch
-from rlm_batch.blocks.language_model.model_access import Asking
+from rlm_batch.blocks.language_model.model_access import ModelAccess
 from rlm_batch.deployments.server import PrefectServer
 
 SERVER = Path(__file__).resolve().parents[1] / "tests" / "standins" / "openai_chat.py"
@@ -139,8 +139,8 @@ def close(wires: deque[Any]) -> None:
 async def batched(url: str, rounds: int, count: int, concurrency: int) -> dict[str, list[float]]:
     """Seconds of each way, in each round."""
     model = LanguageModel(model=MODEL, api_key="sk-x", api_base=url)  # type: ignore[arg-type]
-    served = model.flat()
-    asking = Asking(model=model, batch_concurrency=concurrency, max_llm_calls=None)
+    served = model.make_flat_model()
+    access = ModelAccess(model=model, batch_concurrency=concurrency, max_llm_calls=None)
     await model.save("benchmark", overwrite=True)  # type: ignore[misc]
     variables = {"count": count, "concurrency": concurrency}
     wires: deque[Any] = deque()
@@ -150,13 +150,13 @@ async def batched(url: str, rounds: int, count: int, concurrency: int) -> dict[s
         return (await served.ask([{"role": "user", "content": prompt}])).text
 
     async with LocalSandbox().interpreter() as interpreter:
-        await interpreter.execute("llm_query('warm')", queries=asking.queries(interpreter))
+        await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter))
         for _ in range(rounds):
             way = "plain asyncio"
             seconds = await gathered(lambda prompt: bare(url, wires, prompt), count, concurrency)
             found.setdefault(way, []).append(seconds)
             found.setdefault("LiteLLM directly", []).append(await gathered(directly, count, concurrency))
-            ours = await interpreter.execute(BATCHED, variables, queries=asking.queries(interpreter))
+            ours = await interpreter.execute(BATCHED, variables, queries=access.queries(interpreter))
             assert ours.right
             found.setdefault("llm_query_batched", []).append(ours.seconds)
             (flow,) = await batch(
@@ -173,13 +173,13 @@ async def batched(url: str, rounds: int, count: int, concurrency: int) -> dict[s
 async def single(url: str, rounds: int, count: int) -> dict[str, list[float]]:
     """Milliseconds of one query, of ours and of LiteLLM's own, in turns."""
     model = LanguageModel(model=MODEL, api_key="sk-x", api_base=url)  # type: ignore[arg-type]
-    served = model.flat()
-    asking = Asking(model=model, max_llm_calls=None)
+    served = model.make_flat_model()
+    access = ModelAccess(model=model, max_llm_calls=None)
     found: dict[str, list[float]] = {"llm_query in a local sandbox": [], "LiteLLM directly": []}
     async with LocalSandbox().interpreter() as interpreter:
-        await interpreter.execute("llm_query('warm')", queries=asking.queries(interpreter))
+        await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter))
         for _ in range(rounds):
-            ours = await interpreter.execute(SINGLE, {"count": count}, queries=asking.queries(interpreter))
+            ours = await interpreter.execute(SINGLE, {"count": count}, queries=access.queries(interpreter))
             found["llm_query in a local sandbox"] += [1000 * seconds for seconds in ours.seconds]
             for number in range(count):
                 begun = time.perf_counter()

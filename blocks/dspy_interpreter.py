@@ -16,13 +16,12 @@ from ..sandbox.errors import (
 )
 from ..sandbox.sync_interpreter import SyncInterpreter
 from ..sandbox.wire.names import QUERY_NAMES
-from .language_model.litellm_client import EXTRA, offline
+from .language_model.litellm_client import INSTALL_HINT, use_bundled_prices
 
-offline()
 try:
     from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
 except ImportError as error:
-    raise ConfigurationError(EXTRA) from error
+    raise ConfigurationError(INSTALL_HINT) from error
 
 if TYPE_CHECKING:
     from ..sandbox.result import Result
@@ -100,12 +99,12 @@ class DSPyInterpreter:
         if self._asks and FACADE_TOKEN in variables:
             raise CodeExecutionError(REFUSED)
         self.start()
-        here = contextvars.copy_context()  # DSPy's settings, which its tools look at in whatever thread they run
+        context = contextvars.copy_context()  # DSPy's settings, which its tools look at in whatever thread they run
 
-        def told(tool: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *args, **kwargs: here.copy().run(tool, *args, **kwargs)
+        def in_context(tool: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: context.copy().run(tool, *args, **kwargs)
 
-        tools = {name: told(tool) for name, tool in self.tools.items()}
+        tools = {name: in_context(tool) for name, tool in self.tools.items()}
         try:
             result = self._run(code, variables, tools, self.output_fields)
         except CodeSyntaxError as error:
@@ -150,10 +149,11 @@ class InterpreterFactory:
     )
 
     def __init__(self, interpreter: Callable[[], SyncInterpreter]) -> None:
-        self._interpreter = interpreter
+        use_bundled_prices()
+        self._make_interpreter = interpreter
 
     def __call__(self) -> DSPyInterpreter:
-        ours = self._interpreter()
+        ours = self._make_interpreter()
         ours.share_query_limits()
 
         def run(

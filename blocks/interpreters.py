@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.sync_interpreter import SyncInterpreter
-from .language_model.block import LanguageModel
-from .language_model.model_access import Asking, asking
+from .language_model.model_access import ModelAccess, open_model_access
 from .registry import PROVIDERS, ProviderEntry
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from ..sandbox.interpreter import Interpreter
     from ..sandbox.provider_api import Sandbox
     from ..sandbox.queries import Queries
+    from .language_model.settings import LanguageModelSettings
     from .provider import SandboxProvider
 
 DEFAULT = "default"  # the saved block that is asked for credentials that nobody else has
@@ -28,7 +28,7 @@ class _ProviderInterpreter(SyncInterpreter):
     """An interpreter whose sandbox comes from the provider that a subclass names.
 
     With a `language_model` (a `LanguageModel`, its saved block, or a model in LiteLLM's naming) the code may ask it:
-    see `Asking` for the limits on one execution; `max_cost` is in US dollars, for all of them together.
+    see `ModelAccess` for the limits on one execution; `max_cost` is in US dollars, for all of them together.
     """
 
     entry: ClassVar[ProviderEntry]
@@ -38,7 +38,7 @@ class _ProviderInterpreter(SyncInterpreter):
         *,
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
-        language_model: LanguageModel | str | None = None,
+        language_model: LanguageModelSettings | str | None = None,
         batch_concurrency: int = 4,
         max_depth: int = 2,
         max_llm_calls: int | None = 50,
@@ -56,18 +56,18 @@ class _ProviderInterpreter(SyncInterpreter):
         }
         self._max_cost = max_cost
         self._language_model = language_model
-        self._asking: Asking | None = None
+        self._model_access: ModelAccess | None = None
         asks = None if language_model is None else self._ask
         super().__init__(self._open_sandbox, timeout=timeout, tools=tools, asks=asks)
 
     def _ask(self, interpreter: Interpreter, depth: int) -> Queries:
-        assert self._asking is not None  # it is there once the sandbox is
-        return self._asking.queries(interpreter, depth=depth)
+        assert self._model_access is not None  # it is there once the sandbox is
+        return self._model_access.queries(interpreter, depth=depth)
 
     async def _open_sandbox(self) -> Sandbox:
         provider = self._provider
-        if self._language_model is not None and self._asking is None:
-            self._asking = await asking(self._language_model, max_cost=self._max_cost, **self._limits)
+        if self._language_model is not None and self._model_access is None:
+            self._model_access = await open_model_access(self._language_model, max_cost=self._max_cost, **self._limits)
         # Without that address, asking for a block would start a server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
             try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..blocks.language_model.model_access import Asking
+from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter
@@ -35,8 +35,8 @@ class Lane:
     `reuse` a sandbox stays open from one execution to the next, and is replaced when it was lost or when what remains
     of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own. With a
     `context` they share one process and its state, and the sandbox is never replaced: when it is lost, so is the state,
-    and every later execution raises StateLost. `asking` is what each execution may ask, `uploads` are files that each
-    finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels.
+    and every later execution raises StateLost. `model_access` is what each execution may ask, `uploads` are files
+    that each finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Lane:
         timeout: float,
         context: str | None = None,
         slots: Slots,
-        asking: Asking | None = None,
+        model_access: ModelAccess | None = None,
         uploads: dict[str, Path] | None = None,
     ) -> None:
         self.provider = provider
@@ -60,7 +60,7 @@ class Lane:
         self._slots = slots
         self._slot: Slot | None = None
         self._permit: Permit | None = None  # of the sandbox that is open, or will be
-        self._asking = asking
+        self._model_access = model_access
         self._uploads = uploads or {}
         self._context = context
         self._has_state = False
@@ -124,7 +124,7 @@ class Lane:
                 context=self._context,
                 encoded=execution.encoded_variables,
                 on_output=on_output,
-                queries=None if self._asking is None else self._asking.queries(interpreter),
+                queries=None if self._model_access is None else self._model_access.queries(interpreter),
             )
             if marker is not None:
                 await write_marker(interpreter, marker.path, execution.key, result)

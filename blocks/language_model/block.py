@@ -1,26 +1,16 @@
-"""The language model that queries are asked of: its settings, as a Prefect block."""
+"""The language model as a Prefect block."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from prefect.blocks.core import Block
-from prefect.context import FlowRunContext
-from pydantic import ConfigDict, Field, HttpUrl, SecretStr, ValidationError, field_validator
+from pydantic import HttpUrl
 
-from ...sandbox.errors import ConfigurationError
-from .litellm_client import ServedModel, installed
-
-if TYPE_CHECKING:
-    from ...sandbox.queries import Model
-
-SLUG = "language-model"
-# What a request is made of besides its options.
-OURS = frozenset(("model", "messages", "api_key", "api_base", "timeout", "num_retries", "max_retries", "stream"))
+from .settings import LanguageModelSettings
 
 
-class LanguageModel(Block):
+class LanguageModel(LanguageModelSettings, Block):
     """Answers the queries of sandboxed code: anything that LiteLLM serves, a model on your own machine included.
 
     Example:
@@ -32,137 +22,7 @@ class LanguageModel(Block):
         ```
     """
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
     _block_type_name: ClassVar[str] = "Language Model"  # type: ignore[misc]
-    _block_type_slug: ClassVar[str] = SLUG  # type: ignore[misc]
+    _block_type_slug: ClassVar[str] = "language-model"  # type: ignore[misc]
     _description: ClassVar[str] = "Answers the queries of sandboxed code, through LiteLLM."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.litellm.ai/docs/providers")  # type: ignore[misc]
-
-    model: str = Field(
-        title="Model",
-        min_length=1,
-        description="In LiteLLM's naming, such as openai/gpt-4o-mini, anthropic/claude-sonnet-4-5 or "
-        "ollama_chat/llama3.2.",
-    )
-    sub_model: str | None = Field(
-        default=None,
-        title="Sub-model",
-        description="A model for the flat queries, llm_query and llm_query_batched; by default the same.",
-    )
-    api_key: SecretStr | None = Field(
-        default=None,
-        title="API key",
-        description="By default what LiteLLM finds in the environment, such as OPENAI_API_KEY. It stays on the host.",
-    )
-    api_base: str | None = Field(
-        default=None,
-        title="API base",
-        description="The address of a server of your own, such as http://127.0.0.1:11434.",
-    )
-    temperature: float | None = Field(
-        default=None, ge=0, title="Temperature", description="By default the model's own."
-    )
-    top_p: float | None = Field(default=None, gt=0, le=1, title="Top p", description="By default the model's own.")
-    max_tokens: int | None = Field(
-        default=None, ge=1, title="Most tokens", description="Of one answer; by default the model's own limit."
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict,
-        title="Options",
-        description="Whatever else LiteLLM's completion takes, such as reasoning_effort; no secrets.",
-    )
-    request_timeout: float = Field(
-        default=120.0, gt=0, title="Request timeout", description="Seconds for one request to the model."
-    )
-    retries: int = Field(
-        default=2,
-        ge=0,
-        title="Retries",
-        description="How often a request is made again after a timeout, a 429, or a failure of the server.",
-    )
-    input_cost_per_token: float | None = Field(
-        default=None,
-        ge=0,
-        title="Input price",
-        description="US dollars for a token of a prompt; by default LiteLLM's list. 0 for a model of your own.",
-    )
-    output_cost_per_token: float | None = Field(
-        default=None, ge=0, title="Output price", description="US dollars for a token of an answer, likewise."
-    )
-
-    @field_validator("options")
-    @classmethod
-    def _others(cls, options: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(OURS & options.keys())
-        if taken:
-            raise ValueError(
-                f"{', '.join(taken)} cannot be among the options: the block has fields for the model, its key, its "
-                "address, the timeout and the retries, and answers are taken whole"
-            )
-        return options
-
-    def root(self) -> Model:
-        """The model that recursive queries run on."""
-        return self._served(self.model)
-
-    def flat(self) -> Model:
-        """The model that flat queries are asked of."""
-        return self._served(self.sub_model or self.model)
-
-    def _served(self, name: str) -> Model:
-        return ServedModel(
-            name,
-            api_key=None if self.api_key is None else self.api_key.get_secret_value(),
-            api_base=self.api_base,
-            sampling={
-                **self.options,
-                **{
-                    field: value
-                    for field in ("temperature", "top_p", "max_tokens")
-                    if (value := getattr(self, field)) is not None
-                },
-            },
-            timeout=self.request_timeout,
-            retries=self.retries,
-            price=(self.input_cost_per_token, self.output_cost_per_token),
-        )
-
-    async def check(self, *, priced: bool = False) -> None:
-        """Raises ConfigurationError where no model can be asked; if it has to be `priced`, where no price is known.
-
-        It asks the model nothing.
-        """
-        installed()
-        if priced:
-            for model in (self.root(), self.flat()):
-                await model.estimate_max_usage([])
-
-    def fingerprint(self) -> dict[str, Any]:
-        """The settings that an answer depends on, no secrets and no limits: JSON."""
-        names = ("model", "sub_model", "api_base", "temperature", "top_p", "max_tokens", "options")
-        return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, {})}
-
-
-async def resolve_model(text: str) -> LanguageModel:
-    """The language model that a flow's parameter names.
-
-    `language-model/NAME` is a block that was saved under that name; anything else is a model in LiteLLM's naming, with
-    the credentials that LiteLLM finds in the environment. Raises ConfigurationError.
-    """
-    slug, _, name = text.partition("/")
-    if slug == SLUG and not (FlowRunContext.get() or os.environ.get("PREFECT_API_URL")):
-        raise ConfigurationError(f"{text} is a block on a Prefect server, and none is configured: set PREFECT_API_URL")
-    if slug == SLUG:
-        try:
-            return await LanguageModel.aload(name)  # type: ignore[return-value]
-        except ValueError as error:
-            raise ConfigurationError(
-                f"there is no block {text} on this Prefect server: save it in the UI or with .save({name!r})"
-            ) from error
-    try:
-        return LanguageModel(model=text)
-    except ValidationError as error:
-        raise ConfigurationError(
-            f"language_model is {text!r}: it is a model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved "
-            f"block such as {SLUG}/NAME"
-        ) from error

@@ -16,37 +16,38 @@ from typing import TYPE_CHECKING, Any
 from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries import Answer, NoAnswerError
+from ..retry import call_with_retries
 
 if TYPE_CHECKING:
     from ...sandbox.queries import Message
 
-LATE = 10.0  # seconds beyond a request's timeout: the first request of a process imports for seconds
-BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry that was given no delay of its own
-LONGEST_BACKOFF = 60.0  # seconds that a server may ask to be left alone
-OVERHEAD = 16  # tokens at most that surround a message: its role and separators
-SHOWN = 500  # characters of a server's message that an error tells
+LATE_SECONDS = 10.0  # seconds beyond a request's timeout: the first request of a process imports for seconds
+BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry that was given no delay of its own
+LONGEST_BACKOFF_SECONDS = 60.0  # seconds that a server may ask to be left alone
+OVERHEAD_TOKENS = 16  # tokens at most that surround a message: its role and separators
+MAX_MESSAGE_LENGTH = 500  # characters of a server's message that an error tells
 HIDDEN = "[...]"  # in a message, where a key stood
-EXTRA = "queries need LiteLLM and DSPy, which are not installed: pip install 'rlm-batch[rlm]'"
+INSTALL_HINT = "queries need LiteLLM and DSPy, which are not installed: pip install 'rlm-batch[rlm]'"
 
 
-def installed() -> None:
+def check_installed() -> None:
     """Raises ConfigurationError where LiteLLM or DSPy is missing; imports neither."""
     for name in ("litellm", "dspy"):
         if importlib.util.find_spec(name) is None:
-            raise ConfigurationError(EXTRA)
+            raise ConfigurationError(INSTALL_HINT)
 
 
-def offline() -> None:
+def use_bundled_prices() -> None:
     """Tells LiteLLM to read its own list of prices: it asks the network otherwise, when it is imported, for 10 s."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
-def _import() -> Any:
-    offline()
+def _import_litellm() -> Any:
+    use_bundled_prices()
     try:
         litellm: Any = importlib.import_module("litellm")
     except ImportError as error:
-        raise ConfigurationError(EXTRA) from error
+        raise ConfigurationError(INSTALL_HINT) from error
     litellm.suppress_debug_info = True  # or it prints where to get help, on standard output
     if "LITELLM_LOG" not in os.environ:
         # It warns each time that a program begins another event loop, which is no news to anyone.
@@ -54,13 +55,13 @@ def _import() -> Any:
     return litellm
 
 
-async def imported() -> Any:
+async def import_litellm() -> Any:
     """LiteLLM. Raises ConfigurationError."""
-    return await asyncio.to_thread(_import)
+    return await asyncio.to_thread(_import_litellm)
 
 
-class ServedModel:
-    """One model of a `LanguageModel`; see there for what its settings mean."""
+class LiteLLMModel:
+    """One model of a `LanguageModel`; see `LanguageModelSettings` for what its settings mean."""
 
     def __init__(
         self,
@@ -84,15 +85,17 @@ class ServedModel:
 
     async def ask(self, messages: list[Message]) -> Answer:
         """The answer, after retries where that can help. Raises QueryError, Unanswered and ConfigurationError."""
-        litellm = self._litellm = self._litellm or await imported()
-        attempt = 0
-        while True:
-            attempt += 1
+        litellm = self._litellm = self._litellm or await import_litellm()
+        tries = 0
+
+        async def request() -> Any:
+            nonlocal tries
+            tries += 1
             # Its own timeout begins anew with each piece of an answer: one that trickles in would never end.
-            whole = asyncio.timeout(self._timeout + LATE)
+            whole = asyncio.timeout(self._timeout + LATE_SECONDS)
             try:
                 async with whole:
-                    response = await litellm.acompletion(
+                    return await litellm.acompletion(
                         model=self.name,
                         messages=messages,
                         api_key=self._api_key,
@@ -102,33 +105,38 @@ class ServedModel:
                         max_retries=0,
                         **self._sampling,
                     )
-            except Exception as raised:  # noqa: BLE001 - LiteLLM raises the errors of a hundred clients
-                late = TimeoutError(f"its answer was not whole after {self._timeout:g} s")
-                error = late if whole.expired() else raised
-                if attempt > self._retries or not self._passing(error):
-                    tries = f" in {attempt} tries" if attempt > 1 else ""
-                    raise QueryError(f"the model {self.name} did not answer{tries}: {self._said(error)}") from None
-                await asyncio.sleep(_delay(error, attempt))
-            else:
-                return self._read(response, messages)
+            except Exception:
+                if whole.expired():
+                    raise TimeoutError(f"its answer was not whole after {self._timeout:g} s") from None
+                raise
 
-    def _passing(self, error: Exception) -> bool:
+        def choose_delay(error: Exception, attempt: int) -> float | None:
+            return _get_delay(error, attempt) if attempt < self._retries and self._is_passing(error) else None
+
+        try:
+            response = await call_with_retries(request, choose_delay)
+        except Exception as error:  # noqa: BLE001 - LiteLLM raises the errors of a hundred clients
+            in_tries = f" in {tries} tries" if tries > 1 else ""
+            raise QueryError(f"the model {self.name} did not answer{in_tries}: {self._describe(error)}") from None
+        return self._read(response, messages)
+
+    def _is_passing(self, error: Exception) -> bool:
         """Whether asking again may help."""
-        kinds = self._litellm.exceptions
+        exceptions = self._litellm.exceptions
         return isinstance(
             error,
             (
                 TimeoutError,
-                kinds.Timeout,
-                kinds.RateLimitError,
-                kinds.InternalServerError,
-                kinds.ServiceUnavailableError,
-                kinds.BadGatewayError,
-                kinds.APIConnectionError,
+                exceptions.Timeout,
+                exceptions.RateLimitError,
+                exceptions.InternalServerError,
+                exceptions.ServiceUnavailableError,
+                exceptions.BadGatewayError,
+                exceptions.APIConnectionError,
             ),
         )
 
-    def _said(self, error: Exception) -> str:
+    def _describe(self, error: Exception) -> str:
         """The error's text without a key: servers repeat the one that they refuse."""
         # Of an answer that it cannot read LiteLLM tells its own traceback as well.
         text = str(error).removeprefix("litellm.").partition("Traceback (most recent call last)")[0].strip()
@@ -137,7 +145,7 @@ class ServedModel:
         for secret in (self._api_key, *secrets):
             if secret:
                 text = text.replace(secret, HIDDEN)
-        return text[:SHOWN]
+        return text[:MAX_MESSAGE_LENGTH]
 
     def _read(self, response: Any, messages: list[Message]) -> Answer:
         choice = response.choices[0] if response.choices else None
@@ -168,8 +176,8 @@ class ServedModel:
         return Usage(1, prompt, completion, None if cost is None else max(0.0, cost))
 
     async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        """The most tokens and US dollars; see `Model.most`. A token has a byte at least."""
-        self._litellm = self._litellm or await imported()
+        """The most tokens and US dollars; see `Model.estimate_max_usage`. A token has a byte at least."""
+        self._litellm = self._litellm or await import_litellm()
         price, answer = self._price(), self._longest_answer()
         if price is None:
             raise ConfigurationError(
@@ -181,7 +189,7 @@ class ServedModel:
                 f"it is not known how long an answer of the model {self.name} can be, so that its cost cannot be "
                 "limited: set max_tokens in its LanguageModel block"
             )
-        prompt = sum(len(message["content"].encode("utf-8", "replace")) + OVERHEAD for message in messages)
+        prompt = sum(len(message["content"].encode("utf-8", "replace")) + OVERHEAD_TOKENS for message in messages)
         return prompt + answer, prompt * price[0] + answer * price[1]
 
     def _price(self) -> tuple[float, float] | None:
@@ -205,11 +213,11 @@ class ServedModel:
         return found if found.get("litellm_provider") == provider else {}
 
 
-def _delay(error: Exception, attempt: int) -> float:
+def _get_delay(error: Exception, attempt: int) -> float:
     """Seconds before a request is made again: what the server asked for, or a growing delay with jitter."""
     headers = getattr(error, "litellm_response_headers", None) or {}
     try:
         asked = float(headers.get("retry-after", ""))
     except ValueError:
-        return BACKOFF[min(attempt, len(BACKOFF)) - 1] * random.uniform(0.75, 1.25)
-    return min(max(0.0, asked), LONGEST_BACKOFF)
+        return BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)] * random.uniform(0.75, 1.25)
+    return min(max(0.0, asked), LONGEST_BACKOFF_SECONDS)

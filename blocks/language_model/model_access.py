@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from ...sandbox.budget import Budget
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries import Queries, Query, QueryContext, QuerySession, RunTracked, run_untracked
-from .block import LanguageModel, resolve_model
-from .litellm_client import EXTRA, offline
+from .litellm_client import INSTALL_HINT, use_bundled_prices
+from .settings import LanguageModelSettings
 
 if TYPE_CHECKING:
     from ...sandbox.interpreter import Interpreter
     from ...sandbox.queries import Model
 
+SLUG = "language-model"
+
 
 @dataclass(kw_only=True)
-class Asking:
+class ModelAccess:
     """A model, and what the queries of each top-level execution may use up.
 
     `batch_concurrency` requests may be under way at once (4, which servers for one person take well), recursive
@@ -29,7 +34,7 @@ class Asking:
     budget of all executions together. Raises ConfigurationError.
     """
 
-    model: LanguageModel
+    model: LanguageModelSettings
     batch_concurrency: int = 4
     max_depth: int = 2
     max_llm_calls: int | None = 50
@@ -45,12 +50,12 @@ class Asking:
 
     @cached_property
     def _models(self) -> tuple[Model, Model]:
-        return self.model.root(), self.model.flat()
+        return self.model.make_root_model(), self.model.make_flat_model()
 
     def queries(self, interpreter: Interpreter, *, depth: int = 0) -> Queries:
         """The queries of one execution, whose code is at that depth, in the interpreter's sandbox."""
         root, flat = self._models
-        tree = QuerySession(
+        session = QuerySession(
             root=root,
             flat=flat,
             budget=Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent),
@@ -59,35 +64,70 @@ class Asking:
             recurse=recurse,
             track=self.track,
         )
-        return Queries(tree, interpreter, depth=depth)
+        return Queries(session, interpreter, depth=depth)
 
 
-async def asking(
-    model: LanguageModel | str, *, max_cost: float | None = None, track: RunTracked = run_untracked, **limits: Any
-) -> Asking:
+async def open_model_access(
+    model: LanguageModelSettings | str,
+    *,
+    max_cost: float | None = None,
+    track: RunTracked = run_untracked,
+    **limits: Any,
+) -> ModelAccess:
     """What executions may ask of that model, for `max_cost` US dollars together. Raises ConfigurationError.
 
-    `limits` are the fields of `Asking`. A saved block is looked up where a Prefect server is configured, and none is
-    started for it.
+    `limits` are the fields of `ModelAccess`. A saved block is looked up where a Prefect server is configured, and none
+    is started for it.
     """
     if max_cost is not None and max_cost < 0:
         raise ConfigurationError(f"max_cost is {max_cost}: it is a number of US dollars, or None for no limit")
-    found = await resolve_model(model) if isinstance(model, str) else model
+    settings = await resolve_language_model(model) if isinstance(model, str) else model
     spent = Budget(cost=max_cost)
-    asked = Asking(model=found, spent=spent, track=track, **limits)
-    await found.check(priced=max_cost is not None or asked.max_llm_tokens is not None)
-    return asked
+    access = ModelAccess(model=settings, spent=spent, track=track, **limits)
+    await settings.check(priced=max_cost is not None or access.max_llm_tokens is not None)
+    return access
 
 
-async def recurse(queries: Queries, prompt: str, given: QueryContext, query: Query) -> str:
+async def resolve_language_model(text: str) -> LanguageModelSettings:
+    """The language model that a flow's parameter names.
+
+    `language-model/NAME` is a block that was saved under that name; anything else is a model in LiteLLM's naming, with
+    the credentials that LiteLLM finds in the environment. Raises ConfigurationError.
+    """
+    slug, _, name = text.partition("/")
+    if slug == SLUG:
+        from prefect.context import FlowRunContext
+
+        from .block import LanguageModel
+
+        if not (FlowRunContext.get() or os.environ.get("PREFECT_API_URL")):
+            raise ConfigurationError(
+                f"{text} is a block on a Prefect server, and none is configured: set PREFECT_API_URL"
+            )
+        try:
+            return await LanguageModel.aload(name)  # type: ignore[return-value]
+        except ValueError as error:
+            raise ConfigurationError(
+                f"there is no block {text} on this Prefect server: save it in the UI or with .save({name!r})"
+            ) from error
+    try:
+        return LanguageModelSettings(model=text)
+    except ValidationError as error:
+        raise ConfigurationError(
+            f"language_model is {text!r}: it is a model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved "
+            f"block such as {SLUG}/NAME"
+        ) from error
+
+
+async def recurse(queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
     """Answers a recursive query; see `recursive_model.answer`. DSPy is imported for the first, in a thread."""
-    model = await asyncio.to_thread(_recursive_model)
-    return await model.answer(queries, prompt, given, query)
+    recursive_model = await asyncio.to_thread(_import_recursive_model)
+    return await recursive_model.answer(queries, prompt, context, query)
 
 
-def _recursive_model() -> Any:
-    offline()
+def _import_recursive_model() -> Any:
+    use_bundled_prices()
     try:
         return importlib.import_module(".recursive_model", __package__)
     except ImportError as error:
-        raise ConfigurationError(EXTRA) from error
+        raise ConfigurationError(INSTALL_HINT) from error

@@ -31,19 +31,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TURNS = 20  # of a recursive model, as in DSPy
+MAX_TURNS = 20  # of a recursive model, as in DSPy
 DEFAULT_CALLS = 50  # that a model is told of where there is no limit
-TURN_SHOWN = 10_000  # characters of a turn's output that stand in the trajectory, as many as the model is shown
+TURN_LENGTH = 10_000  # characters of a turn's output that stand in the trajectory, as many as the model is shown
 
 _threads = ThreadPool()
 
 
-def _worth_a_line(record: logging.LogRecord) -> bool:
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Leaves out, for each query, that DSPy's sub-agents are not available: we refuse them."""
     return not record.getMessage().startswith("RLM sub-agents are unavailable")
-
-
-logging.getLogger("dspy.predict.rlm").addFilter(_worth_a_line)
 
 
 class _Ended(BaseException):
@@ -64,7 +61,7 @@ class _Bridge:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._ended = False
-        self._under_way: set[concurrent.futures.Future[Any]] = set()
+        self._in_flight: set[concurrent.futures.Future[Any]] = set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result. Raises _Ended once the bridge has been ended, and what the coroutine raises."""
@@ -73,19 +70,19 @@ class _Bridge:
                 work.close()
                 raise _Ended(None)
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
-            self._under_way.add(future)
+            self._in_flight.add(future)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
             raise _Ended(None) from None
         finally:
             with self._lock:
-                self._under_way.discard(future)
+                self._in_flight.discard(future)
 
     def end(self) -> None:
         """Cancels what is under way, and lets nothing more begin."""
         with self._lock:
-            self._ended, futures = True, list(self._under_way)
+            self._ended, futures = True, list(self._in_flight)
         for future in futures:
             future.cancel()
 
@@ -95,13 +92,15 @@ class _Engine:
 
     def __init__(self, bridge: _Bridge, queries: Queries, query: Query) -> None:
         self._bridge = bridge
-        self._tree = queries.session
+        self._session = queries.session
         self._query = query
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         """One turn. Raises _Ended where the model may not be asked, or does not answer."""
         try:
-            answer = self._bridge.run(self._tree.ask(self._tree.root_model, messages(request), self._query))
+            answer = self._bridge.run(
+                self._session.ask(self._session.root_model, to_openai_messages(request), self._query)
+            )
         except RlmBatchError as error:
             raise _Ended(error) from None
         usage = lm15.Usage(input_tokens=answer.usage.prompt_tokens, output_tokens=answer.usage.completion_tokens)
@@ -114,7 +113,7 @@ class _Engine:
         )
 
 
-def messages(request: lm15.Request) -> list[Message]:
+def to_openai_messages(request: lm15.Request) -> list[Message]:
     """The request's messages in OpenAI's form; they are texts, for that is all that this signature has."""
     system = request.system
     found: list[Message] = []
@@ -128,17 +127,17 @@ def messages(request: lm15.Request) -> list[Message]:
 class SandboxText(dspy.SandboxSerializable):
     """A text that the model's Python finds and its prompts do not: they have its length and how it begins."""
 
-    def __init__(self, given: QueryContext) -> None:
-        self._given = given
+    def __init__(self, context: QueryContext) -> None:
+        self._context = context
 
     def sandbox_setup(self) -> str:
         return ""
 
     def to_sandbox(self) -> bytes:
-        return (self._given.path or self._given.text).encode("utf-8", "surrogatepass")
+        return (self._context.path or self._context.text).encode("utf-8", "surrogatepass")
 
     def sandbox_assignment(self, var_name: str, data_expr: str) -> str:
-        if not self._given.path:
+        if not self._context.path:
             return f"{var_name} = {data_expr}"
         return (
             f"with open({data_expr}, encoding='utf-8', errors='surrogatepass', newline='') as _file:\n"
@@ -146,9 +145,9 @@ class SandboxText(dspy.SandboxSerializable):
         )
 
     def rlm_preview(self, max_chars: int = 500) -> str:
-        given = self._given
-        text = given.preview if given.path else given.text
-        length = given.length if given.path else len(given.text)
+        context = self._context
+        text = context.preview if context.path else context.text
+        length = context.length if context.path else len(context.text)
         more = "..." if length > max_chars else ""
         return f"a str of {length:,} characters that begins: {text[:max_chars]}{more}"
 
@@ -158,12 +157,12 @@ class _Factory:
 
     def __init__(self, make: Callable[[], DSPyInterpreter], queries: Queries) -> None:
         self._make = make
-        tree, depth = queries.session, queries.depth
+        session, depth = queries.session, queries.depth
         recursion = (
             "- `rlm_query(prompt, context=text)` asks a recursive model with a REPL of its own, which finds the text "
             "as `context`: for a part that is itself too long or too intricate for one prompt.\n"
             "- `rlm_query_batched(prompts, concurrency=None, on_error='raise', context=text)` asks several at once.\n"
-            if depth < tree.max_depth
+            if depth < session.max_depth
             else "- There is no deeper recursion here: `rlm_query` raises DepthExceeded.\n"
         )
         self.execution_instructions = (
@@ -179,22 +178,23 @@ class _Factory:
         return self._make()
 
 
-async def answer(queries: Queries, prompt: str, given: QueryContext, query: Query) -> str:
+async def answer(queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
     """A recursive model's answer to the prompt. `queries` are those of its code, `query` is its record.
 
     Raises QueryError, BudgetExceeded and DeadlineExceeded.
     """
-    tree, interpreter = queries.session, queries.interpreter
-    context = f"rlm-{uuid.uuid4().hex[:12]}"
+    session, interpreter = queries.session, queries.interpreter
+    context_name = f"rlm-{uuid.uuid4().hex[:12]}"
     bridge = _Bridge()
+    logging.getLogger("dspy.predict.rlm").addFilter(_is_worth_a_line)  # the second time it changes nothing
 
     async def execute(code: str, variables: dict[str, Any], output_fields: list[dict[str, Any]] | None) -> Result:
-        left = tree.check_seconds_left()
+        left = session.check_seconds_left()
         return await interpreter.execute(
             code,
             variables,
             timeout=math.inf if left is None else left,
-            context=context,
+            context=context_name,
             output_fields=output_fields,
             queries=queries,
         )
@@ -206,29 +206,27 @@ async def answer(queries: Queries, prompt: str, given: QueryContext, query: Quer
         try:
             result = bridge.run(execute(code, variables, output_fields))
         except RlmBatchError as error:
-            turn["output"] = _shortened(str(error))
+            turn["output"] = _shorten(str(error))
             raise
-        turn["output"] = _shortened(result.meta.stdout + result.meta.stderr)
+        turn["output"] = _shorten(result.meta.stdout + result.meta.stderr)
         return result
 
     def make() -> DSPyInterpreter:
         return DSPyInterpreter(run, lambda: None, lambda: None, asks=True)
 
     def forward() -> str:
-        model = dspy.LM(tree.root_model.name, engine=_Engine(bridge, queries, query), cache=False, num_retries=0)
+        model = dspy.LM(session.root_model.name, engine=_Engine(bridge, queries, query), cache=False, num_retries=0)
         with dspy.context(lm=model, adapter=dspy.ChatAdapter(), disable_history=True, callbacks=[]):
-            calls = tree.budget.remaining_calls
+            calls = session.budget.remaining_calls
             rlm = dspy.RLM(
-                "context, query -> answer: str" if given.path or given.text else "query -> answer: str",
-                max_iters=TURNS,
+                "context, query -> answer: str" if context.path or context.text else "query -> answer: str",
+                max_iters=MAX_TURNS,
                 max_llm_calls=DEFAULT_CALLS if calls is None else calls,
                 interpreter_factory=_Factory(make, queries),
             )
-            inputs = {"context": SandboxText(given)} if given.path or given.text else {}
+            inputs = {"context": SandboxText(context)} if context.path or context.text else {}
             prediction = rlm(query=prompt, **inputs)
-        query.trajectory = [
-            {**turn, "output": _shortened(str(turn.get("output", "")))} for turn in prediction.trajectory
-        ]
+        query.trajectory = [{**turn, "output": _shorten(str(turn.get("output", "")))} for turn in prediction.trajectory]
         return str(prediction.answer)
 
     try:
@@ -244,11 +242,11 @@ async def answer(queries: Queries, prompt: str, given: QueryContext, query: Quer
         raise QueryError(f"the recursive model gave no answer: {type(error).__name__}: {first}") from error
     finally:
         bridge.end()
-        await run_shielded(interpreter.forget_context(context))
+        await run_shielded(interpreter.forget_context(context_name))
 
 
-def _shortened(text: str) -> str:
-    if len(text) <= TURN_SHOWN:
+def _shorten(text: str) -> str:
+    if len(text) <= TURN_LENGTH:
         return text
-    half = TURN_SHOWN // 2
+    half = TURN_LENGTH // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"

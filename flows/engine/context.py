@@ -12,8 +12,7 @@ from pathlib import Path
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
 
-from ...blocks.language_model.model_access import Asking as ModelAccess
-from ...blocks.language_model.model_access import asking as open_model_access
+from ...blocks.language_model.model_access import ModelAccess, open_model_access
 from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...blocks.volume import check_name
@@ -124,7 +123,7 @@ def make_lane_factory(
             timeout=options.timeout,
             context=state_context,
             slots=slots,
-            asking=context.model_access,
+            model_access=context.model_access,
             uploads=uploads,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, ExecutionTimeout, LanguageModel
-from rlm_batch.blocks.language_model.model_access import Asking
+from rlm_batch.blocks.language_model.model_access import ModelAccess
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.result import Result
@@ -41,9 +41,9 @@ async def ask(
     provider: SandboxProvider, chat: ChatServer, code: str, variables: dict[str, Any] | None = None, **limits: Any
 ) -> Result:
     """What the code submits, where it may ask that server's model."""
-    asking = Asking(model=model(chat), **limits)
+    access = ModelAccess(model=model(chat), **limits)
     async with provider.interpreter(timeout=60) as interpreter:
-        return await interpreter.execute(dedent(code), variables, queries=asking.queries(interpreter))
+        return await interpreter.execute(dedent(code), variables, queries=access.queries(interpreter))
 
 
 async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: SandboxProvider, chat: ChatServer):
@@ -278,10 +278,10 @@ async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submi
             asking.join()
             SUBMIT(answers=[a if isinstance(a, str) else type(a).__name__ for a in answers], late=True)
         """
-    asking = Asking(model=model(chat))
+    access = ModelAccess(model=model(chat))
     async with provider.interpreter(timeout=5) as interpreter:
-        await interpreter.execute("llm_query('warm')", queries=asking.queries(interpreter), timeout=60)
-        found = await interpreter.execute(dedent(code), queries=asking.queries(interpreter))
+        await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter), timeout=60)
+        found = await interpreter.execute(dedent(code), queries=access.queries(interpreter))
         assert found.answers == ["answer to: quick", "DeadlineExceeded"]
         assert found.late
 
@@ -289,20 +289,20 @@ async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submi
 async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
     chat.delay = 0.25
     chat.script = plays(("", "llm_query_batched([str(i) for i in range(50)])"))
-    asking = Asking(model=model(chat), batch_concurrency=2)
+    access = ModelAccess(model=model(chat), batch_concurrency=2)
     async with provider.interpreter(timeout=60) as interpreter:
-        await interpreter.execute("llm_query('warm')", queries=asking.queries(interpreter))
+        await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter))
         submitting = """
             import threading, time
             threading.Thread(target=rlm_query, args=("x",)).start()
             time.sleep(1.5)
             SUBMIT(1)
             """
-        await interpreter.execute(dedent(submitting), queries=asking.queries(interpreter))
+        await interpreter.execute(dedent(submitting), queries=access.queries(interpreter))
         at_the_end = chat.stats.requests
         with pytest.raises(ExecutionTimeout):
-            await interpreter.execute("import time\ntime.sleep(9)", queries=asking.queries(interpreter), timeout=1.0)
-        task = asyncio.create_task(interpreter.execute("rlm_query('x')", queries=asking.queries(interpreter)))
+            await interpreter.execute("import time\ntime.sleep(9)", queries=access.queries(interpreter), timeout=1.0)
+        task = asyncio.create_task(interpreter.execute("rlm_query('x')", queries=access.queries(interpreter)))
         while chat.stats.requests < at_the_end + 2:  # noqa: ASYNC110 - it is the server's, in another thread
             await asyncio.sleep(0.02)
         task.cancel()
@@ -371,11 +371,11 @@ async def test_a_variable_cannot_hide_a_query(provider: SandboxProvider, chat: C
 
 
 async def test_tools_and_queries_are_there_together(provider: SandboxProvider, chat: ChatServer):
-    asking = Asking(model=model(chat))
+    access = ModelAccess(model=model(chat))
     tools = {"double": lambda n: 2 * n, "llm_query": lambda _: "not this one"}
     async with provider.interpreter(timeout=30, tools=tools) as interpreter:
         code = "SUBMIT(double=double(4), answer=llm_query('x'))"
-        found = await interpreter.execute(code, queries=asking.queries(interpreter))
+        found = await interpreter.execute(code, queries=access.queries(interpreter))
         assert found.outputs == {"double": 8, "answer": "answer to: x"}
 
 

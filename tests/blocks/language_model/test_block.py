@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from rlm_batch import ConfigurationError, LanguageModel, LocalInterpreter, QueryError
-from rlm_batch.blocks.language_model import litellm_client as served_model
-from rlm_batch.blocks.language_model.block import resolve_model
+from rlm_batch.blocks.language_model import litellm_client
+from rlm_batch.blocks.language_model.model_access import resolve_language_model
 from rlm_batch.sandbox.budget import Usage
 
 from ...standins.openai_chat import Reply
@@ -26,7 +26,7 @@ def model(chat, **settings):
 
 
 async def ask(block, prompt="a question"):
-    return await block.flat().ask([{"role": "user", "content": prompt}])
+    return await block.make_flat_model().ask([{"role": "user", "content": prompt}])
 
 
 async def test_an_answer_has_its_text_tokens_and_cost(chat):
@@ -42,7 +42,7 @@ async def test_settings_reach_the_server_and_flat_queries_go_to_the_sub_model(ch
         chat, sub_model="openai/gpt-4o", temperature=0.25, top_p=0.5, max_tokens=7, options={"frequency_penalty": 0.125}
     )
     await ask(block)
-    await block.root().ask([{"role": "user", "content": "x"}])
+    await block.make_root_model().ask([{"role": "user", "content": "x"}])
     flat, root = chat.requests
     assert (flat.model, root.model) == ("gpt-4o", "gpt-4o-mini")
     sent = {name: flat.body.get(name) for name in ("temperature", "top_p", "max_tokens", "frequency_penalty")}
@@ -73,7 +73,7 @@ async def test_a_request_that_takes_too_long_is_given_up_and_tried_again(chat):
 
 async def test_an_answer_that_trickles_in_is_given_up_as_one_that_does_not_come(chat, monkeypatch):
     await ask(model(chat))  # what the first request of a process imports is there
-    monkeypatch.setattr(served_model, "LATE", 0.5)
+    monkeypatch.setattr(litellm_client, "LATE_SECONDS", 0.5)
     chat.rule("trickle", Reply(trickle=True), "well")
     assert (await ask(model(chat, request_timeout=1.0), "trickle")).text == "well"
     chat.rule("for ever", Reply(trickle=True))
@@ -132,7 +132,7 @@ async def test_the_most_that_a_call_can_take_is_never_less_than_it_takes(chat):
     block = model(chat, max_tokens=10)
     for prompt in ("a", "é" * 100, "word " * 500, "\U0001f600" * 50):
         messages = [{"role": "user", "content": prompt}]
-        tokens, cost = await block.flat().estimate_max_usage(messages)
+        tokens, cost = await block.make_flat_model().estimate_max_usage(messages)
         import litellm
 
         counted = litellm.token_counter(model="gpt-4o-mini", messages=messages)
@@ -157,10 +157,10 @@ def test_the_fingerprint_has_what_an_answer_depends_on_and_no_secret(chat):
 
 async def test_a_model_is_named_as_litellm_names_it_or_by_its_saved_block(server, chat):
     await model(chat, sub_model="openai/gpt-4o").save("named", overwrite=True)  # type: ignore[misc]
-    assert (await resolve_model("language-model/named")).sub_model == "openai/gpt-4o"
-    assert (await resolve_model("ollama_chat/llama3.2")).model == "ollama_chat/llama3.2"
+    assert (await resolve_language_model("language-model/named")).sub_model == "openai/gpt-4o"
+    assert (await resolve_language_model("ollama_chat/llama3.2")).model == "ollama_chat/llama3.2"
     with pytest.raises(ConfigurationError, match="no block language-model/absent"):
-        await resolve_model("language-model/absent")
+        await resolve_language_model("language-model/absent")
 
 
 def test_an_interpreter_for_scripts_may_ask_and_its_cost_is_held_over_all_its_executions(chat):

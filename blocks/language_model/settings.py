@@ -1,0 +1,127 @@
+"""What a person sets of a language model, and the models that are made of it. Nothing here needs Prefect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from .litellm_client import LiteLLMModel, check_installed
+
+if TYPE_CHECKING:
+    from ...sandbox.queries import Model
+
+# What a request is made of besides its options.
+RESERVED_OPTIONS = frozenset(
+    ("model", "messages", "api_key", "api_base", "timeout", "num_retries", "max_retries", "stream")
+)
+
+
+class LanguageModelSettings(BaseModel):
+    """The model and its credentials, how it answers, how its requests are made, and its prices."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
+
+    model: str = Field(
+        title="Model",
+        min_length=1,
+        description="In LiteLLM's naming, such as openai/gpt-4o-mini, anthropic/claude-sonnet-4-5 or "
+        "ollama_chat/llama3.2.",
+    )
+    sub_model: str | None = Field(
+        default=None,
+        title="Sub-model",
+        description="A model for the flat queries, llm_query and llm_query_batched; by default the same.",
+    )
+    api_key: SecretStr | None = Field(
+        default=None,
+        title="API key",
+        description="By default what LiteLLM finds in the environment, such as OPENAI_API_KEY. It stays on the host.",
+    )
+    api_base: str | None = Field(
+        default=None,
+        title="API base",
+        description="The address of a server of your own, such as http://127.0.0.1:11434.",
+    )
+    temperature: float | None = Field(
+        default=None, ge=0, title="Temperature", description="By default the model's own."
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1, title="Top p", description="By default the model's own.")
+    max_tokens: int | None = Field(
+        default=None, ge=1, title="Most tokens", description="Of one answer; by default the model's own limit."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        title="Options",
+        description="Whatever else LiteLLM's completion takes, such as reasoning_effort; no secrets.",
+    )
+    request_timeout: float = Field(
+        default=120.0, gt=0, title="Request timeout", description="Seconds for one request to the model."
+    )
+    retries: int = Field(
+        default=2,
+        ge=0,
+        title="Retries",
+        description="How often a request is made again after a timeout, a 429, or a failure of the server.",
+    )
+    input_cost_per_token: float | None = Field(
+        default=None,
+        ge=0,
+        title="Input price",
+        description="US dollars for a token of a prompt; by default LiteLLM's list. 0 for a model of your own.",
+    )
+    output_cost_per_token: float | None = Field(
+        default=None, ge=0, title="Output price", description="US dollars for a token of an answer, likewise."
+    )
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        reserved = sorted(RESERVED_OPTIONS & options.keys())
+        if reserved:
+            raise ValueError(
+                f"{', '.join(reserved)} cannot be among the options: the block has fields for the model, its key, its "
+                "address, the timeout and the retries, and answers are taken whole"
+            )
+        return options
+
+    def make_root_model(self) -> Model:
+        """The model that recursive queries run on."""
+        return self._make_model(self.model)
+
+    def make_flat_model(self) -> Model:
+        """The model that flat queries are asked of."""
+        return self._make_model(self.sub_model or self.model)
+
+    def _make_model(self, name: str) -> Model:
+        return LiteLLMModel(
+            name,
+            api_key=None if self.api_key is None else self.api_key.get_secret_value(),
+            api_base=self.api_base,
+            sampling={
+                **self.options,
+                **{
+                    field: value
+                    for field in ("temperature", "top_p", "max_tokens")
+                    if (value := getattr(self, field)) is not None
+                },
+            },
+            timeout=self.request_timeout,
+            retries=self.retries,
+            price=(self.input_cost_per_token, self.output_cost_per_token),
+        )
+
+    async def check(self, *, priced: bool = False) -> None:
+        """Raises ConfigurationError where no model can be asked; if it has to be `priced`, where no price is known.
+
+        It asks the model nothing.
+        """
+        check_installed()
+        if priced:
+            for model in (self.make_root_model(), self.make_flat_model()):
+                await model.estimate_max_usage([])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings that an answer depends on, no secrets and no limits: JSON."""
+        names = ("model", "sub_model", "api_base", "temperature", "top_p", "max_tokens", "options")
+        return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, {})}
