@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import rlm_batch
-from rlm_batch import ChunksReport, Failure, LocalSandbox, Result, RlmAnswer, SweepReport
+from rlm_batch import ChunksReport, Failure, Result, RlmAnswer, SweepReport
+from rlm_batch.blocks.local.provider import LocalProvider
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 JOBS = sorted(path.name for path in (FIXTURES / "jobs").iterdir())
@@ -100,9 +101,9 @@ def job_named(tmp_path: Path) -> Callable[[str], Job]:
 @pytest.fixture
 def machine_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """What keys have of the machine that runs the job, which is its Python and where its volumes are, is as it was."""
-    fingerprint = LocalSandbox.fingerprint
+    fingerprint = LocalProvider.fingerprint
 
-    async def fingerprint_of_then(sandbox: LocalSandbox) -> dict[str, Any]:
+    async def fingerprint_of_then(sandbox: LocalProvider) -> dict[str, Any]:
         found = await fingerprint(sandbox)
         assert found["python"] == sys.version.split()[0]
         found["python"] = "3.11.7"
@@ -111,18 +112,18 @@ def machine_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
             found["volume"] = [name, mount, "/data/example/volumes"]
         return found
 
-    monkeypatch.setattr(LocalSandbox, "fingerprint", fingerprint_of_then)
+    monkeypatch.setattr(LocalProvider, "fingerprint", fingerprint_of_then)
 
 
 @pytest.fixture
 def sandboxes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that sandboxes were opened for, one entry for each sandbox."""
     opened: list[str] = []
-    open_sandbox = LocalSandbox.open
+    open_sandbox = LocalProvider.open
 
-    async def count_and_open(sandbox: LocalSandbox, labels: dict[str, str]) -> Any:
+    async def count_and_open(sandbox: LocalProvider, labels: dict[str, str]) -> Any:
         opened.append(labels["rlm-batch-run"])
         return await open_sandbox(sandbox, labels)
 
-    monkeypatch.setattr(LocalSandbox, "open", count_and_open)
+    monkeypatch.setattr(LocalProvider, "open", count_and_open)
     return opened
