@@ -152,7 +152,7 @@ class Admission:
         self.release(permit)
 
     def record_refusal(self, permit: Permit, retry_after: float | None, reason: str) -> None:
-        """Its sandbox was refused for now, for `asked` seconds where the provider said so. Gives the place back."""
+        """Returns a permit whose sandbox was refused for now; `reason` is for the log."""
         now, limit = _read_clock(), self.limit
         limit.record_refusal(permit, now, retry_after)
         if self._log is not None and now >= self._log_again_at:

@@ -25,8 +25,8 @@ class Clock:
 
     def __init__(self, limit: AdmissionLimit, boot: float, space: float = math.inf) -> None:
         self.now, self.limit, self._boot, self._space = 0.0, limit, boot, space
-        self.begun: list[float] = []
-        self.refused: list[float] = []
+        self.started_at: list[float] = []
+        self.refused_at: list[float] = []
         self.permits: list[Permit] = []
         self._opening: list[tuple[float, Permit]] = []
 
@@ -41,10 +41,10 @@ class Clock:
                         self.permits.append(permit)
                         self.limit.record_opening(permit)
                     else:
-                        self.refused.append(self.now)
+                        self.refused_at.append(self.now)
                         self.limit.record_refusal(permit, self.now, None)
             while len(self.permits) + len(self._opening) < lanes and self.limit.compute_wait(self.now) <= 0:
-                self.begun.append(self.now)
+                self.started_at.append(self.now)
                 self._opening.append((self.now + self._boot, self.limit.issue_permit(self.now)))
             moments = [ready for ready, _ in self._opening]
             if len(self.permits) + len(self._opening) < lanes:
@@ -55,7 +55,7 @@ class Clock:
                 return
 
 
-async def taken(admission: Admission) -> list[Permit]:
+async def acquire_initial_permits(admission: Admission) -> list[Permit]:
     """As many permits as there are at once."""
     permits = [await admission.acquire() for _ in range(INITIAL_PERMITS)]
     return [permit for permit in permits if permit is not None]
@@ -64,14 +64,14 @@ async def taken(admission: Admission) -> list[Permit]:
 def test_a_small_run_opens_all_of_its_sandboxes_at_once():
     clock = Clock(AdmissionLimit(0.0), boot=1.0)
     clock.run(0.0, lanes=INITIAL_PERMITS)
-    assert len(clock.begun) == INITIAL_PERMITS
+    assert len(clock.started_at) == INITIAL_PERMITS
 
 
 def test_three_hundred_are_there_within_seconds_and_never_asked_for_in_a_burst():
     clock = Clock(AdmissionLimit(0.0), boot=1.0)
     clock.run(20.0, lanes=300)
     assert len(clock.permits) == 300
-    seconds = [sum(begin <= moment < begin + 1 for moment in clock.begun) for begin in range(20)]
+    seconds = [sum(begin <= moment < begin + 1 for moment in clock.started_at) for begin in range(20)]
     assert seconds[0] <= INITIAL_PERMITS + FIRST_OPENINGS_PER_SECOND + 1
     assert max(seconds) <= MAX_OPENINGS_PER_SECOND + 1
     assert seconds[9:] == [0] * 11
@@ -81,11 +81,11 @@ def test_a_full_workspace_is_found_out_with_few_refusals_and_then_asked_one_at_a
     clock = Clock(AdmissionLimit(0.0), boot=0.2, space=100)
     clock.run(10.0, lanes=300)
     assert len(clock.permits) == 100
-    first = clock.refused[0]
-    assert sum(moment < first + 0.5 for moment in clock.refused) <= MAX_OPENINGS_PER_SECOND * 0.2 + 1
-    before = len(clock.refused)
+    first = clock.refused_at[0]
+    assert sum(moment < first + 0.5 for moment in clock.refused_at) <= MAX_OPENINGS_PER_SECOND * 0.2 + 1
+    before = len(clock.refused_at)
     clock.run(300.0, lanes=300)
-    later = clock.refused[before:]
+    later = clock.refused_at[before:]
     assert 300 / 30 - 2 <= len(later) <= 300 / 30 + 3
     assert min(after - moment for moment, after in itertools.pairwise(later)) >= 1
 
@@ -101,13 +101,13 @@ def test_what_others_leave_is_taken_as_soon_as_one_more_was_opened():
 def test_a_sandbox_that_is_closed_is_replaced_at_once_also_where_the_workspace_is_full():
     clock = Clock(AdmissionLimit(0.0), boot=0.2, space=10)
     clock.run(60.0, lanes=50)
-    asked = len(clock.begun)
+    start_count = len(clock.started_at)
     clock.run(0.0, lanes=50)
     for permit in clock.permits[:3]:
         clock.limit.return_permit(permit, clock.now)
     del clock.permits[:3]
     clock.run(0.0, lanes=50)
-    assert len(clock.begun) == asked + 3
+    assert len(clock.started_at) == start_count + 3
 
 
 def test_the_time_that_a_provider_asks_for_is_every_lanes_and_not_all_come_back_at_its_end():
@@ -138,7 +138,7 @@ def test_refusals_of_what_was_asked_for_together_count_as_one():
 
 async def test_who_waits_for_a_place_can_be_cancelled_at_once_and_takes_none_away():
     admission = Admission()
-    permits = await taken(admission)
+    permits = await acquire_initial_permits(admission)
     admission.record_refusal(permits.pop(), 3600.0, "too many")
     waiting = [asyncio.create_task(admission.acquire()) for _ in range(20)]
     await asyncio.sleep(0)
@@ -151,7 +151,7 @@ async def test_who_waits_for_a_place_can_be_cancelled_at_once_and_takes_none_awa
 
 async def test_a_place_that_is_given_just_when_its_lane_is_cancelled_comes_back():
     admission = Admission()
-    permits = await taken(admission)
+    permits = await acquire_initial_permits(admission)
     waiting = asyncio.create_task(admission.acquire())
     await asyncio.sleep(0)
     admission.release(permits.pop())
@@ -163,7 +163,7 @@ async def test_a_place_that_is_given_just_when_its_lane_is_cancelled_comes_back(
 
 async def test_lanes_that_have_work_come_first_and_the_others_are_told_when_there_is_no_more():
     admission = Admission()
-    first, second, *_ = await taken(admission)
+    first, second, *_ = await acquire_initial_permits(admission)
     admission.record_opening(second)
     admission.record_refusal(first, None, "it is full")
     idle = asyncio.create_task(admission.acquire())
@@ -182,7 +182,7 @@ async def test_lanes_that_have_work_come_first_and_the_others_are_told_when_ther
 
 async def test_many_refusals_are_one_line_of_the_log(caplog):
     admission = Admission(logging.getLogger("ramp"))
-    permits = await taken(admission)
+    permits = await acquire_initial_permits(admission)
     for permit in permits:
         admission.record_refusal(permit, None, "the workspace is full")
     (line,) = caplog.messages

@@ -19,7 +19,7 @@ from rlm_batch.tasks.ledger.ledger_line import LedgerLine
 from rlm_batch.tasks.ledger.result_index import ResultIndex
 
 
-def value_of(line: LedgerLine | None):
+def read_value(line: LedgerLine | None):
     assert line is not None
     return line.to_outcome().value
 
@@ -34,10 +34,10 @@ def failure(index: int = 0) -> Failure:
 
 @pytest.fixture
 def ledger(tmp_path):
-    found = Ledger(tmp_path / "run")
-    found.create()
-    yield found
-    found.close()
+    ledger = Ledger(tmp_path / "run")
+    ledger.create()
+    yield ledger
+    ledger.close()
 
 
 def test_what_is_written_is_read_as_it_was(ledger):
@@ -74,18 +74,18 @@ def test_the_parts_of_some_writers_are_read_by_themselves(ledger):
 
 
 def test_a_ledger_that_is_followed_gives_each_line_once_when_it_is_whole(ledger):
-    new = ledger.follow_lines()
+    read_new_lines = ledger.follow_lines()
     ledger.write_outcome("a", success(1))
-    assert [line.key for line in new()] == ["a"]
-    assert list(new()) == []
+    assert [line.key for line in read_new_lines()] == ["a"]
+    assert list(read_new_lines()) == []
     ledger.write_outcome("b", success(2))
     other = Ledger(ledger.path)
     other.write_outcome("c", success(3))
     other.close()
     with open(next(iter(Path(str(other.path)).glob("part-*.jsonl"))), "ab") as torn:
         torn.write(b'{"key": "d", ')
-    assert {line.key for line in new()} == {"b", "c"}
-    assert list(new()) == []
+    assert {line.key for line in read_new_lines()} == {"b", "c"}
+    assert list(read_new_lines()) == []
 
 
 def test_a_torn_last_line_and_damaged_ones_are_passed_over(ledger):
@@ -196,21 +196,23 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_line_takes_no_other_with_it(
         "Result({'value': sys.argv[2] * 300_000}, Meta(index=number)))\n"
         "    print(number, flush=True)\n"
     )
-    told = {}
+    printed = {}
     for name in "ab":
         command = [sys.executable, "-c", program, str(tmp_path / "run"), name]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert writer.stdout is not None
-        told[name] = [writer.stdout.readline() for _ in range(3)]
+        printed[name] = [writer.stdout.readline() for _ in range(3)]
         time.sleep(random.uniform(0, 0.01))
         writer.kill()
-        told[name] += writer.stdout.readlines()
+        printed[name] += writer.stdout.readlines()
         writer.wait()
         writer.stdout.close()
-    found = {name: [line for line in Ledger(tmp_path / "run").read_lines() if line.key[0] == name] for name in "ab"}
-    for name, lines in found.items():
-        assert len(lines) in (len(told[name]), len(told[name]) + 1)
-        assert {value_of(line) for line in lines} == {name * 300_000}
+    lines_by_writer = {
+        name: [line for line in Ledger(tmp_path / "run").read_lines() if line.key[0] == name] for name in "ab"
+    }
+    for name, lines in lines_by_writer.items():
+        assert len(lines) in (len(printed[name]), len(printed[name]) + 1)
+        assert {read_value(line) for line in lines} == {name * 300_000}
 
 
 def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(tmp_path):
@@ -222,7 +224,7 @@ def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(
         ledger.close()
     index = ResultIndex(tmp_path)
     index.refresh()
-    assert value_of(index.find_result("good one")) == 1
+    assert read_value(index.find_result("good one")) == 1
     assert index.find_result("good two") is not None
     assert index.find_result("bad one") is None
     later = Ledger(tmp_path / "two")
@@ -230,7 +232,7 @@ def test_the_index_finds_results_of_every_run_below_its_root_and_only_successes(
     later.close()
     assert index.find_result("later") is None
     index.refresh()
-    assert value_of(index.find_result("later")) == 3
+    assert read_value(index.find_result("later")) == 3
 
 
 def test_the_index_forgets_a_ledger_that_is_gone(tmp_path):

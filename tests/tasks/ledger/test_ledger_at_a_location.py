@@ -25,10 +25,10 @@ def success(value: Any, index: int = 0) -> Result:
 @pytest.fixture
 def ledger(s3: Any) -> Ledger:
     """A ledger in a bucket, with nothing in it. Others read: what it had read would last as long as the fixture."""
-    found = Ledger("s3://results/some/job")
-    found.create()
+    ledger = Ledger("s3://results/some/job")
+    ledger.create()
     s3.ask("requests")
-    return found
+    return ledger
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload_buffer, "RETRY_DELAYS_SECONDS", (0.05,))
 
 
-def until(true: Any) -> None:
+def wait_until(condition: Any) -> None:
     end = time.monotonic() + 30
-    while not true():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -63,9 +63,9 @@ def test_what_is_written_is_there_after_a_while_without_closing(ledger: Ledger, 
     reader = Ledger(ledger.path)
     before = threading.active_count()
     ledger.write_outcome("a", success(1))
-    until(lambda: set(reader.load_latest_lines()) == {"a"})
+    wait_until(lambda: set(reader.load_latest_lines()) == {"a"})
     ledger.write_outcome("b", success(2))
-    until(lambda: set(reader.load_latest_lines()) == {"a", "b"})
+    wait_until(lambda: set(reader.load_latest_lines()) == {"a", "b"})
     ledger.close()
     assert threading.active_count() <= before
     assert not [thread for thread in threading.enumerate() if thread.name == "outbox"]
@@ -73,28 +73,28 @@ def test_what_is_written_is_there_after_a_while_without_closing(ledger: Ledger, 
 
 def test_who_follows_gets_each_line_once_and_asks_only_for_what_is_new(ledger: Ledger, s3: Any) -> None:
     follower = Ledger(ledger.path)
-    new = follower.follow_lines()
+    read_new_lines = follower.follow_lines()
     shard = Ledger(ledger.path, part_prefix="job-0001-")
     ledger.write_outcome("a", success(1))
     ledger.close()
     shard.write_outcome("b", success(2))
     shard.close()
     s3.ask("requests")
-    found = list(new())
-    assert sorted(line.key for line in found) == ["a", "b"]
+    lines = list(read_new_lines())
+    assert sorted(line.key for line in lines) == ["a", "b"]
     assert [request[:4] for request in s3.ask("requests")] == ["GET "] * 3
-    assert list(new()) == []
+    assert list(read_new_lines()) == []
     assert len(s3.ask("requests")) == 1
     ledger.write_outcome("c", success(3))
     ledger.close()
-    assert [line.key for line in new()] == ["c"]
+    assert [line.key for line in read_new_lines()] == ["c"]
     assert len(s3.ask("requests")) == 1 + 2  # the part's sending, a listing, and its fetching
     assert set(follower.load_latest_lines("job-0001-")) == {"b"}
-    again = read_line(found[0].position)
+    again = read_line(lines[0].position)
     assert again is not None
-    assert again.to_outcome() == found[0].to_outcome()
-    folder = Path(found[0].position.part).parent
-    del follower, new
+    assert again.to_outcome() == lines[0].to_outcome()
+    folder = Path(lines[0].position.part).parent
+    del follower, read_new_lines
     assert not folder.exists()
 
 
@@ -117,8 +117,8 @@ def test_a_sending_that_fails_is_tried_again_and_arrives_once(
     monkeypatch.setattr(upload_buffer, "RETRY_PATIENCE_SECONDS", 60.0)
     s3.ask("refuse", methods=["PUT"])
     ledger.write_outcome("a", success(1))
-    until(lambda: s3.ask("requests"))
-    until(lambda: s3.ask("requests"))
+    wait_until(lambda: s3.ask("requests"))
+    wait_until(lambda: s3.ask("requests"))
     ledger.write_outcome("b", success(2))
     s3.ask("refuse", methods=[])
     ledger.close()
@@ -131,11 +131,11 @@ def test_a_sending_that_goes_on_failing_is_raised_at_the_next_write_and_at_the_e
     s3.ask("refuse", methods=["PUT"])
     ledger.write_outcome("a", success(1))
 
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "outbox"])
-    said = "a result could not be written to the ledger s3://results/some/job: .*expired.*run only the rest"
-    with pytest.raises(OSError, match=said):
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "outbox"])
+    message = "a result could not be written to the ledger s3://results/some/job: .*expired.*run only the rest"
+    with pytest.raises(OSError, match=message):
         ledger.write_outcome("b", success(2))
-    with pytest.raises(OSError, match=said):
+    with pytest.raises(OSError, match=message):
         ledger.close()
     s3.ask("refuse", methods=[])
     ledger.close()
@@ -164,7 +164,7 @@ def test_who_writes_much_faster_than_it_is_sent_waits_and_holds_no_more_than_tha
 
 
 @pytest.mark.parametrize(
-    ("location", "said"),
+    ("location", "message"),
     [
         ("s3://no-such-bucket/job", "s3://no-such-bucket/job cannot be made: .*bucket does not exist.*results_path"),
         ("gs://bucket/job", "needs a package that is not installed: pip install 'gcsfs'"),
@@ -175,8 +175,10 @@ def test_who_writes_much_faster_than_it_is_sent_waits_and_holds_no_more_than_tha
         ("block://remote-file-system", "names no block"),
     ],
 )
-def test_a_location_that_cannot_be_used_is_one_sentence_before_anything_runs(s3: Any, location: str, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said) as raised:
+def test_a_location_that_cannot_be_used_is_one_sentence_before_anything_runs(
+    s3: Any, location: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as raised:
         Ledger(location).create()
     assert "secret" not in str(raised.value)
     assert "\n" not in str(raised.value)

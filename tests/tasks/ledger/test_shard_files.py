@@ -1,4 +1,4 @@
-"""What a shard is told, and what it tells, by way of the ledger."""
+"""The work and the heartbeat of a shard, in the ledger of its job."""
 
 import pytest
 

@@ -36,10 +36,10 @@ def result(value):
 
 def test_outcomes_are_in_the_order_of_the_executions_whatever_the_order_in_which_they_came(ledger):
     executions = squares(20)
-    store, new = make_store(ledger, executions), ledger.follow_lines()
+    store, read_new_lines = make_store(ledger, executions), ledger.follow_lines()
     for execution in reversed(executions):
         ledger.write_outcome(execution.key, result(execution.index))
-        for line in new():
+        for line in read_new_lines():
             store.record_line(line)
     assert [outcome["y"] for outcome in store.outcomes] == list(range(20))
     assert [outcome.meta.index for outcome in store.outcomes] == list(range(20))
@@ -52,12 +52,12 @@ def test_outcomes_are_in_the_order_of_the_executions_whatever_the_order_in_which
 
 def test_an_outcome_is_told_once_and_a_success_takes_the_place_of_a_failure(ledger):
     (execution,) = squares(1)
-    store, new = make_store(ledger, [execution]), ledger.follow_lines()
-    told = []
+    store, read_new_lines = make_store(ledger, [execution]), ledger.follow_lines()
+    outcomes = []
     for outcome in (Failure(CodeError("no"), Meta()), result(1), result(2), Failure(CodeError("no"), Meta())):
         ledger.write_outcome(execution.key, outcome)
-        told += [store.record_line(line) for line in new()]
-    assert [outcome is not None for outcome in told] == [True, False, False, False]
+        outcomes += [store.record_line(line) for line in read_new_lines()]
+    assert [outcome is not None for outcome in outcomes] == [True, False, False, False]
     assert [outcome["y"] for outcome in store.outcomes] == [1]
     assert len(store.failures) == 0
 
