@@ -12,7 +12,7 @@ from . import argument_parsing as arguments
 app = App(
     name="rlm-batch",
     help="Runs many pieces of Python, each in a sandbox, as Prefect flows.",
-    version=arguments.version,
+    version=arguments.get_version,
     suppress_keyboard_interrupt=False,  # main says what an interrupt leaves behind
 )
 
@@ -68,13 +68,13 @@ class Basics(Limits):
         """The flow's parameters of the same meaning."""
         return {
             **super().parameters(),
-            "provider": arguments.provider(self.provider, self.isolation),
+            "provider": arguments.build_provider(self.provider, self.isolation),
             "timeout": self.timeout,
             "retries": self.retries,
             "retry_code_errors": self.retry_code_errors,
             "idempotent": self.idempotent,
             "deadline": self.deadline,
-            "results_path": arguments.absolute(self.results_path),
+            "results_path": arguments.resolve_path(self.results_path),
             "log_output": self.log_output,
             "language_model": self.language_model,
         }
@@ -127,13 +127,13 @@ def batch(
     """
     from .run_flow import run_batch
 
-    code: Any = [arguments.code(file) for file in files]
+    code: Any = [arguments.read_code(file) for file in files]
     parameters = (common or Common()).parameters()
     if inputs is not None:
         if len(code) > 1:
-            arguments.wrong("--inputs goes with one FILE, and there are several")
+            arguments.refuse_usage("--inputs goes with one FILE, and there are several")
         code = code[0]
-    return run_batch({"code": code, "inputs": arguments.absolute(inputs), **parameters}, files)
+    return run_batch({"code": code, "inputs": arguments.resolve_path(inputs), **parameters}, files)
 
 
 @app.command
@@ -165,12 +165,12 @@ def sweep(
     from .run_flow import run_sweep
 
     if minimize is not None and maximize is not None:
-        arguments.wrong("--minimize and --maximize were both given: a sweep has one objective")
+        arguments.refuse_usage("--minimize and --maximize were both given: a sweep has one objective")
     return run_sweep(
         {
-            "code": arguments.code(file),
-            "grid": None if grid is None else arguments.grid(grid),
-            "points": arguments.absolute(points),
+            "code": arguments.read_code(file),
+            "grid": None if grid is None else arguments.parse_grid(grid),
+            "points": arguments.resolve_path(points),
             "objective": minimize if maximize is None else maximize,
             "direction": "minimize" if maximize is None else "maximize",
             **(common or Common()).parameters(),
@@ -232,14 +232,14 @@ def rlm(
             "query": query,
             "language_model": language_model,
             "context": context,
-            "context_file": arguments.absolute(context_file),
+            "context_file": arguments.resolve_path(context_file),
             "context_volume_path": context_volume_path,
-            "provider": arguments.provider(provider, isolation),
+            "provider": arguments.build_provider(provider, isolation),
             "timeout": timeout,
             "retries": retries,
             "deadline": deadline,
             "cache_results": resume,
-            "results_path": arguments.absolute(results_path),
+            "results_path": arguments.resolve_path(results_path),
             **(limits or Limits()).parameters(),
         }
     )
@@ -278,12 +278,12 @@ def chunks(
 
     return run_chunks(
         {
-            "code": arguments.code(file),
-            "chunks": arguments.absolute(chunks),
-            "data": arguments.absolute(data),
+            "code": arguments.read_code(file),
+            "chunks": arguments.resolve_path(chunks),
+            "data": arguments.resolve_path(data),
             "chunk_size": chunk_size,
             "volume_name": volume_name,
-            "reduce": None if reduce is None else arguments.code(reduce),
+            "reduce": None if reduce is None else arguments.read_code(reduce),
             **(common or Common()).parameters(),
         }
     )
@@ -308,7 +308,7 @@ def sequence(
     """
     from .run_flow import run_sequence
 
-    steps = [arguments.code(file) for file in files]
+    steps = [arguments.read_code(file) for file in files]
     return run_sequence({"steps": steps, "stop_on_error": stop_on_error, **(basics or Basics()).parameters()}, files)
 
 
@@ -336,9 +336,9 @@ def ls(name: str, path: str = "", /, *, where: Where | None = None) -> int:
     path
         A file or a directory on it; by default all of it.
     """
-    from .volume import show
+    from .volume import list_files
 
-    return show((where or Where()).provider, name, path)
+    return list_files((where or Where()).provider, name, path)
 
 
 @volume.command
@@ -354,9 +354,9 @@ def get(name: str, path: str, target: str = ".", /, *, where: Where | None = Non
     target
         A directory to put it in, or the name to give it; by default this directory.
     """
-    from .volume import fetch
+    from .volume import get_files
 
-    return fetch((where or Where()).provider, name, path, target)
+    return get_files((where or Where()).provider, name, path, target)
 
 
 @volume.command
@@ -372,9 +372,9 @@ def put(name: str, source: str, path: str | None = None, /, *, where: Where | No
     path
         Where it goes on the volume; by default its own name.
     """
-    from .volume import send
+    from .volume import put_file
 
-    return send((where or Where()).provider, name, source, path)
+    return put_file((where or Where()).provider, name, source, path)
 
 
 @app.command
@@ -457,6 +457,6 @@ def deploy(*, work_pool: str = "rlm-batch", reset: Annotated[bool, Parameter(neg
 @app.command
 def doctor() -> int:
     """Say which providers and which isolation this machine can use, and what to do about the rest."""
-    from .doctor import examine
+    from .doctor import run_doctor
 
-    return examine()
+    return run_doctor()

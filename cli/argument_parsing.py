@@ -10,29 +10,29 @@ from ..blocks.storage.location_parsing import make_absolute
 from ..sandbox.errors import ConfigurationError
 
 
-def wrong(text: str) -> NoReturn:
+def refuse_usage(text: str) -> NoReturn:
     """Ends the command: it was used in a way that it cannot be."""
     raise ConfigurationError(text)
 
 
-def version() -> str:
+def get_version() -> str:
     """The installed version."""
     from importlib.metadata import version
 
     return version("rlm-batch")
 
 
-def code(file: str) -> str:
+def read_code(file: str) -> str:
     """The text of a file of code."""
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        wrong(f"the file {file} cannot be read: {error.strerror}")
+        refuse_usage(f"the file {file} cannot be read: {error.strerror}")
     except UnicodeDecodeError:
-        wrong(f"the file {file} is not UTF-8 text: it should be Python code")
+        refuse_usage(f"the file {file} is not UTF-8 text: it should be Python code")
 
 
-def absolute(path: str | None) -> str | None:
+def resolve_path(path: str | None) -> str | None:
     """A path as this directory means it, for a flow that may run in another; a location as it is.
 
     Raises ConfigurationError.
@@ -42,16 +42,16 @@ def absolute(path: str | None) -> str | None:
     return None if path is None else make_absolute(path)
 
 
-def provider(name: str, isolation: str | None) -> str:
+def build_provider(name: str, isolation: str | None) -> str:
     """The flow's `provider`, with the isolation that was insisted on."""
     if isolation is None:
         return name
     if name != "local":
-        wrong(f"--isolation is for the local provider, and the provider is {name}")
+        refuse_usage(f"--isolation is for the local provider, and the provider is {name}")
     return f"local:{isolation}"
 
 
-def grid(words: list[str]) -> dict[str, list[Any]]:
+def parse_grid(words: list[str]) -> dict[str, list[Any]]:
     """Variables and their values, from words such as `lr=0.001,0.01` or `layers=[[64],[64,64]]`."""
     from ..flows.inputs.readers import parse_cell
 
@@ -59,17 +59,17 @@ def grid(words: list[str]) -> dict[str, list[Any]]:
     for word in words:
         name, equals, values = word.partition("=")
         if not equals or not name.strip():
-            wrong(f"--grid {word}: it is a variable and its values, as in lr=0.001,0.01")
+            refuse_usage(f"--grid {word}: it is a variable and its values, as in lr=0.001,0.01")
         name = name.strip()
         if name in found:
-            wrong(f"--grid has {name} twice: name all of its values in one")
+            refuse_usage(f"--grid has {name} twice: name all of its values in one")
         if not values.strip():
-            wrong(f"--grid {word}: there are no values after the sign; name at least one")
+            refuse_usage(f"--grid {word}: there are no values after the sign; name at least one")
         if values.lstrip().startswith("["):
             try:
                 found[name] = json.loads(values)
             except ValueError as error:
-                wrong(f"--grid {word}: a list of values in brackets is JSON, and this is not: {error}")
+                refuse_usage(f"--grid {word}: a list of values in brackets is JSON, and this is not: {error}")
         else:
             found[name] = [parse_cell(value.strip()) for value in values.split(",")]
     return found

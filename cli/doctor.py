@@ -17,7 +17,7 @@ from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.results_root import get_results_root
 
 
-def examine() -> int:
+def run_doctor() -> int:
     """Prints what was found, and returns 0 if local sandboxes can be isolated, else 2."""
     rows = [("Python", True, f"{platform.python_version()} at {sys.executable}")]
     usable = False
@@ -28,9 +28,9 @@ def examine() -> int:
             rows.append((f"{entry.name}, {isolation}", works, text))
         if not entry.probed_isolations:
             rows.append((entry.name, *asyncio.run(_check_provider(entry, entry.name))))
-    rows.append(_kept("results", get_results_root(), "RLM_BATCH_RESULTS"))
-    rows.append(_kept("volumes", find_volumes_root(None), "RLM_BATCH_VOLUMES"))
-    rows.append(_server())
+    rows.append(_check_directory("results", get_results_root(), "RLM_BATCH_RESULTS"))
+    rows.append(_check_directory("volumes", find_volumes_root(None), "RLM_BATCH_VOLUMES"))
+    rows.append(_check_server())
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, works, text in rows:
         table.add_row(name, "[green]ok[/]" if works else "[red]no[/]", text)
@@ -52,7 +52,7 @@ async def _check_provider(entry: ProviderEntry, text: str) -> tuple[bool, str]:
         return False, str(error)
 
 
-def _kept(name: str, root: Path, variable: str) -> tuple[str, bool, str]:
+def _check_directory(name: str, root: Path, variable: str) -> tuple[str, bool, str]:
     existing = root
     while not existing.exists():
         existing = existing.parent
@@ -61,7 +61,7 @@ def _kept(name: str, root: Path, variable: str) -> tuple[str, bool, str]:
     return name, False, f"{root} cannot be written: name another with the environment variable {variable}"
 
 
-def _server() -> tuple[str, bool, str]:
+def _check_server() -> tuple[str, bool, str]:
     from prefect.settings import PREFECT_API_URL
 
     url = PREFECT_API_URL.value()

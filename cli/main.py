@@ -10,7 +10,7 @@ import sys
 
 # Before Prefect is imported: its log lines would drown ours, and go to the server all the same. Its internal ones do
 # not, and have a page for each event that a server which is away has not got.
-QUIET = {
+QUIET_PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_CLI_PROMPT": "false",
@@ -19,36 +19,36 @@ QUIET = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command that the arguments (by default the process's) name, and exits with its status."""
-    for name, value in QUIET.items():
+    for name, value in QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
     from cyclopts import CycloptsError
 
     from ..sandbox.errors import RlmBatchError
     from .app import app
-    from .shutdown import ServerGone, end_soon
+    from .shutdown import ServerGone, exit_after_delivery
 
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        _say(f"{error} (rlm-batch --help says how it is used)")
+        _print_error(f"{error} (rlm-batch --help says how it is used)")
         status = 2
     except RlmBatchError as error:
-        _say(str(error))
+        _print_error(str(error))
         status = 2
     except ServerGone as error:
-        _say(str(error))
+        _print_error(str(error))
         status = 2
-        end_soon(status)
+        exit_after_delivery(status)
     except KeyboardInterrupt:
-        _say("interrupted; the results so far are in the ledger")
+        _print_error("interrupted; the results so far are in the ledger")
         status = 130
     except OSError as error:
-        _say(str(error))
+        _print_error(str(error))
         status = 2
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     from ..sandbox.text_escape import escape_text
 
     print(f"rlm-batch: {escape_text(text, keep=chr(10))}", file=sys.stderr)

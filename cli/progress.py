@@ -1,26 +1,25 @@
-"""What a person sees: progress while a flow runs, live on a terminal and in plain lines elsewhere; then a table."""
+"""Progress while a flow runs, on standard error: live on a terminal, in plain lines elsewhere."""
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from ..flows.cleanup.orphans import OrphanedSandbox
 from ..flows.engine.events import FlowListener
 from ..sandbox.result import Failure, Outcome
 from ..sandbox.text_escape import escape_text
 
-PLAIN_INTERVAL = 5.0  # seconds between two lines where there is no terminal
-TABLE_ROWS = 200  # of a table that are printed; the ledger has all
+PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal
 
 
-class Display(FlowListener):
-    """Progress on standard error: done, failed, running, and the time that is left."""
+class ProgressDisplay(FlowListener):
+    """Shows what is done, has failed and runs, and the time that remains; a context manager around the flow's call."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -37,8 +36,9 @@ class Display(FlowListener):
         )
         self._task = self._progress.add_task("starting", total=None, counts="")
         self._total = self._done = self._failed = self._cached = self._running = 0
-        self._begun = self._told = time.monotonic()
+        self._started_at = self._printed_at = time.monotonic()
         self.results_path = ""
+        self.orphans: list[OrphanedSandbox] = []  # that the reap flow removed, or would
 
     def __enter__(self) -> Self:
         if self._live:
@@ -53,7 +53,7 @@ class Display(FlowListener):
         if self._total and (self._done or kind is None):
             self._console.print(self._summary(), highlight=False, markup=False)
 
-    def starting(self, *, embedded: bool) -> None:
+    def show_start(self, *, embedded: bool) -> None:
         """The time before the flow run begins, in which Prefect may start a server of its own."""
         what = "starting Prefect (half a minute the first time)" if embedded else "waiting for the Prefect server"
         if self._live:
@@ -63,7 +63,7 @@ class Display(FlowListener):
 
     def on_start(self, total: int, environment: str, results_path: str) -> None:
         self._total, self.results_path = total, results_path
-        self._begun = self._told = time.monotonic()
+        self._started_at = self._printed_at = time.monotonic()
         self._print(f"{total} executions; {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
 
@@ -82,16 +82,19 @@ class Display(FlowListener):
         self._running -= not cached
         self._refresh()
 
+    def on_orphans(self, orphans: Sequence[OrphanedSandbox]) -> None:
+        self.orphans = list(orphans)
+
     def _refresh(self) -> None:
         if self._live:
             self._progress.update(self._task, completed=self._done, counts=self._counts())
             return
         now = time.monotonic()
-        if now >= self._told + PLAIN_INTERVAL and self._done < self._total:
-            self._told = now
+        if now >= self._printed_at + PLAIN_INTERVAL_SECONDS and self._done < self._total:
+            self._printed_at = now
             line = f"{self._done} of {self._total} done, {self._counts()}"
             if self._done:
-                left = (now - self._begun) / self._done * (self._total - self._done)
+                left = (now - self._started_at) / self._done * (self._total - self._done)
                 line += f", about {left:.0f} s left"
             self._print(line)
 
@@ -99,32 +102,10 @@ class Display(FlowListener):
         return f"{self._failed} failed, {self._running} running"
 
     def _summary(self) -> str:
-        seconds = time.monotonic() - self._begun
+        seconds = time.monotonic() - self._started_at
         cached = f", {self._cached} from earlier runs" if self._cached else ""
         counts = f"{self._done - self._failed} succeeded{cached}, {self._failed} failed"
         return f"{self._done} of {self._total} done in {seconds:.1f} s: {counts}"
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def show_table(rows: list[list[str]], total: int, mark: str = "") -> None:
-    """Prints rows of text on standard output, the header first; the row whose last cell is `mark` stands out.
-
-    Of the `total` that there are it prints `TABLE_ROWS`, and the marked one wherever it is.
-    """
-    console = Console()
-    if not console.is_terminal:
-        console.width = 10_000  # whoever reads it elsewhere wants whole lines
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        table.add_column(escape_text(name), overflow="fold")
-    for row in rows[1 : TABLE_ROWS + 1]:
-        table.add_row(*map(escape_text, row), style="bold green" if mark and row[-1] == mark else None)
-    if mark:  # the one row that must not be among those left out
-        for row in rows[TABLE_ROWS + 1 :]:
-            if row[-1] == mark:
-                table.add_row(*map(escape_text, row), style="bold green")
-    console.print(table, highlight=False, markup=False)
-    if total > TABLE_ROWS:
-        print(f"... and {total - TABLE_ROWS} more, in the ledger", file=sys.stderr)

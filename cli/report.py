@@ -17,7 +17,7 @@ from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.text_escape import escape_text
-from .progress import show_table
+from .table import print_table
 
 
 def show_report(run: str, html: str | None, csv: str | None, parquet: str | None) -> int:
@@ -29,21 +29,21 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
             raise ConfigurationError(
                 f"{option} writes a file of this machine, and {file} is none: copy it there yourself"
             )
-    found = asyncio.run(_through_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
+    reader = asyncio.run(_open_below_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
     try:
-        tally = found.summarize()
+        summary = reader.summarize()
     except (TypeError, KeyError, AttributeError) as error:  # lines that are JSON, and not what we write
-        raise ConfigurationError(f"the ledger {found.path} is damaged, and cannot be reported on: {error}") from None
-    record = found.records[-1]
-    for name, value in build_summary_rows(tally, found.records):
+        raise ConfigurationError(f"the ledger {reader.path} is damaged, and cannot be reported on: {error}") from None
+    record = reader.records[-1]
+    for name, value in build_summary_rows(summary, reader.records):
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
-    rows = build_table_rows(tally)
-    show_table(rows, len(rows) - 1, mark="best")
+    rows = build_table_rows(summary)
+    print_table(rows, len(rows) - 1, mark="best")
     name = record.name or record.flow
-    page = parse_location(html) if html else found.path / "report.html"
-    text = render_html(build_report(tally, found.records), name).encode("utf-8", "replace")
+    page = parse_location(html) if html else reader.path / "report.html"
+    text = render_html(build_report(summary, reader.records), name).encode("utf-8", "replace")
     if isinstance(page, Location):
-        _put(page, text)
+        _write_to_location(page, text)
     else:
         _write(page, lambda path: path.write_bytes(text))
     print(f"Report: {page}")
@@ -53,18 +53,18 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
     ]
     for file, kind, write in exports:
         if file:
-            _write(Path(file).expanduser(), lambda path, write=write: write(found, path))
+            _write(Path(file).expanduser(), lambda path, write=write: write(reader, path))
             print(f"{kind}: {Path(file).expanduser().absolute()}")
     return 0
 
 
-async def _through_block(run: str) -> LedgerReader:
+async def _open_below_block(run: str) -> LedgerReader:
     """The ledger at a location of a block: the server that has the block is there meanwhile."""
     async with embedded_server():
         return await asyncio.to_thread(open_run_ledger, run)
 
 
-def _put(page: Location, text: bytes) -> None:
+def _write_to_location(page: Location, text: bytes) -> None:
     try:
         page.write(text)
     except OSError as error:

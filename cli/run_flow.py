@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..blocks.registry import make_unsaved_provider
@@ -15,8 +16,9 @@ from ..blocks.volume import check_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
 from ..sandbox.text_escape import escape_text
-from .progress import TABLE_ROWS, Display, show_table
+from .progress import ProgressDisplay
 from .shutdown import ServerGone
+from .table import MAX_TABLE_ROWS, print_table
 
 if TYPE_CHECKING:
     from ..flows.sweep import SweepReport
@@ -29,18 +31,16 @@ def run_sweep(parameters: dict[str, Any]) -> int:
     """Runs the sweep flow, prints its table, and returns the exit status."""
     from ..flows.sweep import report, space, sweep
 
-    _check(sweep, parameters)
-    if not _wants_server(parameters["points"]):
-        space(parameters["grid"], parameters["points"])
+    grid, points = parameters["grid"], parameters["points"]
     try:
-        found: SweepReport = _run(sweep, parameters)
+        found: SweepReport = _check_and_run(sweep, parameters, lambda: space(grid, points), [points])
     except ExecutionsFailed as error:
         failed = error
         found = report(error.results, parameters["objective"], parameters["direction"], error.results_path)
     else:
         failed = None
-    show_table(found.rows(TABLE_ROWS), len(found.trials), mark="best")
-    return _end(found.results_path, failed)
+    print_table(found.rows(MAX_TABLE_ROWS), len(found.trials), mark="best")
+    return _print_end(found.results_path, failed)
 
 
 def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
@@ -48,18 +48,16 @@ def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
     from ..flows.batch import batch, executions
     from ..flows.reporting.text_table import format_rows
 
-    _check(batch, parameters)
-    if not _wants_server(parameters["inputs"]):
-        executions(parameters["code"], parameters["inputs"])
-    display = Display()
+    code, inputs = parameters["code"], parameters["inputs"]
+    display = ProgressDisplay()
     failed: ExecutionsFailed | None = None
     try:
-        outcomes = _run(batch, parameters, display)
+        outcomes = _check_and_run(batch, parameters, lambda: executions(code, inputs), [inputs], display)
     except ExecutionsFailed as error:
         failed, outcomes = error, error.results
-    rows = format_rows(outcomes, limit=TABLE_ROWS)
-    show_table(_with_files(rows, files) if parameters["inputs"] is None else rows, len(outcomes))
-    return _end(display.results_path, failed)
+    rows = format_rows(outcomes, limit=MAX_TABLE_ROWS)
+    print_table(_add_files(rows, files) if parameters["inputs"] is None else rows, len(outcomes))
+    return _print_end(display.results_path, failed)
 
 
 def run_rlm(parameters: dict[str, Any]) -> int:
@@ -68,18 +66,17 @@ def run_rlm(parameters: dict[str, Any]) -> int:
     from ..flows.rlm import RlmAnswer, question, rlm
     from ..sandbox.budget import Usage
 
-    _check(rlm, parameters)
-    question(*(parameters[name] for name in ("query", "context", "context_file", "context_volume_path")))
-    display = Display()
+    texts = [parameters[name] for name in ("query", "context", "context_file", "context_volume_path")]
+    display = ProgressDisplay()
     try:
-        found: RlmAnswer = _run(rlm, parameters, display)
+        found: RlmAnswer = _check_and_run(rlm, parameters, lambda: question(*texts), display=display)
     except ExecutionsFailed as error:
-        return _end(error.results_path, error)
+        return _print_end(error.results_path, error)
     print(escape_text(str(found), keep="\n\t"))
     asked = found.queries
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
     print(f"{len(found.trajectory)} turns; the model was called {describe_usage(used)}", file=sys.stderr)
-    return _end(found.results_path, None)
+    return _print_end(found.results_path, None)
 
 
 def run_chunks(parameters: dict[str, Any]) -> int:
@@ -89,18 +86,16 @@ def run_chunks(parameters: dict[str, Any]) -> int:
     from ..flows.inputs.chunking import build_chunks
     from ..flows.reporting.text_table import format_cell
 
-    _check(chunks, parameters)
+    by_id, data, size = parameters["chunks"], parameters["data"], parameters["chunk_size"]
     if parameters["volume_name"] is not None:
         check_name(parameters["volume_name"])
-    if not _wants_server(parameters["chunks"]) and not _wants_server(parameters["data"]):
-        build_chunks(parameters["chunks"], parameters["data"], parameters["chunk_size"])
     failed: ExecutionsFailed | None = None
     try:
-        found = _run(chunks, parameters)
+        found = _check_and_run(chunks, parameters, lambda: build_chunks(by_id, data, size), [by_id, data])
     except ExecutionsFailed as error:
         count = len(error.results) - (parameters["reduce"] is not None)
         failed, found = error, report(Outcomes(error.results, error.failures, error.results_path), count)
-    show_table(found.rows(TABLE_ROWS), len(found.results))
+    print_table(found.rows(MAX_TABLE_ROWS), len(found.results))
     if isinstance(found.reduction, Result):
         values = ", ".join(
             f"{escape_text(name)}={escape_text(format_cell(value))}" for name, value in found.reduction.outputs.items()
@@ -108,7 +103,7 @@ def run_chunks(parameters: dict[str, Any]) -> int:
         print(f"Reduction: {values}")
     for path, ids in found.overlaps.items():
         print(escape_text(overlap(path, ids)), file=sys.stderr)
-    return _end(found.results_path, failed)
+    return _print_end(found.results_path, failed)
 
 
 def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
@@ -116,89 +111,102 @@ def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
     from ..flows.reporting.text_table import format_rows
     from ..flows.sequence import sequence, texts
 
-    _check(sequence, parameters)
-    texts(parameters["steps"])
-    display = Display()
+    display = ProgressDisplay()
     failed: ExecutionsFailed | None = None
     try:
-        outcomes = _run(sequence, parameters, display)
+        outcomes = _check_and_run(sequence, parameters, lambda: texts(parameters["steps"]), display=display)
     except ExecutionsFailed as error:
         failed, outcomes = error, error.results
-    show_table(_with_files(format_rows(outcomes, limit=TABLE_ROWS), files), len(outcomes))
-    return _end(display.results_path, failed)
+    print_table(_add_files(format_rows(outcomes, limit=MAX_TABLE_ROWS), files), len(outcomes))
+    return _print_end(display.results_path, failed)
 
 
 def run_reap(parameters: dict[str, Any]) -> int:
     """Runs the reap flow, prints a row for each sandbox and what all have cost, and returns the exit status."""
-    from ..flows.cleanup.orphans import OrphanedSandbox, describe_removal
-    from ..flows.reap import listener, reap
+    from ..flows.cleanup.orphans import describe_removal
+    from ..flows.reap import reap
 
-    _check(reap, parameters)
-    told: list[OrphanedSandbox] = []
-    listener.set(told.extend)
+    display = ProgressDisplay()
     try:
-        _run(reap, parameters)
+        _check_and_run(reap, parameters, display=display)
     finally:
-        if told:
-            rows = [[found.info.id, found.info.labels.get("rlm-batch-host", ""), found.reason] for found in told]
-            show_table([["sandbox", "host", "why"], *rows], len(rows))
-    print(describe_removal(told, parameters["provider"], "would be removed" if parameters["dry_run"] else "removed"))
+        if display.orphans:
+            rows = [[item.info.id, item.info.labels.get("rlm-batch-host", ""), item.reason] for item in display.orphans]
+            print_table([["sandbox", "host", "why"], *rows], len(rows))
+    verb = "would be removed" if parameters["dry_run"] else "removed"
+    print(describe_removal(display.orphans, parameters["provider"], verb))
     return 0
 
 
-def _with_files(rows: list[list[str]], files: list[str]) -> list[list[str]]:
+def _add_files(rows: list[list[str]], files: list[str]) -> list[list[str]]:
     """The rows of a table, each with the file that its code came from."""
     (first, *header), *rest = rows
     return [[first, "file", *header], *([row[0], file, *row[1:]] for row, file in zip(rest, files, strict=False))]
 
 
-def _end(results_path: str, failed: ExecutionsFailed | None) -> int:
+def _print_end(results_path: str, failed: ExecutionsFailed | None) -> int:
     if failed is not None:
         total, count = len(failed.results), len(failed.failures)
         print(f"{count} of {total} failed:", file=sys.stderr)
         for failure in failed.failures[:10]:
             said = escape_text(f"{type(failure.error).__name__}: {failure.error}", keep="\n\t")
             print(f"\n{failure.meta.index}: {said}", file=sys.stderr)
-            _show_output(failure)
+            _print_output(failure)
         if count > 10:
             print(f"\n... and {count - 10} more, in the ledger", file=sys.stderr)
     print(f"Results: {results_path}")
     return 0 if failed is None else 1
 
 
-def _show_output(failure: Failure) -> None:
+def _print_output(failure: Failure) -> None:
     lines = failure.meta.stderr.rstrip().splitlines() or failure.meta.stdout.rstrip().splitlines()
     for line in lines[-5:]:
         print("  |", escape_text(line, keep="\t"), file=sys.stderr)
 
 
-def _wants_server(location: str | None) -> bool:
-    """Whether its file can only be read once there is a Prefect server, which has the block that it is reached with."""
-    return location is not None and parse_scheme(location) == "block"
+def _check_and_run(
+    flow: Any,
+    parameters: dict[str, Any],
+    open_inputs: Callable[[], object] = lambda: None,
+    files: Sequence[str | None] = (),
+    display: ProgressDisplay | None = None,
+) -> Any:
+    """Runs the flow once it is sure that it takes these parameters and inputs. Raises what it would, and sooner.
+
+    `files` are what `open_inputs` reads. One that is below a block is read by the flow alone: its block is on the
+    server, which may not be there before.
+    """
+    short = _check_parameters(flow, parameters)
+    is_below_block = any(file is not None and parse_scheme(file) == "block" for file in files)
+    # The flow is handed the same readers for as long as they are held here, so that a file is parsed once.
+    _inputs = None if is_below_block else open_inputs()
+    return _run(flow, short, display)
 
 
-def _check(flow: Any, parameters: dict[str, Any]) -> None:
-    """What the flow would refuse once it runs, refused before a server is started for it."""
+def _check_parameters(flow: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters, long ones as references to files. Raises ConfigurationError for what the flow would refuse."""
     from prefect.exceptions import ParameterTypeError
 
     from ..flows.inputs.spilling import spill_long_parameters
 
+    short = spill_long_parameters(parameters)
     try:
-        flow.validate_parameters(spill_long_parameters(parameters))
+        flow.validate_parameters(short)
     except ParameterTypeError as error:
         problems = [TAG.sub("", line.strip(" -")) for line in str(error).splitlines()[1:] if line.strip()]
         raise ConfigurationError("; ".join(problems) or str(error)) from None
     provider = make_unsaved_provider(parameters["provider"])
     if provider is not None and parameters.get("shards") is None:  # shards are opened where the workers are
         asyncio.run(provider.check())
+    return short
 
 
-def _run(flow: Any, parameters: dict[str, Any], display: Display | None = None) -> Any:
+def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None = None) -> Any:
     """Runs the flow with its display. SIGTERM ends it as Ctrl-C does, before Prefect's own handler for it and after."""
     import httpx
     from prefect.exceptions import TerminationSignal
 
-    display = display or Display()
+    display = display or ProgressDisplay()
 
     async def run() -> Any:
         task = asyncio.current_task()
@@ -207,7 +215,7 @@ def _run(flow: Any, parameters: dict[str, Any], display: Display | None = None) 
         return await flow.with_listener(display)(**parameters)
 
     with display:
-        display.starting(embedded=not os.environ.get("PREFECT_API_URL"))
+        display.show_start(embedded=not os.environ.get("PREFECT_API_URL"))
         try:
             return asyncio.run(run())
         except (asyncio.CancelledError, TerminationSignal):

@@ -6,14 +6,14 @@ import os
 import sys
 import threading
 
-DELIVERY = 10.0  # seconds for a server that only failed once
+DELIVERY_SECONDS = 10.0  # seconds for a server that only failed once
 
 
 class ServerGone(Exception):
     """The server failed or went away while the flow ran, and could not be told how it ended."""
 
 
-def end_soon(status: int) -> None:
+def exit_after_delivery(status: int) -> None:
     """Ends the process with that status after some seconds, if it has not ended by then.
 
     Prefect's client delivers its events at the end of a process, three of each task run, and tries each for some 8 s:
@@ -25,6 +25,6 @@ def end_soon(status: int) -> None:
         sys.stderr.flush()
         os._exit(status)
 
-    timer = threading.Timer(DELIVERY, end)
+    timer = threading.Timer(DELIVERY_SECONDS, end)
     timer.daemon = True
     timer.start()

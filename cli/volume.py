@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from ..blocks.registry import resolve_provider
 from ..blocks.volume import VolumeStore, check_name, names
-from .argument_parsing import wrong
+from .argument_parsing import refuse_usage
 
 T = TypeVar("T")
 
 
-def show(provider: str, name: str, path: str) -> int:
+def list_files(provider: str, name: str, path: str) -> int:
     """Prints a line for each file: its size in bytes, and its path."""
-    files = _with(provider, name, lambda volume: volume.ls(path))
+    files = _use_volume(provider, name, lambda volume: volume.ls(path))
     width = max((len(f"{file.size:,}") for file in files), default=0)
     for file in files:
         # Code chose the name: what a terminal would take for a command is shown as Python writes it.
@@ -25,7 +25,7 @@ def show(provider: str, name: str, path: str) -> int:
     return 0
 
 
-def fetch(provider: str, name: str, path: str, target: str) -> int:
+def get_files(provider: str, name: str, path: str, target: str) -> int:
     """Writes a file of the volume, or all files of a directory there, to this machine."""
     below = "/".join(names(path))
     home = Path(target).expanduser()
@@ -42,27 +42,27 @@ def fetch(provider: str, name: str, path: str, target: str) -> int:
             place.write_bytes(await volume.get(file.path))
         return len(files)
 
-    count = _with(provider, name, bring)
+    count = _use_volume(provider, name, bring)
     print(f"{count} {'file' if count == 1 else 'files'} brought home from {name}", file=sys.stderr)
     return 0
 
 
-def send(provider: str, name: str, source: str, path: str | None) -> int:
+def put_file(provider: str, name: str, source: str, path: str | None) -> int:
     """Writes a file of this machine's to the volume."""
     file = Path(source).expanduser()
     try:
         data = file.read_bytes()
     except OSError as error:
-        wrong(f"the file {source} cannot be read: {error.strerror}")
+        refuse_usage(f"the file {source} cannot be read: {error.strerror}")
     where = file.name if path is None else path
     if where.endswith("/"):
         where += file.name
-    _with(provider, name, lambda volume: volume.put(where, data))
+    _use_volume(provider, name, lambda volume: volume.put(where, data))
     print(f"{where} ({len(data):,} bytes) is on {name}", file=sys.stderr)
     return 0
 
 
-def _with(provider: str, name: str, work: Callable[[VolumeStore], Awaitable[T]]) -> T:
+def _use_volume(provider: str, name: str, work: Callable[[VolumeStore], Awaitable[T]]) -> T:
     async def run() -> T:
         block = await resolve_provider(provider)
         volume = await block.volume(check_name(name))

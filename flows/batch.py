@@ -76,4 +76,4 @@ def executions(code: list[str] | str, inputs: list[dict[str, Any]] | str | None)
     found = read_code_reference(code)
     if isinstance(found, list):
         return _Items(found, None)
-    return _Items([found], None if inputs is None else read_inputs(inputs, "inputs"))
+    return _Items([found], None if inputs is None else read_inputs(inputs))

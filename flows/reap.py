@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Annotated
 
 from prefect import get_run_logger
@@ -11,26 +9,22 @@ from pydantic import Field
 
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import SandboxesLeft
-from .cleanup.orphans import OrphanedSandbox, describe_removal, find_orphans, remove_orphans
+from .cleanup.orphans import describe_removal, find_orphans, remove_orphans
 from .cleanup.server_identity import get_server_id
 from .decorator import batch_flow
+from .engine.events import FlowListener, find_listener
 from .parameters import Provider
 
-SILENCE = 360  # seconds: twice the interval at which Prefect has a flow run say that it lives
+MIN_SILENCE_SECONDS = 360  # twice the interval at which Prefect has a flow run say that it lives
 
 OlderThan = Annotated[
     float | None,
     Field(
-        ge=SILENCE,
+        ge=MIN_SILENCE_SECONDS,
         description="Also take the sandboxes of a flow run that is not over, but has been silent for so many seconds",
     ),
 ]
 DryRun = Annotated[bool, Field(description="Say what would be removed, and remove nothing")]
-
-# Whoever called the flow in this process is told of each sandbox that was removed, or would be.
-listener: ContextVar[Callable[[list[OrphanedSandbox]], None]] = ContextVar(
-    "rlm_batch_reap_listener", default=lambda _: None
-)
 
 
 @batch_flow("reap")
@@ -53,23 +47,23 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
 
     Raises SandboxesLeft when all is done and some could not be removed.
     """
-    log = get_run_logger()
+    log, listener = get_run_logger(), find_listener() or FlowListener()
     block = await resolve_provider(provider)
-    left = await find_orphans(block, await get_server_id(), older_than)
-    for found in left:
-        log.info("sandbox %s of run %s: %s", found.info.id, found.info.run or "(a script)", found.reason)
+    orphans = await find_orphans(block, await get_server_id(), older_than)
+    for orphan in orphans:
+        log.info("sandbox %s of run %s: %s", orphan.info.id, orphan.info.run or "(a script)", orphan.reason)
     if dry_run:
-        listener.get()(left)
-        log.info("%s", describe_removal(left, block.provider_name, "would be removed"))
-        return [found.info.id for found in left]
-    removal = await remove_orphans(block, left)
-    listener.get()(removal.removed)
+        listener.on_orphans(orphans)
+        log.info("%s", describe_removal(orphans, block.provider_name, "would be removed"))
+        return [orphan.info.id for orphan in orphans]
+    removal = await remove_orphans(block, orphans)
+    listener.on_orphans(removal.removed)
     log.info("%s", describe_removal(removal.removed, block.provider_name, "removed"))
     if removal.errors:
         sandbox, error = next(iter(removal.errors.items()))
         raise SandboxesLeft(
-            f"{len(removal.errors)} of {len(left)} sandboxes could not be removed, {sandbox} first: {error.summary} "
+            f"{len(removal.errors)} of {len(orphans)} sandboxes could not be removed, {sandbox} first: {error.summary} "
             "-- reap again; they end with their lifetime at the latest",
             sandboxes=list(removal.errors),
         )
-    return [found.info.id for found in removal.removed]
+    return [orphan.info.id for orphan in removal.removed]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Unpack
@@ -17,9 +16,10 @@ from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import execute_items
 from .engine.labels import trial_label
-from .inputs.readers import Grid, Inputs, check_same_variables, read_inputs
+from .inputs.readers import Grid, Inputs, read_points
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters
+from .reporting.best_trial import BestTrial
 from .reporting.text_table import format_rows
 
 
@@ -100,7 +100,7 @@ def space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str 
     if grid is not None and points is not None:
         raise ConfigurationError("the space was given twice: pass a grid or points, not both")
     if points is not None:
-        return check_same_variables(read_inputs(points, "points"))
+        return read_points(points)
     if grid is None:
         raise ConfigurationError("the space is missing: pass a grid (values of each variable) or a list of points")
     return Grid(grid)
@@ -109,26 +109,18 @@ def space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str 
 def _best(trials: Sequence[Outcome], objective: str | None, direction: Direction, path: str) -> Result | None:
     if objective is None:
         return None
-    sign = 1 if direction == "minimize" else -1
-    best: Result | None = None
+    best = BestTrial(objective, direction)
     succeeded, fields = 0, dict[str, None]()
     for trial in trials:  # one at a time: there may be more than fit in memory
         if isinstance(trial, Result):
             succeeded += 1
             fields.update(dict.fromkeys(trial.outputs))
-            if _is_number(trial.outputs.get(objective)) and (
-                best is None or sign * trial.outputs[objective] < sign * best.outputs[objective]
-            ):
-                best = trial
-    if best is None and succeeded:
+            best.consider(trial)
+    if best.result is None and succeeded:
         said = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
         what = "submitted it as a number" if objective in fields else "submitted it"
         raise ConfigurationError(
             f"the objective is {objective!r}, and of {succeeded} trials none {what}: {said}. Name another "
             f"objective; the results are in {path}"
         )
-    return best
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    return best.result

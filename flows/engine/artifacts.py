@@ -84,7 +84,7 @@ class ArtifactPublisher:
         tally = self._tally
         if tally.done:
             text = render_markdown(build_report(tally, [self._record]))
-            about = f"{tally.succeeded:,} of {self._record.total:,} {tally.about.noun}s succeeded"
+            about = f"{tally.succeeded:,} of {self._record.total:,} {tally.spec.noun}s succeeded"
             await acreate_markdown_artifact(text, f"{self._key}-report", about)
 
     async def _publish(self, work: Coroutine[Any, Any, None]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from prefect.context import FlowRunContext
 
 from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
+from ..cleanup.orphans import OrphanedSandbox
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
@@ -31,6 +32,9 @@ class FlowListener:
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
         """An execution has its outcome; `cached` where it was read from a ledger and not run."""
+
+    def on_orphans(self, orphans: Sequence[OrphanedSandbox]) -> None:
+        """The reap flow has removed these sandboxes, or would."""
 
 
 class OutcomeSink(Protocol):

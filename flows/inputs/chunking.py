@@ -1,4 +1,4 @@
-"""A chunked job's parts: pairs of an id and its data, in memory or read from a file as they are asked for."""
+"""A chunked job's chunks: pairs of an id and its data, in memory or read from a file as they are asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol
 
 from ...sandbox.errors import ConfigurationError
-from .readers import FileInputs, FileRows
+from .readers import InputFile, ItemFile
 
 Chunk = tuple[str, Any]
 
@@ -16,67 +16,52 @@ class ChunkSource(Iterable[Chunk], Sized, Protocol):
     """Chunk ids with their data, in an order, and how many there are."""
 
 
-class _MappedChunks:
-    """The chunks of a dict."""
-
-    def __init__(self, chunks: dict[str, Any]) -> None:
-        self._chunks = chunks
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return iter(self._chunks.items())
-
-
-class _FileChunks:
-    """The chunks of a file whose lines have an id and data; only one line at a time is in memory."""
+class _ChunkFile(InputFile):
+    """The chunks of a file whose lines have an id and data."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        seen: set[str] = set()
-        # Read once to see that the ids differ; counting and checking are the same reading.
-        self._lines = FileInputs(path, check=lambda line, number: self._checked(line, number, seen))
-
-    def __len__(self) -> int:
-        return len(self._lines)
+        self._ids: set[str] = set()
+        super().__init__(path)
+        self._ids.clear()
 
     def __iter__(self) -> Iterator[Chunk]:
-        return ((normalize_chunk_id(line["id"]), line["data"]) for line in self._lines)
+        return ((normalize_chunk_id(line["id"]), line["data"]) for line in super().__iter__())
 
-    def _checked(self, line: dict[str, Any], number: int, seen: set[str]) -> None:
-        if set(line) != {"id", "data"}:
+    def check(self, value: dict[str, Any], number: int) -> None:
+        if set(value) != {"id", "data"}:
             raise ConfigurationError(
-                f"line {number} of {self._path} has {', '.join(map(str, line)) or 'nothing'}: a chunk has id and data"
+                f"line {number} of {self.path} has {', '.join(map(str, value)) or 'nothing'}: a chunk has id and data"
             )
-        name = normalize_chunk_id(line["id"])
-        if name in seen:
-            raise ConfigurationError(f"line {number} of {self._path} has the id {name!r}, which an earlier one has too")
-        seen.add(name)
+        chunk_id = normalize_chunk_id(value["id"])
+        if chunk_id in self._ids:
+            raise ConfigurationError(
+                f"line {number} of {self.path} has the id {chunk_id!r}, which an earlier one has too"
+            )
+        self._ids.add(chunk_id)
 
 
 class _SlicedChunks:
     """Data in lists of so many items, numbered from 0; of a file only one list at a time is in memory."""
 
-    def __init__(self, rows: list[Any] | FileRows, size: int) -> None:
-        self._rows, self._size = rows, size
+    def __init__(self, items: list[Any] | ItemFile, size: int) -> None:
+        self._items, self._size = items, size
 
     def __len__(self) -> int:
-        return (len(self._rows) + self._size - 1) // self._size
+        return (len(self._items) + self._size - 1) // self._size
 
     def __iter__(self) -> Iterator[Chunk]:
-        rows = iter(self._rows)
+        rest = iter(self._items)
         for number in itertools.count():
-            part = list(itertools.islice(rows, self._size))
-            if not part:
+            items = list(itertools.islice(rest, self._size))
+            if not items:
                 return
-            yield str(number), part
+            yield str(number), items
 
 
 def build_chunks(
     chunks: dict[str, Any] | str | None, data: list[Any] | str | None, chunk_size: int | None
 ) -> ChunkSource:
-    """The parts that these parameters stand for. Raises ConfigurationError."""
+    """The chunks that these parameters stand for. Raises ConfigurationError."""
     if (chunks is None) == (data is None):
         raise ConfigurationError("pass chunks (data by id), or data with chunk_size: one of the two")
     if data is None and chunk_size is not None:
@@ -84,24 +69,24 @@ def build_chunks(
     if data is not None and chunk_size is None:
         raise ConfigurationError("chunk_size is missing: say how many items of the data make a chunk")
     if isinstance(chunks, str):
-        found: ChunkSource = _FileChunks(chunks)
+        source: ChunkSource = _ChunkFile.open(chunks)
     elif chunks is not None:
-        found = _MappedChunks(normalize_chunk_ids(chunks))
+        source = normalize_chunk_ids(chunks).items()
     else:
         assert data is not None
         assert chunk_size is not None
-        found = _SlicedChunks(FileRows(data) if isinstance(data, str) else data, chunk_size)
-    if not len(found):
+        source = _SlicedChunks(ItemFile.open(data) if isinstance(data, str) else data, chunk_size)
+    if not len(source):
         raise ConfigurationError("there are no chunks: the data is empty")
-    return found
+    return source
 
 
 def normalize_chunk_ids(chunks: dict[Any, Any]) -> dict[str, Any]:
     """The chunks with ids that are text, as JSON has them. Raises ConfigurationError where two become one."""
-    found = {normalize_chunk_id(name): value for name, value in chunks.items()}
-    if len(found) < len(chunks):
+    normalized = {normalize_chunk_id(name): value for name, value in chunks.items()}
+    if len(normalized) < len(chunks):
         raise ConfigurationError("two chunks have the same id once ids are text, such as 1 and '1': rename one")
-    return found
+    return normalized
 
 
 def normalize_chunk_id(value: Any) -> str:

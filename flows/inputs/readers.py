@@ -1,12 +1,14 @@
-"""A flow's inputs: lists in memory, or files that are read as a stream, as often as they are asked for."""
+"""Readers of a flow's inputs: lists, and files of JSON lines or CSV that are parsed once where they are small."""
 
 from __future__ import annotations
 
 import csv
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, Protocol
+import weakref
+from collections.abc import Iterable, Iterator, Sized
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 from ...blocks.storage.location import Location
 from ...blocks.storage.location_parsing import parse_location
@@ -14,54 +16,77 @@ from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 
 Variables = dict[str, Any]
-CELL_LIMIT = (
-    64 * 1024 * 1024
-)  # characters of a cell of CSV: data may be long, but a quote left open is not all of a file
+CELL_CHARACTERS = 64 * 1024 * 1024  # of a cell of CSV: data may be long, but a quote left open is not all of a file
+KEPT_BYTES = 8 * 1024 * 1024  # of the largest file whose values stay in memory; parsed they take some ten times that
 
 
 class Inputs(Iterable[Variables], Sized, Protocol):
     """Dicts of variables, in an order, and how many there are."""
 
 
-class FileInputs:
-    """The variables in a file: JSON lines, a dict a line, or CSV, whose cells are JSON where they parse, else text.
+class InputFile:
+    """The values in a file, each a dict of variables: JSON lines, or CSV whose cells are JSON where they parse.
 
-    The file is read once to count and check it, and again when it is used; only a line at a time is in memory. One at a
-    location is fetched once, and its copy is read. `check` is called with each and its number at the first reading.
+    All of them are parsed and checked at once. Those of a file of up to `KEPT_BYTES` stay in memory; a larger one is
+    parsed again, a line at a time, whenever its values are asked for. One at a location is fetched once.
     """
 
-    def __init__(self, path: str, check: Callable[[Variables, int], None] | None = None) -> None:
-        self._path = parse_location(path)  # what it is called
-        if self._path.suffix.lower() == ".csv":
-            self._read: Callable[[], Iterator[Variables]] = self._csv
-        elif self._path.suffix.lower() in (".jsonl", ".ndjson", ".json"):
-            self._read = self._lines
-        else:
-            raise ConfigurationError(
-                f"{self._path} is neither JSON lines (.jsonl) nor CSV (.csv): rename or convert it"
-            )
+    def __init__(self, path: str) -> None:
+        """Raises ConfigurationError where the file cannot be read, or a value is not what it should be."""
+        self.path = parse_location(path)  # what messages call it
+        if self.path.suffix.lower() not in (".csv", ".jsonl", ".ndjson", ".json"):
+            raise ConfigurationError(f"{self.path} is neither JSON lines (.jsonl) nor CSV (.csv): rename or convert it")
         try:
+            self._copies = LocalMirror(self.path) if isinstance(self.path, Location) else None
+            self._file = self.path if self._copies is None else self._copies.fetch_file()
+            assert isinstance(self._file, Path)
+            self._values: list[Any] | None = [] if self._file.stat().st_size <= KEPT_BYTES else None
             self._length = 0
-            self._copies = LocalMirror(self._path) if isinstance(self._path, Location) else None
-            self._file = self._path if self._copies is None else self._copies.fetch_file()
-            for value in self._read():
+            for value in self._parse():
                 self._length += 1
-                if check is not None:
-                    check(value, self._length)
+                self.check(value, self._length)
+                if self._values is not None:
+                    self._values.append(value)
         except OSError as error:
-            raise ConfigurationError(f"the input file {self._path} cannot be read: {error.strerror}") from None
+            raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise ConfigurationError(f"the input file {self._path} is not UTF-8: {error.reason}") from None
+            raise ConfigurationError(f"the input file {self.path} is not UTF-8: {error.reason}") from None
         except csv.Error as error:
-            raise ConfigurationError(f"the input file {self._path} is no CSV that can be read: {error}") from None
+            raise ConfigurationError(f"the input file {self.path} is no CSV that can be read: {error}") from None
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """The file's reader: one that is still in use where the file is as it was, so that it is not parsed again.
+
+        The command line checks a file before it starts a server, and then runs the flow that reads it.
+        """
+        file = parse_location(path)
+        status = file.stat() if isinstance(file, Path) and file.is_file() else None
+        version = None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
+        key = (cls, str(file), version)
+        reader = _open_files.get(key)
+        if reader is None:
+            reader = _open_files[key] = cls(path)
+        assert isinstance(reader, cls)
+        return reader
 
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[Variables]:
-        return self._read()
+    def __iter__(self) -> Iterator[Any]:
+        return self._parse() if self._values is None else iter(self._values)
 
-    def _lines(self) -> Iterator[Variables]:
+    def check(self, value: Any, number: int) -> None:
+        """Is called with each value and its number, from 1. Raises ConfigurationError for what must not be there."""
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a line of JSON may hold that."""
+        return isinstance(value, dict)
+
+    def _parse(self) -> Iterator[Any]:
+        return self._parse_csv() if self.path.suffix.lower() == ".csv" else self._parse_json_lines()
+
+    def _parse_json_lines(self) -> Iterator[Any]:
         with open(str(self._file), encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
@@ -69,55 +94,65 @@ class FileInputs:
                 try:
                     value = json.loads(line)
                 except ValueError as error:
-                    raise ConfigurationError(f"line {number} of {self._path} is not JSON: {error}") from None
+                    raise ConfigurationError(f"line {number} of {self.path} is not JSON: {error}") from None
                 except RecursionError:
+                    raise ConfigurationError(f"line {number} of {self.path} is nested too deeply: flatten it") from None
+                if not self.accepts(value):
                     raise ConfigurationError(
-                        f"line {number} of {self._path} is nested too deeply: flatten it"
-                    ) from None
-                if not self._accepts(value):
-                    raise ConfigurationError(
-                        f"line {number} of {self._path} is a {type(value).__name__}: a line is an object of variables"
+                        f"line {number} of {self.path} is a {type(value).__name__}: a line is an object of variables"
                     )
                 yield value
 
-    def _accepts(self, value: Any) -> bool:
-        return isinstance(value, dict)
-
-    def _csv(self) -> Iterator[Variables]:
+    def _parse_csv(self) -> Iterator[Variables]:
         with open(str(self._file), encoding="utf-8-sig", newline="") as file:
-            csv.field_size_limit(max(csv.field_size_limit(), CELL_LIMIT))
+            csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
             reader = csv.DictReader(file)
             header = reader.fieldnames or ()
             for name in header:
                 if list(header).count(name) > 1:
-                    raise ConfigurationError(
-                        f"the header of {self._path} has {name!r} twice: rename one of the columns"
-                    )
+                    raise ConfigurationError(f"the header of {self.path} has {name!r} twice: rename one of the columns")
             for row in reader:
                 if None in row or None in row.values():
                     raise ConfigurationError(
-                        f"line {reader.line_num} of {self._path} has not as many cells as the header: "
+                        f"line {reader.line_num} of {self.path} has not as many cells as the header: "
                         f"{', '.join(header)}"
                     )
                 yield {name: parse_cell(text) for name, text in row.items()}
 
 
-class FileRows(FileInputs):
+# Those that somebody has.
+_open_files: weakref.WeakValueDictionary[tuple[Any, ...], InputFile] = weakref.WeakValueDictionary()
+
+
+class ItemFile(InputFile):
     """The same for items of data: a line of JSON is any value."""
 
-    def _accepts(self, value: Any) -> bool:
+    def accepts(self, value: Any) -> bool:
         return True
+
+
+class PointFile(InputFile):
+    """The same for the points of a sweep, which all have the same variables."""
+
+    def __init__(self, path: str) -> None:
+        self._variables: set[str] | None = None
+        super().__init__(path)
+
+    def check(self, value: Variables, number: int) -> None:
+        if self._variables is None:
+            self._variables = set(value)
+        check_same_variables(self._variables, value, number)
 
 
 def parse_cell(text: str) -> Any:
     """The value of a word in a CSV file or on the command line: JSON where it parses, else the text itself."""
     try:
-        return json.loads(text, parse_constant=_no_json)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return text
 
 
-def _no_json(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -144,26 +179,35 @@ class Grid:
         return (dict(zip(self._grid, values, strict=True)) for values in itertools.product(*self._grid.values()))
 
 
-def read_inputs(inputs: list[Variables] | str, what: str) -> Inputs:
+def read_inputs(inputs: list[Variables] | str) -> Inputs:
     """The inputs that a flow was given, as a list or as a path. Raises ConfigurationError where there are none."""
-    found: Inputs = FileInputs(inputs) if isinstance(inputs, str) else inputs
-    if not len(found):
-        where = f"the file {inputs}" if isinstance(inputs, str) else f"the list of {what}"
-        raise ConfigurationError(f"{where} is empty: there is nothing to run")
-    return found
+    return _require_values(InputFile.open(inputs) if isinstance(inputs, str) else inputs, inputs, "inputs")
 
 
-def check_same_variables(points: Inputs) -> Inputs:
-    """The points, once it is sure that they all have the same variables. Raises ConfigurationError."""
-    names: set[str] | None = None
+def read_points(points: list[Variables] | str) -> Inputs:
+    """The points of a sweep, as a list or as a path. Raises ConfigurationError where their variables differ."""
+    if isinstance(points, str):
+        return _require_values(PointFile.open(points), points, "points")
+    _require_values(points, points, "points")
+    names = set(points[0])
     for number, point in enumerate(points, 1):
-        if names is None:
-            names = set(point)
-        for name in sorted(names ^ set(point)):
-            which, there = (
-                (f"point {number}", "the first has") if name in names else ("the first point", f"point {number} has")
-            )
-            raise ConfigurationError(
-                f"{which} has no variable {name!r}, which {there}: every point of a sweep has the same"
-            )
+        check_same_variables(names, point, number)
     return points
+
+
+def check_same_variables(names: set[str], point: Variables, number: int) -> None:
+    """Raises ConfigurationError if a sweep's point does not have the first one's variables, which are `names`."""
+    for name in sorted(names ^ set(point)):
+        which, there = (
+            (f"point {number}", "the first has") if name in names else ("the first point", f"point {number} has")
+        )
+        raise ConfigurationError(
+            f"{which} has no variable {name!r}, which {there}: every point of a sweep has the same"
+        )
+
+
+def _require_values(inputs: Inputs, source: list[Variables] | str, what: str) -> Inputs:
+    if not len(inputs):
+        where = f"the file {source}" if isinstance(source, str) else f"the list of {what}"
+        raise ConfigurationError(f"{where} is empty: there is nothing to run")
+    return inputs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeGuard
 
 from ...blocks.storage.files import read_file, write_file
 from ...blocks.storage.location_parsing import parse_location, parse_scheme
@@ -15,7 +15,8 @@ from ...tasks.ledger.results_root import get_results_root
 from .chunking import normalize_chunk_ids
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
-SPILLABLE = {  # and how each refers to a file
+# Parameters that are lists, or data by id, and how each refers to a file in its place.
+LIST_REFERENCES = {
     "code": "@{path}",
     "steps": "@{path}",
     "inputs": "{path}",
@@ -27,50 +28,47 @@ TEXTS = ("code", "reduce")  # that are one text, and refer to a file as lists of
 
 
 def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters, with a reference to a file in the place of each list or text that is too long for Prefect."""
-    short = {
-        name: _spill_long_list(value, name, SPILLABLE[name])
-        if name in SPILLABLE and isinstance(value, (list, dict))
-        else value
-        for name, value in parameters.items()
-    }
+    """The parameters, with a reference to a file in the place of each list or text that is too long for Prefect.
+
+    The files are below the results root, and named after their content. Raises ConfigurationError.
+    """
+    short = dict(parameters)
+    for name, reference in LIST_REFERENCES.items():
+        if isinstance(short.get(name), (list, dict)):
+            short[name] = _spill_long_list(short[name], name, reference)
     for name in TEXTS:
-        text = short.get(name)
-        if isinstance(text, str) and len(text) > PARAMETER_LIMIT // 4:
-            short[name] = f"@{spill_text(text, get_results_root())}"
-    text = short.get("context")
-    if isinstance(text, str) and len(text) > PARAMETER_LIMIT // 4:  # a character has 4 bytes at most
+        if _is_long_text(text := short.get(name)):
+            short[name] = f"@{_spill_text(text)}"
+    if _is_long_text(text := short.get("context")):
         del short["context"]
-        short["context_file"] = spill_text(text, get_results_root())
+        short["context_file"] = _spill_text(text)
     return short
 
 
-def _spill_long_list(value: list[Any] | dict[Any, Any], name: str, form: str) -> list[Any] | dict[Any, Any] | str:
+def _is_long_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) > PARAMETER_LIMIT // 4  # a character has 4 bytes at most
+
+
+def _spill_long_list(value: list[Any] | dict[Any, Any], name: str, reference: str) -> list[Any] | dict[Any, Any] | str:
+    items: Iterable[Any] = value
     if isinstance(value, dict):
         value = normalize_chunk_ids(value)
+        items = ({"id": chunk_id, "data": data} for chunk_id, data in value.items())
     try:
-        size = len(json.dumps(value, allow_nan=False))
+        lines = [json.dumps(item, allow_nan=False, separators=(",", ":")) + "\n" for item in items]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} must be JSON, and is not: {error}") from None
-    if size <= PARAMETER_LIMIT:
+    if sum(map(len, lines)) <= PARAMETER_LIMIT:
         return value
-    lines = [{"id": key, "data": item} for key, item in value.items()] if isinstance(value, dict) else value
-    return form.format(path=spill_list(lines, get_results_root()))
+    return reference.format(path=_write_once("".join(lines).encode("ascii"), ".jsonl"))
 
 
-def spill_list(value: list[Any], root: Path) -> str:
-    """Writes a list to a file of JSON lines below the results root, named after its content, and returns its path."""
-    lines = [json.dumps(item, separators=(",", ":")) + "\n" for item in value]
-    return _write_once("".join(lines).encode("ascii"), root, ".jsonl")
+def _spill_text(text: str) -> str:
+    return _write_once(text.encode("utf-8", "replace"), ".txt")
 
 
-def spill_text(text: str, root: Path) -> str:
-    """Writes a text to such a file, and returns its path."""
-    return _write_once(text.encode("utf-8", "replace"), root, ".txt")
-
-
-def _write_once(data: bytes, root: Path, suffix: str) -> str:
-    path = root / "inputs" / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
+def _write_once(data: bytes, suffix: str) -> str:
+    path = get_results_root() / "inputs" / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
     try:
         if not path.exists():
             write_file(path, data)

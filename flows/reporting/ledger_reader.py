@@ -1,10 +1,11 @@
-"""A flow run that is over, or under way, as its ledger tells it: no server is asked, and one line is held at a time."""
+"""A flow run that is over, or under way, read from its ledger: no server is asked, one line is in memory at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ...blocks.storage.files import list_names
 from ...blocks.storage.location import Location, PathOrLocation
@@ -34,34 +35,46 @@ class LedgerReader:
         """The outcome that counts of each execution, by their numbers.
 
         Success beats failure, then the later beats the earlier, for each execution; where the code was changed and run
-        again on the same ledger, so that a number stands there with several keys, the latest of them is told.
+        again on the same ledger, so that a number stands there with several keys, the latest of them counts.
         """
         parts: dict[str, int] = {}
-        held: dict[str, tuple[bool, float, int, int, int, int]] = {}
+        by_key: dict[str, _LineReference] = {}
         for line in self.ledger.read_lines():
             part, offset, length = line.position
             index = line.data.get("index")
-            found = (line.is_success, line.written_at, index or 0, parts.setdefault(part, len(parts)), offset, length)
-            if line.key not in held or found[:2] >= held[line.key][:2]:
-                held[line.key] = found
-        latest: dict[int, tuple[bool, float, int, int, int, int]] = {}
-        for found in held.values():
-            if found[2] not in latest or found[1] >= latest[found[2]][1]:
-                latest[found[2]] = found
-        del held
-        parts_read = list(parts)
-        for index in sorted(latest):
-            _, _, _, part, offset, length = latest[index]
-            line = read_line(LinePosition(parts_read[part], offset, length))
+            part_number = parts.setdefault(part, len(parts))
+            reference = _LineReference(line.is_success, line.written_at, index or 0, part_number, offset, length)
+            if line.key not in by_key or reference[:2] >= by_key[line.key][:2]:
+                by_key[line.key] = reference
+        by_number: dict[int, _LineReference] = {}
+        for reference in by_key.values():
+            if reference.number not in by_number or reference.at >= by_number[reference.number].at:
+                by_number[reference.number] = reference
+        del by_key
+        paths = list(parts)
+        for number in sorted(by_number):
+            reference = by_number[number]
+            line = read_line(LinePosition(paths[reference.part], reference.offset, reference.length))
             if line is not None:
                 yield line.to_outcome()
 
     def summarize(self) -> RunSummary:
         """The counts of its outcomes."""
-        tally = RunSummary(self.records[-1].report_spec)
+        summary = RunSummary(self.records[-1].report_spec)
         for outcome in self.read_outcomes():
-            tally.add(outcome)
-        return tally
+            summary.add(outcome)
+        return summary
+
+
+class _LineReference(NamedTuple):
+    """Where the line of an outcome is, and what decides whether it counts; `part` is a number for its file's path."""
+
+    succeeded: bool
+    at: float
+    number: int  # of the execution
+    part: int
+    offset: int
+    length: int
 
 
 def open_run_ledger(run: str) -> LedgerReader:
@@ -73,10 +86,10 @@ def open_run_ledger(run: str) -> LedgerReader:
     try:
         if not list_names(path, "part-*.jsonl") and not list_names(path, "run-*.json"):
             raise ConfigurationError(f"{path} has no results: it is not a ledger, or nothing was run yet")
-        found = list_run_records(path) or [RunRecord("run", str(path), name=path.name)]
+        records = list_run_records(path) or [RunRecord("run", str(path), name=path.name)]
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from None
-    return LedgerReader(Ledger(path), found)
+    return LedgerReader(Ledger(path), records)
 
 
 def _find_ledger(run: str) -> PathOrLocation:

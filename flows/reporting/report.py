@@ -10,81 +10,81 @@ from ...sandbox.budget import Usage
 from ...sandbox.errors import RlmBatchError
 from ...tasks.ledger.run_record import RunRecord
 from .document import Heading, Part, Picture, Table, Text, Verbatim
-from .summary import ROWS, TOLD, RunSummary
+from .summary import MAX_FULL_TEXTS, MAX_ROWS, RunSummary
 from .svg_chart import draw_heat_map, draw_series
 from .text_table import format_cell
 
-SPAN = 1e200  # of values in a chart: what is wider has no axis
+MAX_SPAN = 1e200  # of values in a chart: what is wider has no axis
 
 
-def build_report(tally: RunSummary, records: Sequence[RunRecord]) -> list[Part]:
-    """The page on what was counted; the last of `records` is the run that it is on, those before it wrote there too."""
+def build_report(summary: RunSummary, records: Sequence[RunRecord]) -> list[Part]:
+    """The report in parts. The last of `records` is the run that it is on; those before it wrote to its ledger too."""
     record = records[-1]
     parts: list[Part] = [Heading(f"{record.flow}: {record.name}" if record.name else record.flow, 1)]
-    outcome, *rest = build_summary_rows(tally, records)
+    outcome, *rest = build_summary_rows(summary, records)
     parts.append(Table(outcome, rest))
-    parts += build_charts(tally)
-    alone = tally.single if tally.done == 1 else None
-    if alone is not None:
-        for name, value in list(alone.outputs.items())[:TOLD]:
+    parts += build_charts(summary)
+    only = summary.first_result if summary.done == 1 else None
+    if only is not None:
+        for name, value in list(only.outputs.items())[:MAX_FULL_TEXTS]:
             parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
-    rows = build_table_rows(tally)
+    rows = build_table_rows(summary)
     if len(rows) > 1:
-        what = f"{tally.about.noun}s"
-        parts.append(Heading(what.capitalize() if tally.best is None else f"{what.capitalize()}, the best first"))
+        what = f"{summary.spec.noun}s"
+        parts.append(Heading(what.capitalize() if summary.best is None else f"{what.capitalize()}, the best first"))
         best = next((number for number, row in enumerate(rows[1:]) if row[-1] == "best"), None)
         parts.append(Table(rows[0], rows[1:], best))
-        if tally.done > ROWS:
-            parts.append(Text(f"{tally.done - ROWS:,} more are in the ledger."))
-        if tally.left_out:
+        if summary.done > MAX_ROWS:
+            parts.append(Text(f"{summary.done - MAX_ROWS:,} more are in the ledger."))
+        if summary.has_hidden_columns:
             parts.append(Text("Some variables or fields have no column here; the ledger has all."))
-    return parts + build_failure_parts(tally)
+    return parts + build_failure_parts(summary)
 
 
-def build_summary_rows(tally: RunSummary, records: Sequence[RunRecord]) -> list[list[str]]:
-    """The summary's rows: what, and how much."""
+def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> list[list[str]]:
+    """The rows of the table of figures at the top: a name, and its value."""
     record = records[-1]
-    about = tally.about
-    said = f"{tally.succeeded:,} of {max(record.total, tally.done):,} {about.noun}s succeeded"
-    parts = [(tally.failed, "failed"), (tally.not_run, "not run"), (tally.retried, "tried more than once")]
-    said += "".join(f", {count:,} {text}" for count, text in parts if count)
-    rows = [["Outcome", said]]
-    missing = record.total - tally.done
+    spec = summary.spec
+    counts = f"{summary.succeeded:,} of {max(record.total, summary.done):,} {spec.noun}s succeeded"
+    others = [(summary.failed, "failed"), (summary.not_run, "not run"), (summary.retried, "tried more than once")]
+    counts += "".join(f", {count:,} {text}" for count, text in others if count)
+    rows = [["Outcome", counts]]
+    missing = record.total - summary.done
     if missing > 0:
         rows.append(["Missing", f"{missing:,} have no result: the run was ended before, or is not over"])
-    if about.objective is not None:
-        rows.append([f"Best {about.objective}", describe_best_trial(tally) or "none"])
+    if spec.objective is not None:
+        rows.append([f"Best {spec.objective}", describe_best_trial(summary) or "none"])
     if record.began and record.ended is not None:
         rows.append(["Time", f"{format_duration(record.ended - record.began)}, from {_format_time(record.began)}"])
     elif record.began:
         rows.append(["Begun", _format_time(record.began)])
-    rows.append(["Code ran", f"{format_duration(tally.seconds)} of all {about.noun}s together"])
+    rows.append(["Code ran", f"{format_duration(summary.seconds)} of all {spec.noun}s together"])
     opened, open_for = sum(r.sandboxes for r in records), sum(r.sandbox_seconds for r in records)
     if opened:
         rows.append(["Sandboxes", f"{opened:,} opened, {format_duration(open_for)} together"])
-    rows.append(["Provider", ", ".join(name for name in tally.providers if name) or record.provider])
-    if tally.calls or tally.asked:
-        used = Usage(tally.calls, tally.prompt_tokens, tally.completion_tokens, tally.cost)
-        rows.append(["Queries", f"{tally.asked:,} asked; the model was called {describe_usage(used)}"])
+    rows.append(["Provider", ", ".join(name for name in summary.providers if name) or record.provider])
+    if summary.calls or summary.asked:
+        usage = Usage(summary.calls, summary.prompt_tokens, summary.completion_tokens, summary.cost)
+        rows.append(["Queries", f"{summary.asked:,} asked; the model was called {describe_usage(usage)}"])
     rows.append(["Results", record.results_path])
     return rows
 
 
-def describe_best_trial(tally: RunSummary) -> str:
+def describe_best_trial(summary: RunSummary) -> str:
     """The best trial in a line, empty where there is none."""
-    if tally.best is None or tally.best_score is None:
+    if summary.best is None or summary.best_score is None:
         return ""
-    variables = list(tally.best.meta.variables.items())[:8]
+    variables = list(summary.best.meta.variables.items())[:8]
     values = ", ".join(f"{name}={format_cell(value)}" for name, value in variables)
-    return f"{tally.best_score:.6g} in trial {tally.best.meta.index}" + (f" with {values}" if values else "")
+    return f"{summary.best_score:.6g} in trial {summary.best.meta.index}" + (f" with {values}" if values else "")
 
 
-def build_table_rows(tally: RunSummary) -> list[list[str]]:
+def build_table_rows(summary: RunSummary) -> list[list[str]]:
     """Rows of text, the header first: number, variables, fields, seconds, and what became of it."""
-    variables, fields = list(tally.variables), [name for name in tally.fields if name not in tally.variables]
+    variables, fields = list(summary.variables), [name for name in summary.fields if name not in summary.variables]
     rows = [["", *variables, *fields, "seconds", ""]]
-    winner = None if tally.best is None else tally.best.meta.index
-    for row in tally.rows():
+    winner = None if summary.best is None else summary.best.meta.index
+    for row in summary.sort_rows():
         cells = [row.variables.get(name, "") for name in variables] + [row.fields.get(name, "") for name in fields]
         seconds = f"{row.seconds:.3g}" if row.seconds else ""
         note = "best" if not row.note and winner is not None and row.index == winner else row.note
@@ -92,55 +92,57 @@ def build_table_rows(tally: RunSummary) -> list[list[str]]:
     return rows
 
 
-def build_charts(tally: RunSummary) -> list[Part]:
+def build_charts(summary: RunSummary) -> list[Part]:
     """The chart of the objective (or, where there is none, of the seconds), and the heat map of two variables."""
-    values = [value for _, _, value in tally.points]
-    if len(values) < 2 or max(values) - min(values) > SPAN:
+    values = [value for _, _, value in summary.points]
+    if len(values) < 2 or max(values) - min(values) > MAX_SPAN:
         return []
-    about = tally.about
-    what = about.objective or "seconds"
-    drawn = draw_series(
-        [(index, value) for index, _, value in tally.points],
-        title=f"{what} over {about.noun}s",
-        across=about.noun,
+    spec = summary.spec
+    what = spec.objective or "seconds"
+    series = draw_series(
+        [(index, value) for index, _, value in summary.points],
+        title=f"{what} over {spec.noun}s",
+        across=spec.noun,
         up=what,
-        failed=tally.crosses,
-        best=about.direction if about.objective is not None else None,
+        failed=summary.failed_indexes,
+        best=spec.direction if spec.objective is not None else None,
     )
-    parts: list[Part] = [Picture(drawn, f"{what} over {about.noun}s")]
-    if about.objective is None:
+    parts: list[Part] = [Picture(series, f"{what} over {spec.noun}s")]
+    if spec.objective is None:
         return parts
-    names = [name for name in tally.variables if len({repr(v.get(name))[:200] for _, v, _ in tally.points}) > 1]
-    if len(names) == 2 and all(_is_short_value(v.get(name)) for _, v, _ in tally.points for name in names):
+    names = [name for name in summary.variables if len({repr(v.get(name))[:200] for _, v, _ in summary.points}) > 1]
+    if len(names) == 2 and all(_is_short_value(v.get(name)) for _, v, _ in summary.points for name in names):
         across, up = names
-        drawn = draw_heat_map(
-            [(variables.get(across), variables.get(up), value) for _, variables, value in tally.points],
+        heat_map = draw_heat_map(
+            [(variables.get(across), variables.get(up), value) for _, variables, value in summary.points],
             title=f"{what} over {across} and {up}",
             across=across,
             up=up,
             value=what[:12],
-            best=about.direction,
+            best=spec.direction,
         )
-        if drawn is not None:
-            parts.append(Picture(drawn, f"{what} over {across} and {up}"))
+        if heat_map is not None:
+            parts.append(Picture(heat_map, f"{what} over {across} and {up}"))
     return parts
 
 
-def build_failure_parts(tally: RunSummary) -> list[Part]:
-    """What went wrong: how often each message came, and the first failures in full."""
-    if not tally.kinds:
+def build_failure_parts(summary: RunSummary) -> list[Part]:
+    """The failures: how often each message came, and the first of them in full."""
+    if not summary.failure_groups:
         return []
-    kinds = sorted(tally.kinds.values(), key=lambda kind: (-kind.count, kind.first))
+    groups = sorted(summary.failure_groups.values(), key=lambda group: (-group.count, group.first))
     parts: list[Part] = [Heading("Failures")]
-    parts.append(Table(["count", "first", "what"], [[f"{kind.count:,}", str(kind.first), kind.text] for kind in kinds]))
-    for failure in sorted(tally.failures, key=lambda failure: failure.meta.index or 0):
-        what = tally.about.noun.capitalize()
+    parts.append(
+        Table(["count", "first", "what"], [[f"{group.count:,}", str(group.first), group.text] for group in groups])
+    )
+    for failure in sorted(summary.full_failures, key=lambda failure: failure.meta.index or 0):
+        what = summary.spec.noun.capitalize()
         parts += [
             Heading(f"{what} {failure.meta.index}: {type(failure.error).__name__}", 3),
             Verbatim(_describe_failure(failure)),
         ]
-    if tally.failed > len(tally.failures):
-        parts.append(Text(f"{tally.failed - len(tally.failures):,} more failures are in the ledger."))
+    if summary.failed > len(summary.full_failures):
+        parts.append(Text(f"{summary.failed - len(summary.full_failures):,} more failures are in the ledger."))
     return parts
 
 
@@ -153,14 +155,14 @@ def _describe_failure(failure: Any) -> str:
     return (f"with {values}\n" if values else "") + f"{error}{more}{earlier}"
 
 
-def describe_usage(used: Usage) -> str:
-    """What calls of a model took, for a person."""
-    price = "at a cost that is not known" if used.cost is None else f"for ${used.cost:.6f}"
-    return f"{used.calls} times: {used.prompt_tokens:,} + {used.completion_tokens:,} tokens, {price}"
+def describe_usage(usage: Usage) -> str:
+    """The number, tokens and cost of calls of a model, in words."""
+    price = "at a cost that is not known" if usage.cost is None else f"for ${usage.cost:.6f}"
+    return f"{usage.calls} times: {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens, {price}"
 
 
 def format_duration(seconds: float) -> str:
-    """A time as a person says it."""
+    """A time in seconds, minutes or hours, for people."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

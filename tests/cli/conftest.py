@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch.cli.main import QUIET, main
+from rlm_batch.cli.main import QUIET_PREFECT, main
 
 from ..conftest import STANDINS
 
@@ -31,7 +31,7 @@ def kept(server: str) -> Iterator[subprocess.Popen[str]]:
     kept = Path(__file__).with_name("fork_server.py")
     process = subprocess.Popen(
         [sys.executable, str(kept)],
-        env={**QUIET, **os.environ},
+        env={**QUIET_PREFECT, **os.environ},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

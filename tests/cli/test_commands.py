@@ -1,6 +1,7 @@
 """What a person sees in the terminal, and the exit status that a script sees."""
 
 import json
+import os
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +40,16 @@ def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
 def test_code_from_standard_input_over_a_file_of_inputs(run_alone, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": 2}\n{"x": 5}\n')
     done = run_alone("batch", "/dev/stdin", "--inputs", "in.jsonl", input="SUBMIT(y=x * x)")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[-1] for line in done.stdout.splitlines()[1:3]] == ["4", "25"]
+
+
+@pytest.mark.parametrize("option", ["--points", "--inputs"])
+def test_a_file_of_inputs_is_read_once_so_that_it_may_be_a_pipe(run, tmp_path, option):
+    os.mkfifo(tmp_path / "in.jsonl")
+    threading.Thread(target=(tmp_path / "in.jsonl").write_text, args=['{"x": 2}\n{"x": 5}\n'], daemon=True).start()
+    (tmp_path / "square.py").write_text("SUBMIT(y=x * x)")
+    done = run("sweep" if option == "--points" else "batch", "square.py", option, "in.jsonl")
     assert done.returncode == 0, done.stderr
     assert [line.split()[-1] for line in done.stdout.splitlines()[1:3]] == ["4", "25"]
 

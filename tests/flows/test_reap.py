@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,12 +30,20 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.flows.cleanup import server_identity as identity
 from rlm_batch.flows.cleanup.orphans import OrphanedSandbox, find_orphans, register_own_run, remove_sandboxes
 from rlm_batch.flows.cleanup.server_identity import get_server_id
-from rlm_batch.flows.reap import SILENCE, listener
+from rlm_batch.flows.engine.events import FlowListener
+from rlm_batch.flows.reap import MIN_SILENCE_SECONDS
 
 from .conftest import becomes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting the servers is most of it
 PROVIDERS = ("local", "daytona", "modal")
+
+
+class OrphanCollector(FlowListener):
+    """What one call of the flow said of the sandboxes."""
+
+    def on_orphans(self, orphans: Sequence[OrphanedSandbox]) -> None:
+        self.orphans = orphans
 
 
 @flow(name="somebody's")
@@ -115,19 +123,17 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     }
     boxes = dict(zip(owners, await asyncio.gather(*map(block.open, owners.values())), strict=True))
     gone = {boxes[owner].id for owner in list(owners)[:5]}
-    said: list[OrphanedSandbox] = []
-    listener.set(said.extend)
+    listener = OrphanCollector()
     try:
         with caplog.at_level(logging.INFO):
             assert set(await reap(name, dry_run=True)) == gone
         assert await ids(block) == {box.id for box in boxes.values()}
         assert "5 sandboxes of" in told(caplog)
         assert "would be removed, after 1," in told(caplog)
-        said.clear()
-        assert set(await reap(name)) == gone
+        assert set(await reap.with_listener(listener)(name)) == gone
         assert await ids(block) == {box.id for box in boxes.values()} - gone
-        assert 1133 <= sum(left.seconds for left in said) < 1133 + 5 * 600
-        assert {left.info.id: left.reason for left in said} == {
+        assert 1133 <= sum(left.seconds for left in listener.orphans) < 1133 + 5 * 600
+        assert {left.info.id: left.reason for left in listener.orphans} == {
             boxes["of a run that is over"].id: "its flow run is Completed",
             boxes["of a run that was deleted"].id: "its flow run was deleted",
             boxes["of a run in the process of one that is over"].id: "the flow run that called its own is Completed",
@@ -275,7 +281,7 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
     assert await ids(local) == set()
     for name, block in blocks.items():
         assert await reap(name) == []
-        assert await reap(name, older_than=SILENCE) == []
+        assert await reap(name, older_than=MIN_SILENCE_SECONDS) == []
         await client.set_flow_run_state(uuid.UUID(runs[name]), Crashed(), force=True)
         assert len(await reap(name)) == 2
         assert await ids(block) == set()
@@ -321,7 +327,7 @@ async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_
     new = {"rlm-batch-began": str(int(later - 900))}
     boxes.append(await block.open(block.labels(str(busy.id), server) | new))
     try:
-        assert await reap("local:none", older_than=SILENCE) == []
+        assert await reap("local:none", older_than=MIN_SILENCE_SECONDS) == []
         assert await find_orphans(block, server, None, later) == []
         assert await find_orphans(block, "another", 1000, later) == []
         (left,) = await find_orphans(block, server, 1000, later)
