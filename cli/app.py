@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters
 from . import argument_parsing as arguments
+from .options import add_flow_options
 
 app = App(
     name="rlm-batch",
@@ -17,104 +19,14 @@ app = App(
 )
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Options that say how much may be asked of a language model."""
-
-    batch_concurrency: int = 4
-    "Requests to the model at one time, for each execution."
-    max_depth: int = 2
-    "How deep recursive queries may go; plain code is at depth 0."
-    max_llm_calls: int = 50
-    "Calls of the model, for each execution."
-    max_llm_tokens: int | None = None
-    "Tokens of prompts and answers, for each execution."
-    max_cost: float | None = None
-    "US dollars for the model, for the whole run."
-
-    def parameters(self) -> dict[str, Any]:
-        """The flow's parameters of the same meaning."""
-        return {field.name: getattr(self, field.name) for field in fields(Limits)}
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Basics(Limits):
-    """Options that every flow has."""
-
-    provider: str = "local"
-    "local, daytona, modal, local:none, or a saved block such as daytona-sandbox/NAME."
-    isolation: Annotated[Literal["bubblewrap", "landlock", "none"] | None, Parameter()] = None
-    "For the local provider: insist on one level. none runs code with no isolation."
-    timeout: float = 120.0
-    "Seconds for each execution."
-    retries: int = 2
-    "How often an execution whose sandbox failed is tried again."
-    retry_code_errors: Annotated[bool, Parameter(negative=())] = False
-    "Try again also when the code itself failed or timed out."
-    idempotent: Annotated[bool, Parameter(negative=())] = False
-    "Try again also when a sandbox was lost while the code may have run."
-    deadline: float | None = None
-    "Seconds for the whole run."
-    results_path: str | None = None
-    "The ledger's directory; by default one below the results root."
-    log_output: bool = True
-    "What the code writes is in its task run's log as it comes, 200 lines of each execution."
-    language_model: str | None = None
-    "What the code may ask: a model in LiteLLM's naming, or a saved block such as language-model/NAME."
-
-    def parameters(self) -> dict[str, Any]:
-        """The flow's parameters of the same meaning."""
-        return {
-            **super().parameters(),
-            "provider": arguments.build_provider(self.provider, self.isolation),
-            "timeout": self.timeout,
-            "retries": self.retries,
-            "retry_code_errors": self.retry_code_errors,
-            "idempotent": self.idempotent,
-            "deadline": self.deadline,
-            "results_path": arguments.resolve_path(self.results_path),
-            "log_output": self.log_output,
-            "language_model": self.language_model,
-        }
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Common(Basics):
-    """Options that every flow over many executions has."""
-
-    max_workers: int = 4
-    "Executions at one time, each in a sandbox of its own."
-    reuse_sandboxes: Annotated[bool, Parameter(negative=())] = False
-    "Keep each worker's sandbox; each execution still has a process of its own."
-    executions_per_task: int | None = None
-    "Executions in one Prefect task run; by itself as many as make about 1,000 task runs."
-    shards: int | Literal["auto"] | None = None
-    "Share the job out to so many flow runs on the workers of the Prefect server that PREFECT_API_URL names."
-    resume: Annotated[bool, Parameter(negative=())] = False
-    "Take the results of identical executions of earlier runs, and run only the rest."
-
-    def parameters(self) -> dict[str, Any]:
-        """The flow's parameters of the same meaning."""
-        return {
-            **super().parameters(),
-            "max_workers": self.max_workers,
-            "reuse_sandboxes": self.reuse_sandboxes,
-            "executions_per_task": self.executions_per_task,
-            "shards": self.shards,
-            "cache_results": self.resume,
-        }
-
-
 @app.command
+@add_flow_options(SharedParameters)
 def batch(
     files: Annotated[list[str], Parameter(negative=())],
     /,
     *,
     inputs: str | None = None,
-    common: Common | None = None,
+    **parameters: Any,
 ) -> int:
     """Run Python files, each in a sandbox of its own; or one file once for each of many inputs.
 
@@ -128,7 +40,6 @@ def batch(
     from .run_flow import run_batch
 
     code: Any = [arguments.read_code(file) for file in files]
-    parameters = (common or Common()).parameters()
     if inputs is not None:
         if len(code) > 1:
             arguments.refuse_usage("--inputs goes with one FILE, and there are several")
@@ -137,6 +48,7 @@ def batch(
 
 
 @app.command
+@add_flow_options(SharedParameters)
 def sweep(
     file: str,
     /,
@@ -145,7 +57,7 @@ def sweep(
     points: str | None = None,
     minimize: str | None = None,
     maximize: str | None = None,
-    common: Common | None = None,
+    **parameters: Any,
 ) -> int:
     """Run one Python file over the points of a search space, and find the best trial.
 
@@ -173,12 +85,13 @@ def sweep(
             "points": arguments.resolve_path(points),
             "objective": minimize if maximize is None else maximize,
             "direction": "minimize" if maximize is None else "maximize",
-            **(common or Common()).parameters(),
+            **parameters,
         }
     )
 
 
 @app.command
+@add_flow_options(RlmParameters)
 def rlm(
     query: str,
     /,
@@ -187,14 +100,7 @@ def rlm(
     context: str = "",
     context_file: str | None = None,
     context_volume_path: str | None = None,
-    provider: str = "local",
-    isolation: Annotated[Literal["bubblewrap", "landlock", "none"] | None, Parameter()] = None,
-    timeout: float = 600.0,
-    retries: int = 2,
-    deadline: float | None = None,
-    resume: Annotated[bool, Parameter(negative=())] = False,
-    results_path: str | None = None,
-    limits: Limits | None = None,
+    **parameters: Any,
 ) -> int:
     """Answer a question over a long text, with a recursive language model whose Python runs in a sandbox.
 
@@ -210,20 +116,6 @@ def rlm(
         A file that has it instead; UTF-8, of any length.
     context_volume_path
         Its path on the provider's volume instead.
-    provider
-        local, local:none, or a saved block such as local-sandbox/NAME.
-    isolation
-        For the local provider: insist on one level. none runs code with no isolation.
-    timeout
-        Seconds for the answer.
-    retries
-        How often it is tried again when its sandbox failed.
-    deadline
-        Seconds for the whole run.
-    resume
-        Take the answer to the same question over the same text from an earlier run.
-    results_path
-        The ledger's directory; by default one below the results root.
     """
     from .run_flow import run_rlm
 
@@ -234,18 +126,13 @@ def rlm(
             "context": context,
             "context_file": arguments.resolve_path(context_file),
             "context_volume_path": context_volume_path,
-            "provider": arguments.build_provider(provider, isolation),
-            "timeout": timeout,
-            "retries": retries,
-            "deadline": deadline,
-            "cache_results": resume,
-            "results_path": arguments.resolve_path(results_path),
-            **(limits or Limits()).parameters(),
+            **parameters,
         }
     )
 
 
 @app.command
+@add_flow_options(SharedParameters)
 def chunks(
     file: str,
     /,
@@ -255,7 +142,7 @@ def chunks(
     chunk_size: int | None = None,
     volume_name: str | None = None,
     reduce: str | None = None,
-    common: Common | None = None,
+    **parameters: Any,
 ) -> int:
     """Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together.
 
@@ -284,18 +171,19 @@ def chunks(
             "chunk_size": chunk_size,
             "volume_name": volume_name,
             "reduce": None if reduce is None else arguments.read_code(reduce),
-            **(common or Common()).parameters(),
+            **parameters,
         }
     )
 
 
 @app.command
+@add_flow_options(SequenceParameters)
 def sequence(
     files: Annotated[list[str], Parameter(negative=())],
     /,
     *,
     stop_on_error: bool = True,
-    basics: Basics | None = None,
+    **parameters: Any,
 ) -> int:
     """Run Python files one after the other in one sandbox: what one defines is there in the next.
 
@@ -309,7 +197,7 @@ def sequence(
     from .run_flow import run_sequence
 
     steps = [arguments.read_code(file) for file in files]
-    return run_sequence({"steps": steps, "stop_on_error": stop_on_error, **(basics or Basics()).parameters()}, files)
+    return run_sequence({"steps": steps, "stop_on_error": stop_on_error, **parameters}, files)
 
 
 volume = App(name="volume", help="Look at what is on a volume, and bring files to it and home.")
