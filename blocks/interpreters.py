@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..sandbox.interpreter import Interpreter
     from ..sandbox.provider_api import Sandbox
-    from ..sandbox.queries import Queries
+    from ..sandbox.queries.session import Queries
     from .language_model.settings import LanguageModelSettings
     from .provider import SandboxProvider
 
@@ -57,8 +57,8 @@ class _ProviderInterpreter(SyncInterpreter):
         self._max_cost = max_cost
         self._language_model = language_model
         self._model_access: ModelAccess | None = None
-        asks = None if language_model is None else self._ask
-        super().__init__(self._open_sandbox, timeout=timeout, tools=tools, asks=asks)
+        make_queries = None if language_model is None else self._ask
+        super().__init__(self._open_sandbox, timeout=timeout, tools=tools, make_queries=make_queries)
 
     def _ask(self, interpreter: Interpreter, depth: int) -> Queries:
         assert self._model_access is not None  # it is there once the sandbox is

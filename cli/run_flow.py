@@ -64,7 +64,7 @@ def run_rlm(parameters: dict[str, Any]) -> int:
     """Runs the rlm flow, prints the answer, and returns the exit status."""
     from ..flows.reporting.report import describe_usage
     from ..flows.rlm import RlmAnswer, question, rlm
-    from ..sandbox.budget import Usage
+    from ..sandbox.queries.budget import Usage
 
     texts = [parameters[name] for name in ("query", "context", "context_file", "context_volume_path")]
     display = ProgressDisplay()

@@ -34,7 +34,7 @@ class RlmBatchError(Exception):
         return str(self).partition("\n")[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (error_to_json(self), self.__dict__)
+        return _restore_error, (error_to_json(self), self.__dict__)
 
 
 class CodeError(RlmBatchError):
@@ -204,17 +204,17 @@ class ExecutionsFailed(RlmBatchError):
         self.results_path = results_path
 
 
-def _restored(data: dict[str, Any], attributes: dict[str, Any]) -> RlmBatchError:
+def _restore_error(data: dict[str, Any], attributes: dict[str, Any]) -> RlmBatchError:
     error = error_from_json(data)
     error.__dict__.update(attributes)
     return error
 
 
-def _family(kind: type[RlmBatchError]) -> dict[str, type[RlmBatchError]]:
-    found = {kind.__name__: kind}
+def _find_kinds(kind: type[RlmBatchError]) -> dict[str, type[RlmBatchError]]:
+    kinds = {kind.__name__: kind}
     for child in kind.__subclasses__():
-        found.update(_family(child))
-    return found
+        kinds.update(_find_kinds(child))
+    return kinds
 
 
 def error_to_json(error: RlmBatchError) -> dict[str, Any]:
@@ -224,6 +224,6 @@ def error_to_json(error: RlmBatchError) -> dict[str, Any]:
 
 def error_from_json(data: dict[str, Any]) -> RlmBatchError:
     """The error that `error_to_json` was given. A type or a detail of a later version reads as the nearest of ours."""
-    kind = _family(RlmBatchError).get(data["error"], RlmBatchError)
+    kind = _find_kinds(RlmBatchError).get(data["error"], RlmBatchError)
     details = {name: data[name] for name in kind.details if name in data}
     return kind(data["text"], **details)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,14 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
-from .protocol import FILE_OVER, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, limit, refusal, request
+from .protocol import (
+    FILE_ABOVE_BYTES,
+    START_TIMEOUT_SECONDS,
+    DriverProtocol,
+    Frame,
+    PendingExecution,
+    encode_exception,
+    encode_request,
+    encode_value,
+    resolve_timeout,
+)
 from .thread_pool import ThreadPool
-from .wire.frames import BadFrameError
 from .wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
     from .provider_api import Channel, Sandbox
-    from .queries import Queries
+    from .queries.session import Queries
     from .result import Result
 
 
@@ -51,28 +59,28 @@ class Interpreter:
         self.timeout = timeout
         self.tools: dict[str, Callable[..., Any]] = {} if tools is None else tools
         self._open = open_sandbox
-        self._conversation: Conversation | None = None
+        self._protocol: DriverProtocol | None = None
         self._channel: Channel | None = None
-        self._contexts: dict[str, asyncio.Lock] = {}
-        self._starting = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[None]] = {}  # by execution; 0 for the driver's own start
+        self._context_locks: dict[str, asyncio.Lock] = {}
+        self._start_lock = asyncio.Lock()
+        self._waiters: dict[int, asyncio.Future[None]] = {}  # by execution; 0 for the driver's own start
         self._calls: dict[int, set[asyncio.Task[None]]] = {}
-        self._beats: asyncio.Task[None] | None = None
-        self._ended = False
-        self._spoke_at = self._heard_at = 0.0
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._is_shut_down = False
+        self._sent_at = self._received_at = 0.0
         self._threads = ThreadPool()
 
     @property
     def sandbox(self) -> Sandbox:
         """The open sandbox. Raises SandboxLost where there is none."""
-        if self._conversation is None:
+        if self._protocol is None:
             raise SandboxLost("there is no open sandbox: start the interpreter first")
-        return self._conversation.sandbox
+        return self._protocol.sandbox
 
     @property
     def is_alive(self) -> bool:
         """Whether the next execution can be sent to this sandbox."""
-        return self._channel is not None and self._conversation is not None and not self._conversation.gone
+        return self._channel is not None and self._protocol is not None and not self._protocol.closed_reason
 
     # -- opening and closing
 
@@ -81,57 +89,56 @@ class Interpreter:
 
         Raises SandboxStartError, QuotaExceeded or ConfigurationError; whatever was created has been removed then.
         """
-        async with self._starting:
+        async with self._start_lock:
             if self._channel is not None:
                 return
-            if self._ended:
+            if self._is_shut_down:
                 raise SandboxLost("this interpreter was shut down: make a new one")
             sandbox = await self._open()
-            if self._ended:
+            if self._is_shut_down:
                 await run_shielded(sandbox.remove())
                 raise SandboxLost("this interpreter was shut down while its sandbox was being opened")
-            conversation = self._conversation = Conversation(sandbox)
+            protocol = self._protocol = DriverProtocol(sandbox)
             try:
-                self._channel = await self._start_driver(conversation)
+                self._channel = await self._start_driver(protocol)
             except BaseException as error:
-                self._closed("its driver did not start")
-                self._conversation = None
+                self._close("its driver did not start")
+                self._protocol = None
                 await run_shielded(sandbox.remove())
                 if isinstance(error, RlmBatchError) or not isinstance(error, Exception):
                     raise
                 raise SandboxStartError(f"the driver did not start in sandbox {sandbox.id}: {error}") from error
 
-    async def _start_driver(self, conversation: Conversation) -> Channel:
+    async def _start_driver(self, protocol: DriverProtocol) -> Channel:
         loop = asyncio.get_running_loop()
-        ready = self._waiting[0] = loop.create_future()
-        self._spoke_at = self._heard_at = loop.time()
-        channel = await conversation.sandbox.connect(self._receive, self._closed)
+        ready = self._waiters[0] = loop.create_future()
+        self._sent_at = self._received_at = loop.time()
+        channel = await protocol.sandbox.connect(self._receive, self._close)
         try:
-            await channel.send(conversation.start())
-            async with asyncio.timeout(START_TIMEOUT):
+            await channel.send(protocol.encode_start())
+            async with asyncio.timeout(START_TIMEOUT_SECONDS):
                 await ready
         except SandboxLost:
-            self._closed(conversation.hung_up())
+            protocol.close_at_hangup()
         except TimeoutError:
             pass
-        if not conversation.ready:
-            raise conversation.not_started()
-        settings = conversation.sandbox.settings
+        protocol.check_ready()
+        settings = protocol.sandbox.settings
         if settings.heartbeat is not None:
-            beats = self._keep_beating(conversation, channel, settings.heartbeat, settings.silence)
-            self._beats = asyncio.create_task(beats)
+            heartbeat = self._send_heartbeats(protocol, channel, settings.heartbeat, settings.silence)
+            self._heartbeat = asyncio.create_task(heartbeat)
         return channel
 
     async def shutdown(self) -> None:
         """Removes the sandbox, whatever it is doing; what runs ends with an error. The second time does nothing."""
-        self._ended = True
-        self._closed("it was shut down")
+        self._is_shut_down = True
+        self._close("it was shut down")
         self._threads.close()
-        if self._beats is not None:
-            self._beats.cancel()
-        conversation, self._conversation = self._conversation, None
-        if conversation is not None:
-            await run_shielded(conversation.sandbox.remove())
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            await run_shielded(protocol.sandbox.remove())
 
     async def __aenter__(self) -> Interpreter:
         await self.start()
@@ -174,30 +181,32 @@ class Interpreter:
         tools = dict(self.tools)
         if queries is not None:
             tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
-        large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_OVER}
-        places = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
+        large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_ABOVE_BYTES}
+        paths = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
         small = {name: value for name, value in (encoded or {}).items() if name not in large}
-        body = request(code, variables, tools, output_fields, small, places, queries=queries is not None)
-        seconds = limit(timeout, self.timeout)
+        body = encode_request(code, variables, tools, output_fields, small, paths, queries=queries is not None)
+        seconds = resolve_timeout(timeout, self.timeout)
         await self.start()
-        for name, place in places.items():
-            await self.upload(place, large[name])
-        one_by_one = contextlib.nullcontext() if context is None else self._contexts.setdefault(context, asyncio.Lock())
-        async with one_by_one:
-            conversation, channel = self._conversation, self._channel
-            if conversation is None or channel is None:
+        for name, path in paths.items():
+            await self.upload(path, large[name])
+        context_lock = (
+            contextlib.nullcontext() if context is None else self._context_locks.setdefault(context, asyncio.Lock())
+        )
+        async with context_lock:
+            protocol, channel = self._protocol, self._channel
+            if protocol is None or channel is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
-            if not conversation.pending:
-                await conversation.sandbox.refresh_volume()
+            if not protocol.pending:
+                await protocol.sandbox.refresh_volume()
             if queries is None:
-                pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
-                return await self._await(conversation, channel, pending, frame)
+                pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output)
+                return await self._wait(protocol, channel, pending, frame)
             if queries.is_top_level:
                 queries.session.set_deadline(seconds)
             tools.update(queries.tools)
-            pending, frame = conversation.execute(body, variables, seconds, context, tools, on_output)
+            pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output)
             try:
-                result = await self._await(conversation, channel, pending, frame)
+                result = await self._wait(protocol, channel, pending, frame)
             except RlmBatchError as error:
                 if error.meta is not None:
                     error.meta = replace(error.meta, queries=queries.session.summarize())
@@ -205,120 +214,116 @@ class Interpreter:
             result.meta = replace(result.meta, queries=queries.session.summarize())
             return result
 
-    async def _await(self, conversation: Conversation, channel: Channel, pending: Pending, frame: bytes) -> Result:
-        ended = self._waiting[pending.id] = asyncio.get_running_loop().create_future()
+    async def _wait(
+        self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes
+    ) -> Result:
+        ended = self._waiters[pending.id] = asyncio.get_running_loop().create_future()
         try:
             await self._send(channel, frame)
-            async with asyncio.timeout(None if pending.timeout is None else pending.timeout + conversation.grace()):
+            async with asyncio.timeout(protocol.compute_answer_timeout(pending)):
                 await ended
         except TimeoutError:
-            self._closed(conversation.silent(pending))
+            protocol.close_at_silence(pending)
+            self._wake_all()
         except asyncio.CancelledError:
-            if not conversation.gone and pending.end is None:
+            if not protocol.closed_reason and pending.end is None:
                 with contextlib.suppress(SandboxLost):
-                    await run_shielded(self._send(channel, conversation.cancel(pending)))
+                    await run_shielded(self._send(channel, protocol.encode_cancel(pending)))
             raise
         finally:
-            self._waiting.pop(pending.id, None)
+            self._waiters.pop(pending.id, None)
             for call in self._calls.pop(pending.id, ()):
                 call.cancel()
-        if pending.end is None:
-            raise conversation.lost(pending)
-        return conversation.result(pending)
+        return protocol.take_result(pending)
 
     async def upload(self, path: str, data: bytes) -> None:
         """Writes a file in the sandbox; see `Sandbox.upload`. Opens the sandbox if it is not yet."""
         await self.start()
-        if self._conversation is None:
+        if self._protocol is None:
             raise SandboxLost("the sandbox was shut down before the file was sent: run the code in a new one")
-        await self._conversation.sandbox.upload(path, data)
+        await self._protocol.sandbox.upload(path, data)
 
     async def forget_context(self, context: str) -> None:
         """Ends a context; its name begins anew with the next execution."""
-        conversation, channel = self._conversation, self._channel
-        if conversation is not None and channel is not None and not conversation.gone:
-            await self._send(channel, conversation.frame({"op": "forget", "id": 0, "context": context}))
+        protocol, channel = self._protocol, self._channel
+        if protocol is not None and channel is not None and not protocol.closed_reason:
+            await self._send(channel, protocol.encode({"op": "forget", "id": 0, "context": context}))
 
     # -- the wire
 
     async def _send(self, channel: Channel, frame: bytes) -> None:
-        self._spoke_at = asyncio.get_running_loop().time()
+        self._sent_at = asyncio.get_running_loop().time()
         await channel.send(frame)
 
     def _receive(self, data: bytes) -> None:
-        conversation = self._conversation
-        if conversation is None:
+        protocol = self._protocol
+        if protocol is None:
             return
-        self._heard_at = asyncio.get_running_loop().time()
-        try:
-            heard = conversation.hear(data)
-        except BadFrameError as error:
-            self._closed(f"it sent what is no frame ({error})")
-            return
-        if conversation.ready and 0 in self._waiting:
-            _wake(self._waiting.pop(0))
-        for pending, frame in heard:
+        self._received_at = asyncio.get_running_loop().time()
+        events = protocol.receive(data)
+        if protocol.closed_reason:
+            self._wake_all()
+        if protocol.is_ready and 0 in self._waiters:
+            _wake(self._waiters.pop(0))
+        for pending, frame in events:
             if pending.end is not None:
-                waiting = self._waiting.get(pending.id)
-                if waiting is not None:
-                    _wake(waiting)
+                waiter = self._waiters.get(pending.id)
+                if waiter is not None:
+                    _wake(waiter)
             else:
                 task = asyncio.get_running_loop().create_task(
-                    self._answer(conversation, pending, frame), context=pending.asked_in.copy()
+                    self._call_tool(protocol, pending, frame), context=pending.caller_context.copy()
                 )
                 calls = self._calls.setdefault(pending.id, set())
                 calls.add(task)
                 task.add_done_callback(calls.discard)
 
-    async def _answer(self, conversation: Conversation, pending: Pending, frame: Frame) -> None:
+    async def _call_tool(self, protocol: DriverProtocol, pending: PendingExecution, call: Frame) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
-        header, body = frame
         _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))  # this task's own, and its thread's
         try:
-            tool = pending.tools[header["name"]]
-            args, kwargs = arguments(body)
-            if inspect.iscoroutinefunction(tool):
-                value = await tool(*args, **kwargs)
-            else:
-                value = await self._threads.run_in_thread(functools.partial(tool, *args, **kwargs))
-                if inspect.isawaitable(value):
-                    value = await value
-            reply = answer(header["name"], value)
+            tool = pending.bind_tool(call)
+            value = tool() if inspect.iscoroutinefunction(tool) else await self._threads.run_in_thread(tool)
+            if inspect.isawaitable(value):
+                value = await value
+            body = encode_value(call[0]["name"], value)
         except asyncio.CancelledError as error:
-            if pending.end is not None or pending.id not in conversation.pending:
+            if pending.end is not None or pending.id not in protocol.pending:
                 raise  # the call's own execution has ended
-            reply = refusal(error)
+            body = encode_exception(error)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
-            reply = refusal(error)
-        if self._channel is not None and not conversation.gone:
+            body = encode_exception(error)
+        if self._channel is not None and not protocol.closed_reason:
             with contextlib.suppress(SandboxLost):  # the execution that asked learns of it by its own end
-                await self._send(self._channel, conversation.reply(header, reply))
+                await self._send(self._channel, protocol.encode_reply(call, body))
 
-    def _closed(self, reason: str) -> None:
-        """The wire has ended: so has everything that waits on it."""
-        conversation = self._conversation
-        if conversation is not None and not conversation.gone:
-            conversation.gone = reason
-            for waiting in self._waiting.values():
-                _wake(waiting)
+    def _close(self, reason: str) -> None:
+        """Notes why the wire has ended; with it, everything that waits on it has."""
+        if self._protocol is not None:
+            self._protocol.close(reason)
+            self._wake_all()
 
-    async def _keep_beating(
-        self, conversation: Conversation, channel: Channel, interval: float, silence: float
+    def _wake_all(self) -> None:
+        for waiter in self._waiters.values():
+            _wake(waiter)
+
+    async def _send_heartbeats(
+        self, protocol: DriverProtocol, channel: Channel, interval: float, silence: float
     ) -> None:
         loop = asyncio.get_running_loop()
-        while not conversation.gone:
+        while not protocol.closed_reason:
             now = loop.time()
-            if now >= self._heard_at + silence:
-                self._closed(f"it has said nothing for {silence:.0f} s")
+            if now >= self._received_at + silence:
+                self._close(f"it has said nothing for {silence:.0f} s")
                 return
-            if now >= self._spoke_at + interval:
+            if now >= self._sent_at + interval:
                 try:
-                    await self._send(channel, conversation.frame({"op": "beat", "id": 0}))
+                    await self._send(channel, protocol.encode({"op": "beat", "id": 0}))
                 except SandboxLost:
                     return
-            await asyncio.sleep(min(self._spoke_at + interval, self._heard_at + silence) - loop.time() + 0.01)
+            await asyncio.sleep(min(self._sent_at + interval, self._received_at + silence) - loop.time() + 0.01)
 
 
-def _wake(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

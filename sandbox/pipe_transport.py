@@ -1,4 +1,4 @@
-"""A conversation over two descriptors, on the thread that asks: for a sandbox on this machine, called from a script.
+"""The protocol over two descriptors, on the thread that asks: for a sandbox on this machine, called from a script.
 
 An event loop in another thread would cost two changes of thread for each execution, which is as long as everything
 else that a short one takes (benchmarks/interpreter.py).
@@ -17,136 +17,131 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, SandboxLost
-from .protocol import ANSWER_GRACE, START_TIMEOUT, Conversation, Frame, Pending, answer, arguments, refusal
+from .protocol import START_TIMEOUT_SECONDS, DriverProtocol, Frame, PendingExecution, encode_exception, encode_value
 from .thread_pool import ThreadPool
-from .wire.frames import BadFrameError
+from .wire.pipes import READ_BYTES
 
 if TYPE_CHECKING:
     from .protocol import Tools
     from .result import Result
 
-READ_SIZE = 64 * 1024  # a larger buffer would be mapped anew for each read
-LONGEST_WAIT = 3600.0  # seconds in one system call, whose own limit is some 24 days
-CANCEL_GRACE = 3.0  # seconds for an execution that Ctrl-C has ended to say so
+MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
+CANCEL_GRACE_SECONDS = 3.0  # for an execution that Ctrl-C has ended to say so
+INTERRUPTED = "it was interrupted in the middle of a frame"
 
 
-class DirectConversation:
+class PipeTransport:
     """Speaks with one driver. `run` runs a coroutine elsewhere and waits for it: for tools that are async."""
 
     def __init__(
         self,
-        conversation: Conversation,
+        protocol: DriverProtocol,
         reads: int,
         writes: int,
         run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
     ) -> None:
-        self._conversation = conversation
+        self._protocol = protocol
         self._reads = reads
         self._writes = writes
         self._run = run
-        self._sending = threading.Lock()
-        self._executing = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._execute_lock = threading.Lock()
         self._threads = ThreadPool()
-        self._in_tool = threading.local()
+        self._thread = threading.local()  # `is_tool` on those that run a tool
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(reads, select.POLLIN)
         self._writable.register(writes, select.POLLOUT)
 
     def start(self) -> None:
         """Starts the driver. Raises SandboxStartError."""
+        protocol = self._protocol
         with suppress(SandboxLost):  # why it is not ready is known below
-            self._say(self._conversation.start)
-        deadline = time.monotonic() + START_TIMEOUT
-        while not self._conversation.ready and not self._conversation.gone and time.monotonic() < deadline:
-            self._listen(deadline)
-        if not self._conversation.ready:
-            raise self._conversation.not_started()
+            self._send(protocol.encode_start)
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not protocol.is_ready and not protocol.closed_reason and time.monotonic() < deadline:
+            self._receive(deadline)
+        protocol.check_ready()
 
     def execute(
         self, body: bytes, variables: dict[str, Any], timeout: float | None, context: str | None, tools: Tools
     ) -> Result:
         """One execution; see `Interpreter.execute`. From another thread it waits for the one that is under way."""
-        if getattr(self._in_tool, "yes", False):
+        if getattr(self._thread, "is_tool", False):
             raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
-        with self._executing:
-            conversation = self._conversation
-            with self._sending:
-                pending, frame = conversation.execute(body, variables, timeout, context, tools)
+        with self._execute_lock:
+            protocol = self._protocol
+            with self._send_lock:
+                pending, frame = protocol.add_execution(body, variables, timeout, context, tools)
                 self._write(frame)
+            seconds = protocol.compute_answer_timeout(pending)
             try:
-                self._await(pending, None if timeout is None else time.monotonic() + timeout + ANSWER_GRACE)
+                self._wait(pending, None if seconds is None else time.monotonic() + seconds)
             except BaseException:  # Ctrl-C, or whatever else a signal handler of the script's raises
                 self._cancel(pending)
                 raise
-            if pending.end is None:
-                raise conversation.lost(pending)
-            return conversation.result(pending)
+            return protocol.take_result(pending)
 
     def close(self) -> None:
         """Lets go of the threads; the descriptors are the sandbox's."""
-        self._conversation.gone = self._conversation.gone or "it was shut down"
+        self._protocol.close("it was shut down")
         self._threads.close()
 
-    def _cancel(self, pending: Pending) -> None:
-        if self._conversation.gone or pending.end is not None:
+    def _cancel(self, pending: PendingExecution) -> None:
+        if self._protocol.closed_reason or pending.end is not None:
             return
         try:
-            self._say(lambda: self._conversation.cancel(pending))
+            self._send(lambda: self._protocol.encode_cancel(pending))
         except SandboxLost:
             return
-        self._await(pending, time.monotonic() + CANCEL_GRACE)
+        self._wait(pending, time.monotonic() + CANCEL_GRACE_SECONDS)
 
-    def _await(self, pending: Pending, deadline: float | None) -> None:
-        while pending.end is None and not self._conversation.gone:
+    def _wait(self, pending: PendingExecution, deadline: float | None) -> None:
+        """Receives until the execution has ended, or the wire, or until the deadline (monotonic seconds)."""
+        while pending.end is None and not self._protocol.closed_reason:
             if deadline is not None and time.monotonic() >= deadline:
-                self._conversation.gone = self._conversation.silent(pending)
+                self._protocol.close_at_silence(pending)
                 return
-            self._listen(deadline)
+            self._receive(deadline)
 
-    def _listen(self, deadline: float | None) -> None:
-        """Waits for the driver until the deadline (monotonic seconds), and takes what it says."""
-        wait = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT) * 1000
+    def _receive(self, deadline: float | None) -> None:
+        """Waits for the driver until the deadline (monotonic seconds), and takes what it sends."""
+        wait = None if deadline is None else min(max(0.0, deadline - time.monotonic()), MAX_WAIT_SECONDS) * 1000
         if not self._readable.poll(wait):
             return
-        heard = False
+        is_complete = False
         try:
             try:
-                data = os.read(self._reads, READ_SIZE)
+                data = os.read(self._reads, READ_BYTES)
             except OSError:
                 data = b""
             if not data:
-                self._conversation.gone = self._conversation.gone or self._conversation.hung_up()
+                self._protocol.close_at_hangup()
                 return
-            for pending, call in self._conversation.hear(data):
+            for pending, call in self._protocol.receive(data):
                 if pending.end is None:
-                    self._threads.submit(partial(self._answer, pending, call))
-            heard = True
-        except BadFrameError as error:
-            self._conversation.gone = f"it sent what is no frame ({error})"
+                    self._threads.submit(partial(self._call_tool, pending, call))
+            is_complete = True
         finally:
-            if not heard:
-                # A signal handler has raised meanwhile: a part of what the driver said may be lost.
-                self._conversation.gone = self._conversation.gone or "it was interrupted in the middle of a frame"
+            if not is_complete:  # a signal handler has raised meanwhile: a part of what the driver sent may be lost
+                self._protocol.close(INTERRUPTED)
 
-    def _answer(self, pending: Pending, call: Frame) -> None:
-        self._in_tool.yes = True
-        header, body = call
+    def _call_tool(self, pending: PendingExecution, call: Frame) -> None:
+        """Calls a tool for the code, and sends what it returned or raised."""
+        self._thread.is_tool = True
         try:
-            tool = pending.tools[header["name"]]
-            args, kwargs = arguments(body)
-            value = tool(*args, **kwargs)
+            value = pending.bind_tool(call)()
             if inspect.isawaitable(value):
-                value = self._run(partial(_awaited, value))
-            reply = answer(header["name"], value)
+                value = self._run(partial(_await, value))
+            body = encode_value(call[0]["name"], value)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
-            reply = refusal(error)
+            body = encode_exception(error)
         with suppress(SandboxLost):  # the execution that asked learns of it by its own end
-            self._say(lambda: self._conversation.reply(header, reply))
+            self._send(lambda: self._protocol.encode_reply(call, body))
 
-    def _say(self, frame: Callable[[], bytes]) -> None:
+    def _send(self, make_frame: Callable[[], bytes]) -> None:
         """Makes a frame and sends it whole, so that frames go out in the order of their numbers."""
-        with self._sending:
-            self._write(frame())
+        with self._send_lock:
+            self._write(make_frame())
 
     def _write(self, frame: bytes) -> None:
         data = memoryview(frame)
@@ -157,13 +152,12 @@ class DirectConversation:
                 except BlockingIOError:
                     self._writable.poll()
         except OSError:
-            self._conversation.gone = self._conversation.gone or self._conversation.hung_up()
+            self._protocol.close_at_hangup()
             raise SandboxLost("the sandbox's process has ended: run the code in a new one") from None
         except BaseException:
-            # Half a frame is on the wire, and nothing can follow it.
-            self._conversation.gone = self._conversation.gone or "it was interrupted in the middle of a frame"
+            self._protocol.close(INTERRUPTED)  # half a frame is on the wire, and nothing can follow it
             raise
 
 
-async def _awaited(value: Awaitable[Any]) -> Any:
+async def _await(value: Awaitable[Any]) -> Any:
     return await value

@@ -1,11 +1,12 @@
-"""What is said between the host and one driver, without the reading and writing: frames in, frames out, outcomes.
+"""The host's end of the wire to one driver, without the reading and writing: frames in, frames out, outcomes.
 
-`interpreter` says it on an event loop, `pipe_transport` on a pair of descriptors.
+`interpreter` reads and writes on an event loop, `pipe_transport` on a pair of descriptors.
 """
 
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import json
 import keyword
@@ -31,28 +32,29 @@ from .errors import (
 )
 from .meta import Meta
 from .result import Result
-from .wire.frames import FrameReader, encode_frame
+from .wire.frames import BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES, QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
 from .wire.strict_json import NotJsonError, encode_fields
 
 if TYPE_CHECKING:
     from .provider_api import Sandbox
 
-START_TIMEOUT = 60.0  # seconds for the driver to answer in a sandbox that its provider calls started
-ANSWER_GRACE = 30.0  # seconds beyond a timeout after which a driver that has not reported it is taken for lost
+START_TIMEOUT_SECONDS = 60.0  # for the driver to answer in a sandbox that its provider calls started
+ANSWER_GRACE_SECONDS = 30.0  # beyond a timeout, after which a driver that has not reported it is taken for lost
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SIGXCPU = 24
-FILE_OVER = 256 * 1024  # bytes of JSON above which a value goes into the sandbox as a file and not in a frame
+FILE_ABOVE_BYTES = 256 * 1024  # of JSON, above which a value goes into the sandbox as a file and not in a frame
 
 Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
 
 
-class Pending:
-    """An execution that has been sent, and what has come of it so far. `end` is its last frame, once it is there."""
+class PendingExecution:
+    """An execution that has been sent, with its output so far. `end` is its last frame, once it is there."""
 
     __slots__ = (
-        "asked_in", "context", "end", "failed", "files", "id", "meta", "on_output", "output", "timeout", "tools",
+        "caller_context", "context", "end", "files", "id", "listener_error", "meta", "on_output", "output", "timeout",
+        "tools",
     )  # fmt: skip
 
     def __init__(
@@ -73,11 +75,11 @@ class Pending:
         self.output: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self.files: tuple[str, ...] = ()
         self.end: Frame | None = None
-        self.failed: Exception | None = None  # what a listener raised
-        self.asked_in = contextvars.copy_context()  # the context variables that its tools see
+        self.listener_error: Exception | None = None
+        self.caller_context = contextvars.copy_context()  # the context variables that its tools see
 
-    def write(self, stream: str, text: str, dropped: int) -> None:
-        """Takes what the code has written, and tells whoever listens; a listener that fails is not told again."""
+    def add_output(self, stream: str, text: str, dropped: int) -> None:
+        """Notes what the code has written, and hands it to the listener; one that fails is not called again."""
         if dropped:
             text = f"\n[... {dropped:,} characters dropped ...]\n{text}"
         self.output[stream].append(text)
@@ -85,41 +87,59 @@ class Pending:
             try:
                 self.on_output(stream, text)
             except Exception as error:  # noqa: BLE001 - it is raised where the execution was asked for
-                self.on_output, self.failed = None, error
+                self.on_output, self.listener_error = None, error
 
-    def told(self) -> Meta:
+    def build_meta(self) -> Meta:
         """The meta, with the output that has come."""
         stdout, stderr = "".join(self.output["stdout"]), "".join(self.output["stderr"])
         return replace(self.meta, stdout=stdout, stderr=stderr, files=self.files)
 
+    def bind_tool(self, call: Frame) -> Callable[[], Any]:
+        """The tool that the code calls, with its arguments. The code may have written them: any error is possible."""
+        header, body = call
+        args, kwargs = _decode_arguments(body)
+        return functools.partial(self.tools[header["name"]], *args, **kwargs)
 
-class Conversation:
-    """One driver's side of things: numbers for what is sent, executions for what comes back."""
+
+class DriverProtocol:
+    """The state of one driver's wire: numbers for what is sent, executions for what comes back.
+
+    `closed_reason` is why nothing more can be sent, empty for as long as it can.
+    """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
-        self.pending: dict[int, Pending] = {}
-        self.ready = False
-        self.gone = ""  # why nothing more can be said
+        self.pending: dict[int, PendingExecution] = {}
+        self.is_ready = False
+        self.closed_reason = ""
         self._frames = FrameReader()
-        self._ids = itertools.count(1)
-        self._numbers = itertools.count(0)
-        self._heard = 0
+        self._execution_numbers = itertools.count(1)
+        self._frame_numbers = itertools.count(0)
+        self._last_number = 0  # of the driver's frames
 
-    # -- what is said
+    def close(self, reason: str) -> None:
+        """Notes why nothing more can be sent; the first reason stays."""
+        self.closed_reason = self.closed_reason or reason
 
-    def frame(self, header: dict[str, Any], body: bytes | None = None) -> bytes:
+    def close_at_hangup(self) -> None:
+        """Closes, because the driver has ended its wire."""
+        stderr = self.sandbox.read_stderr_tail()
+        self.close(f"its process has ended: {stderr}" if stderr else "its process has ended")
+
+    # -- to the driver
+
+    def encode(self, header: dict[str, Any], body: bytes | None = None) -> bytes:
         """A frame's bytes, with the number that makes a repetition known. They must be sent in this order."""
-        header["n"] = next(self._numbers)
+        header["n"] = next(self._frame_numbers)
         return encode_frame(header, body)
 
-    def start(self) -> bytes:
+    def encode_start(self) -> bytes:
         """The first frame: the settings of the sandbox's driver."""
         settings = self.sandbox.settings
         body = {item.name: getattr(settings, item.name) for item in fields(settings)}
-        return self.frame({"op": "start", "id": 0}, encode_fields(body))
+        return self.encode({"op": "start", "id": 0}, encode_fields(body))
 
-    def execute(
+    def add_execution(
         self,
         body: bytes,
         variables: dict[str, Any],
@@ -127,10 +147,12 @@ class Conversation:
         context: str | None,
         tools: Tools,
         on_output: Callable[[str, str], None] | None = None,
-    ) -> tuple[Pending, bytes]:
-        """An execution and its frame. Raises SandboxLost where nothing more can be said."""
-        if self.gone:
-            raise SandboxLost(f"the sandbox had gone before the code was sent ({self.gone}): run it in a new one")
+    ) -> tuple[PendingExecution, bytes]:
+        """An execution and its frame. Raises SandboxLost where nothing more can be sent."""
+        if self.closed_reason:
+            raise SandboxLost(
+                f"the sandbox had gone before the code was sent ({self.closed_reason}): run it in a new one"
+            )
         sandbox = self.sandbox
         meta = Meta(
             variables=variables,
@@ -139,101 +161,109 @@ class Conversation:
             isolation=sandbox.isolation,
             layers=sandbox.layers,
         )
-        number = next(self._ids)
-        pending = self.pending[number] = Pending(number, meta, timeout, context, tools, on_output)
-        return pending, self.frame({"op": "execute", "id": number, "timeout": timeout, "context": context}, body)
+        number = next(self._execution_numbers)
+        pending = self.pending[number] = PendingExecution(number, meta, timeout, context, tools, on_output)
+        return pending, self.encode({"op": "execute", "id": number, "timeout": timeout, "context": context}, body)
 
-    def cancel(self, pending: Pending) -> bytes:
+    def encode_cancel(self, pending: PendingExecution) -> bytes:
         """The frame that ends an execution."""
-        return self.frame({"op": "cancel", "id": pending.id})
+        return self.encode({"op": "cancel", "id": pending.id})
 
-    def reply(self, call: dict[str, Any], body: bytes) -> bytes:
-        """The frame that answers a call."""
-        return self.frame({"op": "reply", "id": call["id"], "call": call["call"]}, body)
+    def encode_reply(self, call: Frame, body: bytes) -> bytes:
+        """The frame that answers a call of the code's."""
+        header, _ = call
+        return self.encode({"op": "reply", "id": header["id"], "call": header["call"]}, body)
 
-    # -- what is heard
+    # -- from the driver
 
-    def hear(self, data: bytes) -> list[tuple[Pending, Frame]]:
-        """Takes what came from the driver; returns the calls and ends in it. Raises driver.BadFrame."""
-        found: list[tuple[Pending, Frame]] = []
-        for header, body in self._frames.feed(data):
-            if header["n"] <= self._heard:
+    def receive(self, data: bytes) -> list[tuple[PendingExecution, Frame]]:
+        """Takes the driver's bytes; returns the calls and ends in them. Bytes that are no frame close the wire."""
+        events: list[tuple[PendingExecution, Frame]] = []
+        try:
+            frames = self._frames.feed(data)
+        except BadFrameError as error:
+            self.close(f"it sent what is no frame ({error})")
+            return events
+        for header, body in frames:
+            if header["n"] <= self._last_number:
                 continue
-            self._heard = header["n"]
+            self._last_number = header["n"]
             op = header["op"]
             if op == "ready":
-                self.ready = True
+                self.is_ready = True
                 continue
             pending = self.pending.get(header["id"])
             if pending is None:
                 continue  # a beat, or of an execution that nobody waits for any more
             if op == "output":
-                pending.write(header["stream"], json.loads(body or b'""'), header["dropped"])
+                pending.add_output(header["stream"], json.loads(body or b'""'), header["dropped"])
                 continue
             if op == "files":
-                pending.files = _names(body or b"[]")
+                pending.files = _decode_file_names(body or b"[]")
                 continue
             if op == "end":
                 pending.end = (header, body or b"null")
                 del self.pending[pending.id]
-            found.append((pending, (header, body or b"null")))
-        return found
+            events.append((pending, (header, body or b"null")))
+        return events
 
-    def result(self, pending: Pending) -> Result:
-        """The result of an execution that has ended. Raises its error, with `meta`."""
-        assert pending.end is not None
-        if pending.failed is not None:
-            raise pending.failed
+    def take_result(self, pending: PendingExecution) -> Result:
+        """The result of an execution that nobody waits for any longer. Raises its error, with `meta`.
+
+        OutcomeUnknown where the driver has not answered.
+        """
+        if pending.end is None:
+            raise self._build_unknown_outcome(pending)
+        if pending.listener_error is not None:
+            raise pending.listener_error
         header, body = pending.end
-        meta = replace(pending.told(), seconds=header.get("seconds", 0.0))
+        meta = replace(pending.build_meta(), seconds=header.get("seconds", 0.0))
         try:
-            outcome = json.loads(body, parse_constant=_no_constant)
+            outcome = json.loads(body, parse_constant=_refuse_constant)
             if b"\\u" in body:  # the driver escapes no letters; whoever wrote this may have escaped half a one
                 json.dumps(outcome, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError):
             header, outcome = {"status": "channel"}, {"message": "an outcome that is no JSON"}
-        given: dict[str, Any] = outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]
+        content: dict[str, Any] = outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]
         if header["status"] == "submitted":
-            return Result(given, replace(meta, submitted=True))
+            return Result(content, replace(meta, submitted=True))
         if header["status"] == "finished":
             return Result({}, meta)
-        error = _error(header, given, meta, pending.timeout)
+        error = _build_error(header, content, meta, pending.timeout)
         error.meta = meta
         raise error
 
-    def lost(self, pending: Pending) -> RlmBatchError:
-        """The error of an execution that was sent and that this conversation will not answer."""
+    def _build_unknown_outcome(self, pending: PendingExecution) -> RlmBatchError:
         self.pending.pop(pending.id, None)
         error = OutcomeUnknown(
-            f"sandbox {self.sandbox.id} went away before the code had answered ({self.gone}); what the code did is "
-            "unknown. Pass idempotent=True if it may run twice"
+            f"sandbox {self.sandbox.id} went away before the code had answered ({self.closed_reason}); what the code "
+            "did is unknown. Pass idempotent=True if it may run twice"
         )
-        error.meta = pending.told()
+        error.meta = pending.build_meta()
         return error
 
-    def not_started(self) -> RlmBatchError:
-        """The error of a driver that has ended, or not answered in time, before it was ready."""
-        reason = self.gone or f"it did not answer within {START_TIMEOUT:.0f} s"
-        return SandboxStartError(f"the driver did not start in sandbox {self.sandbox.id}: {reason}")
+    def check_ready(self) -> None:
+        """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready."""
+        if not self.is_ready:
+            reason = self.closed_reason or f"it did not answer within {START_TIMEOUT_SECONDS:.0f} s"
+            raise SandboxStartError(f"the driver did not start in sandbox {self.sandbox.id}: {reason}")
 
-    def hung_up(self) -> str:
-        """Why a driver whose wire has ended can be asked nothing more."""
-        words = self.sandbox.last_words()
-        return f"its process has ended: {words}" if words else "its process has ended"
+    def compute_answer_timeout(self, pending: PendingExecution) -> float | None:
+        """Seconds after which a driver that has not reported an execution's end is taken for lost."""
+        return None if pending.timeout is None else pending.timeout + self._compute_grace()
 
-    def grace(self) -> float:
-        """Seconds beyond a timeout after which a driver that has not reported it is taken for lost."""
-        return ANSWER_GRACE + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)
+    def close_at_silence(self, pending: PendingExecution) -> None:
+        """Closes, because an execution has outlived its timeout by far."""
+        self.close(f"it has not answered {self._compute_grace():.0f} s after the timeout of {pending.timeout:g} s")
 
-    def silent(self, pending: Pending) -> str:
-        """Why a conversation is given up whose execution has outlived its timeout by far."""
-        return f"it has not answered {self.grace():.0f} s after the timeout of {pending.timeout:g} s"
+    def _compute_grace(self) -> float:
+        return ANSWER_GRACE_SECONDS + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)
 
 
 # ----------------------------------------------------------------------------------------------- requests and replies
 
 
-def request(
+def encode_request(
     code: str,
     variables: dict[str, Any],
     tools: Tools,
@@ -276,32 +306,32 @@ def request(
     return b"".join((rest[:-1], b',"variables":', values, b"}"))
 
 
-def _names(body: bytes) -> tuple[str, ...]:
+def _decode_file_names(body: bytes) -> tuple[str, ...]:
     """Names of files; the code may have written them, and anything else is none."""
     try:
-        found: Any = json.loads(body)
-        json.dumps(found, ensure_ascii=False).encode("utf-8")
+        value: Any = json.loads(body)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):
         return ()
-    if not isinstance(found, list):
+    if not isinstance(value, list):
         return ()
-    names: list[Any] = found  # type: ignore[reportUnknownVariableType]
+    names: list[Any] = value  # type: ignore[reportUnknownVariableType]
     return tuple(name for name in names[:MAX_REPORTED_FILES] if isinstance(name, str))
 
 
-def limit(timeout: float | None, default: float | None) -> float | None:
-    """The timeout that is in force, in seconds. Raises ConfigurationError."""
-    found = default if timeout is None else timeout
-    if found == math.inf:
+def resolve_timeout(timeout: float | None, default: float | None) -> float | None:
+    """The timeout that is in force, in seconds; None is none. Raises ConfigurationError."""
+    seconds = default if timeout is None else timeout
+    if seconds == math.inf:
         return None
-    if found is not None and not found > 0:
-        raise ConfigurationError(f"timeout is {found!r}: it is a number of seconds above zero, or None for no limit")
-    return found
+    if seconds is not None and not seconds > 0:
+        raise ConfigurationError(f"timeout is {seconds!r}: it is a number of seconds above zero, or None for no limit")
+    return seconds
 
 
-def arguments(body: bytes) -> tuple[list[Any], dict[str, Any]]:
+def _decode_arguments(body: bytes) -> tuple[list[Any], dict[str, Any]]:
     """What a tool was called with. The code may have written it: anything wrong is a ValueError."""
-    call = json.loads(body, parse_constant=_no_constant)
+    call = json.loads(body, parse_constant=_refuse_constant)
     args: list[Any] = call["args"]
     kwargs: dict[str, Any] = call["kwargs"]
     if type(args) is not list or type(kwargs) is not dict:
@@ -309,7 +339,7 @@ def arguments(body: bytes) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs
 
 
-def answer(name: str, value: Any) -> bytes:
+def encode_value(name: str, value: Any) -> bytes:
     """A reply's body for what a tool returned."""
     try:
         return encode_fields({"value": value})
@@ -317,7 +347,7 @@ def answer(name: str, value: Any) -> bytes:
         return encode_fields({"error": {"type": "TypeError", "message": f"{name} returned no JSON: {error}"}})
 
 
-def refusal(error: BaseException) -> bytes:
+def encode_exception(error: BaseException) -> bytes:
     """A reply's body for what a tool raised."""
     try:
         message = str(error).encode("utf-8", "replace").decode("utf-8")
@@ -326,11 +356,11 @@ def refusal(error: BaseException) -> bytes:
     return encode_fields({"error": {"type": type(error).__name__, "message": message}})
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
+def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
     """The error that an execution's end stands for. The outcome is the code's own word and is trusted with nothing."""
     status, kind = header["status"], outcome.get("kind")
     traceback = str(outcome.get("traceback", ""))
@@ -350,7 +380,7 @@ def _error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout:
             stdout=meta.stdout,
         )
     if status == "crashed":
-        return _crash(header, lost, meta)
+        return _build_crash(header, lost, meta)
     if status == "channel":
         return CodeCrashed(
             f"the code wrote to a descriptor that is the sandbox's own ({message}); write to files and to descriptors "
@@ -392,7 +422,7 @@ def _error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout:
     return CodeError(f"the code raised {name}{where}: {message}\n{traceback}", **details)
 
 
-def _crash(header: dict[str, Any], lost: str, meta: Meta) -> CodeCrashed:
+def _build_crash(header: dict[str, Any], lost: str, meta: Meta) -> CodeCrashed:
     code, signal, memory = header.get("exit_code"), header.get("signal"), bool(header.get("out_of_memory"))
     if memory:
         text = "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"

@@ -73,8 +73,8 @@ class Sandbox(ABC):
         """
         return None
 
-    def last_words(self) -> str:
-        """What the driver's process said before it ended, if anything was heard of it."""
+    def read_stderr_tail(self) -> str:
+        """The end of what the driver's process wrote on its standard error; empty where that is not known."""
         return ""
 
     async def refresh_volume(self) -> None:

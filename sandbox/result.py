@@ -31,7 +31,7 @@ class Result:
         try:
             return self.outputs[name]
         except KeyError:
-            raise KeyError(self._absent(name)) from None
+            raise KeyError(self._describe_missing(name)) from None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("outputs", "meta"):  # pickling and copying ask before there is anything
@@ -39,9 +39,9 @@ class Result:
         try:
             return self.outputs[name]
         except KeyError:
-            raise AttributeError(self._absent(name)) from None
+            raise AttributeError(self._describe_missing(name)) from None
 
-    def _absent(self, name: str) -> str:
+    def _describe_missing(self, name: str) -> str:
         if not self.meta.submitted:
             return f"there is no field {name!r}: the code ended without calling SUBMIT"
         if not self.outputs:
@@ -85,14 +85,14 @@ class Failure:
         self.meta = meta
 
     def __getitem__(self, name: str) -> Any:
-        raise KeyError(self._absent(name))
+        raise KeyError(self._describe_missing(name))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("error", "meta"):
             raise AttributeError(name)
-        raise AttributeError(self._absent(name))
+        raise AttributeError(self._describe_missing(name))
 
-    def _absent(self, name: str) -> str:
+    def _describe_missing(self, name: str) -> str:
         return f"there is no field {name!r}: this execution failed: {self.error.summary}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,8 +117,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 
 def outcome_from_json(data: dict[str, Any]) -> Outcome:
     """What `outcome_to_json` was given. What a later version knows and this one does not is passed over."""
-    known = {item.name for item in fields(Meta)}
-    values = {name: value for name, value in data["meta"].items() if name in known}
+    values = {item.name: data["meta"][item.name] for item in fields(Meta) if item.name in data["meta"]}
     for name in ("layers", "earlier_errors", "files"):
         values[name] = tuple(values.get(name, ()))
     queries: dict[str, Any] = values.get("queries") or {}

@@ -1,4 +1,4 @@
-"""The interpreter's synchronous face, for scripts: the same, for threads that have no event loop."""
+"""The synchronous interpreter, for scripts: the same as `interpreter`, for threads that have no event loop."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .cancellation import run_shielded
 from .interpreter import Interpreter
-from .pipe_transport import DirectConversation
-from .protocol import Conversation, limit, request
+from .pipe_transport import PipeTransport
+from .protocol import DriverProtocol, encode_request, resolve_timeout
 
 if TYPE_CHECKING:
     from .provider_api import Sandbox
-    from .queries import Queries
+    from .queries.session import Queries
     from .result import Result
 
 T = TypeVar("T")
 CONTEXT = "main"
 
 
-class _Background:
+class _BackgroundLoop:
     """One event loop in one daemon thread, for every interpreter of the process; made when it is first needed."""
 
     def __init__(self) -> None:
@@ -40,19 +40,19 @@ class _Background:
                 threading.Thread(target=self._loop.run_forever, name="rlm-batch", daemon=True).start()
         loop, done, tasks = self._loop, Future[T](), list[asyncio.Task[None]]()
 
-        async def settle() -> None:
+        async def run_and_settle() -> None:
             try:
                 done.set_result(await work())
             except BaseException as error:  # noqa: BLE001 - also what would end the loop, such as a tool's SystemExit
                 done.set_exception(error)
 
-        def begin() -> None:
+        def start() -> None:
             if not done.done():
-                tasks.append(loop.create_task(settle()))
-                tasks[0].add_done_callback(lambda _: never_begun())
+                tasks.append(loop.create_task(run_and_settle()))
+                tasks[0].add_done_callback(lambda _: settle_unstarted())
 
-        def never_begun() -> None:
-            """A task that is cancelled before its first step runs nothing of `settle`."""
+        def settle_unstarted() -> None:
+            """A task that is cancelled before its first step runs nothing of `run_and_settle`."""
             if not done.done():
                 done.set_exception(asyncio.CancelledError())
 
@@ -60,10 +60,10 @@ class _Background:
             if tasks:
                 tasks[0].cancel()
             else:
-                never_begun()
+                settle_unstarted()
 
         try:
-            loop.call_soon_threadsafe(begin)
+            loop.call_soon_threadsafe(start)
             return done.result()
         except BaseException:
             if not done.done():
@@ -72,7 +72,7 @@ class _Background:
             raise
 
 
-_background = _Background()
+_background = _BackgroundLoop()
 
 
 def run_sync(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -85,8 +85,8 @@ class SyncInterpreter:
 
     A context manager; or `start`, `execute` and `shutdown` by hand. Safe to use from several threads, one execution at
     a time. `timeout` is the default for each execution, in seconds. `tools` are functions of the host, plain or async,
-    that the code may call by name; each call has a thread of its own. `asks` gives an execution what it may ask of a
-    model, for code at a depth.
+    that the code may call by name; each call has a thread of its own. `make_queries` makes what an execution may
+    ask of a model, for code at a depth; None where there is no model.
     """
 
     def __init__(
@@ -95,43 +95,43 @@ class SyncInterpreter:
         *,
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
-        asks: Callable[[Interpreter, int], Queries] | None = None,
+        make_queries: Callable[[Interpreter, int], Queries] | None = None,
     ) -> None:
         self.timeout = timeout
         self.tools: dict[str, Callable[..., Any]] = {} if tools is None else tools
-        self._asks = asks
-        self._one_tree = False
-        self._held: Queries | None = None
+        self._make_queries = make_queries
+        self._shares_limits = False
+        self._shared_queries: Queries | None = None
         self._open = open_sandbox
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
         self._sandbox: Sandbox | None = None
-        self._direct: DirectConversation | None = None  # where the sandbox is on this machine
+        self._pipe: PipeTransport | None = None  # where the sandbox is on this machine
         self._interpreter: Interpreter | None = None  # where it is elsewhere
 
     @property
     def can_query(self) -> bool:
         """Whether its code may ask a model."""
-        return self._asks is not None
+        return self._make_queries is not None
 
     def start(self) -> Self:
         """Opens the sandbox; the second time does nothing, and after `shutdown` it opens a new one.
 
         Raises SandboxStartError, QuotaExceeded or ConfigurationError.
         """
-        with self._starting:
+        with self._start_lock:
             if self._sandbox is None:
-                sandbox, wire = _background.run(self._opened)
+                sandbox, wire = _background.run(self._open_and_attach)
                 try:
                     if wire is None:
                         self._interpreter = Interpreter(
-                            lambda: _itself(sandbox), timeout=self.timeout, tools=self.tools
+                            lambda: _return_sandbox(sandbox), timeout=self.timeout, tools=self.tools
                         )
                         _background.run(self._interpreter.start)
                     else:
-                        self._direct = DirectConversation(Conversation(sandbox), *wire, _background.run)
-                        self._direct.start()
+                        self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, _background.run)
+                        self._pipe.start()
                 except BaseException:
-                    self._direct = self._interpreter = None
+                    self._pipe = self._interpreter = None
                     _background.run(sandbox.remove)
                     raise
                 self._sandbox = sandbox
@@ -148,11 +148,11 @@ class SyncInterpreter:
         """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`."""
         if self._sandbox is None:
             self.start()
-        direct, interpreter = self._direct, self._interpreter
-        if direct is not None:
+        pipe, interpreter = self._pipe, self._interpreter
+        if pipe is not None:
             variables, tools = {} if variables is None else variables, dict(self.tools)
-            body = request(code, variables, tools, output_fields)
-            return direct.execute(body, variables, limit(timeout, self.timeout), CONTEXT, tools)
+            body = encode_request(code, variables, tools, output_fields)
+            return pipe.execute(body, variables, resolve_timeout(timeout, self.timeout), CONTEXT, tools)
         assert interpreter is not None
         return _background.run(
             lambda: interpreter.execute(
@@ -161,31 +161,31 @@ class SyncInterpreter:
                 timeout=timeout,
                 context=CONTEXT,
                 output_fields=output_fields,
-                queries=self._queries(interpreter),
+                queries=self._get_queries(interpreter),
             )
         )
 
     def share_query_limits(self) -> None:
-        """From now on all executions are one to the limits on queries, at the depth of a recursive model's code."""
-        self._one_tree = True
+        """Counts further executions as one against the limits on queries, at the depth of a recursive model's code."""
+        self._shares_limits = True
 
-    def _queries(self, interpreter: Interpreter) -> Queries | None:
-        if self._asks is None:
+    def _get_queries(self, interpreter: Interpreter) -> Queries | None:
+        if self._make_queries is None:
             return None
-        if not self._one_tree:
-            return self._asks(interpreter, 0)
-        if self._held is None or self._held.interpreter is not interpreter:
-            self._held = self._asks(interpreter, 1)
-        return self._held
+        if not self._shares_limits:
+            return self._make_queries(interpreter, 0)
+        if self._shared_queries is None or self._shared_queries.interpreter is not interpreter:
+            self._shared_queries = self._make_queries(interpreter, 1)
+        return self._shared_queries
 
     def shutdown(self) -> None:
         """Removes the sandbox, whatever it is doing; the second time does nothing."""
-        with self._starting:
+        with self._start_lock:
             sandbox, self._sandbox = self._sandbox, None
-            direct, self._direct = self._direct, None
+            pipe, self._pipe = self._pipe, None
             interpreter, self._interpreter = self._interpreter, None
-        if direct is not None:
-            direct.close()
+        if pipe is not None:
+            pipe.close()
         if interpreter is not None:
             _background.run(interpreter.shutdown)
         elif sandbox is not None:
@@ -197,10 +197,10 @@ class SyncInterpreter:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    async def _opened(self) -> tuple[Sandbox, tuple[int, int] | None]:
+    async def _open_and_attach(self) -> tuple[Sandbox, tuple[int, int] | None]:
         sandbox = await self._open()
         try:
-            if self._asks is not None:
+            if self._make_queries is not None:
                 return sandbox, None  # a query's own code runs while the code that asked it does: on an event loop
             return sandbox, await sandbox.attach()
         except BaseException:
@@ -208,5 +208,5 @@ class SyncInterpreter:
             raise
 
 
-async def _itself(sandbox: Sandbox) -> Sandbox:
+async def _return_sandbox(sandbox: Sandbox) -> Sandbox:
     return sandbox

@@ -1,4 +1,4 @@
-"""Threads for what blocks: as many as there are calls, reused, and none that keeps a program from ending."""
+"""A pool of threads for blocking calls: as many as there are calls, reused, and daemons."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class ThreadPool:
     """Runs functions in daemon threads. A pool of a fixed size could not serve calls that wait for each other."""
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._idle = 0
-        self._closed = False
+        self._idle_threads = 0
+        self._is_closed = False
 
-    def submit(self, work: Callable[[], None]) -> None:
-        """Runs it soon. It must not raise."""
+    def submit(self, function: Callable[[], None]) -> None:
+        """Runs the function soon, in a thread. It must not raise."""
         with self._lock:
-            idle, self._idle = self._idle, max(0, self._idle - 1)
-        self._work.put(work)
-        if not idle:
-            threading.Thread(target=self._serve, name="rlm-batch-tool", daemon=True).start()
+            has_idle, self._idle_threads = self._idle_threads, max(0, self._idle_threads - 1)
+        self._queue.put(function)
+        if not has_idle:
+            threading.Thread(target=self._run_functions, name="rlm-batch-tool", daemon=True).start()
 
-    async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Runs it with the caller's context variables, and returns or raises what it does.
+    async def run_in_thread(self, function: Callable[[], T]) -> T:
+        """Runs the function with the caller's context variables, and returns or raises what it does.
 
         A caller that is cancelled does not wait for it.
         """
@@ -42,15 +42,15 @@ class ThreadPool:
             if not done.done():
                 done.set_result((value, error))
 
-        def carry_out() -> None:
+        def call_function() -> None:
             try:
-                outcome = work(), None
+                outcome = function(), None
             except BaseException as error:  # noqa: BLE001 - it is raised where the call was asked for
                 outcome = None, error
             with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
                 loop.call_soon_threadsafe(finish, *outcome)
 
-        self.submit(functools.partial(contextvars.copy_context().run, carry_out))
+        self.submit(functools.partial(contextvars.copy_context().run, call_function))
         value, error = await done
         if error is not None:
             raise error
@@ -59,15 +59,15 @@ class ThreadPool:
     def close(self) -> None:
         """Lets the threads that are idle go, and each of the others when it is done."""
         with self._lock:
-            self._closed = True
-            for _ in range(self._idle):
-                self._work.put(None)
-            self._idle = 0
+            self._is_closed = True
+            for _ in range(self._idle_threads):
+                self._queue.put(None)
+            self._idle_threads = 0
 
-    def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
+    def _run_functions(self) -> None:
+        while (function := self._queue.get()) is not None:
+            function()
             with self._lock:
-                if self._closed:
+                if self._is_closed:
                     return
-                self._idle += 1
+                self._idle_threads += 1

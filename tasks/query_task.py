@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, Failed
 
 from ..sandbox.errors import RlmBatchError
-from ..sandbox.queries import Query
+from ..sandbox.queries.session import Query
 
 QUERY_TASK_NAME = "query"
 MAX_TRACKED_QUERIES = 300  # queries of a flow run that are task runs: each costs 4 ms here and some 10 on the server

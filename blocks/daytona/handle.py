@@ -129,7 +129,7 @@ class DaytonaSandboxHandle(Sandbox):
             except get_sdk().DaytonaError as error:
                 log.debug("sandbox %s could not be kept awake: %s", self.id, get_message(error))
 
-    def last_words(self) -> str:
+    def read_stderr_tail(self) -> str:
         """The end of what the driver has written on standard error."""
         return self._channel.stderr_tail if self._channel is not None else ""
 

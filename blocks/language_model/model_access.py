@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ...sandbox.budget import Budget
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.queries import Queries, Query, QueryContext, QuerySession, RunTracked, run_untracked
+from ...sandbox.queries.budget import Budget
+from ...sandbox.queries.session import Queries, Query, QueryContext, QuerySession, RunTracked, run_untracked
 from .litellm_client import INSTALL_HINT, use_bundled_prices
 from .settings import LanguageModelSettings
 
 if TYPE_CHECKING:
     from ...sandbox.interpreter import Interpreter
-    from ...sandbox.queries import Model
+    from ...sandbox.queries.model import Model
 
 SLUG = "language-model"
 

@@ -26,7 +26,8 @@ from ..dspy_interpreter import DSPyInterpreter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...sandbox.queries import Message, Queries, Query, QueryContext
+    from ...sandbox.queries.model import Message
+    from ...sandbox.queries.session import Queries, Query, QueryContext
     from ...sandbox.result import Result
 
 T = TypeVar("T")

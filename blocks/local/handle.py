@@ -84,7 +84,7 @@ class LocalSandboxHandle(Sandbox):
                 receive(data)
                 return
             loop.remove_reader(reads)
-            words = self.last_words()
+            words = self.read_stderr_tail()
             closed(f"its process has ended: {words}" if words else "its process has ended")
 
         loop.add_reader(reads, on_output)
@@ -102,7 +102,7 @@ class LocalSandboxHandle(Sandbox):
         try:
             await channel.send(build_driver_code())
         except SandboxLost:
-            words = self.last_words() or "its process ended at once"
+            words = self.read_stderr_tail() or "its process ended at once"
             raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {words}") from None
 
     def _launch(self) -> tuple[int, int]:
@@ -130,7 +130,7 @@ class LocalSandboxHandle(Sandbox):
         widen_pipe(process.stdin.fileno(), PIPE_BYTES)
         return process.stdout.fileno(), process.stdin.fileno()
 
-    def last_words(self) -> str:
+    def read_stderr_tail(self) -> str:
         """The end of what came on the standard error of the driver, or of bubblewrap."""
         process = self._process
         if process is None or process.stderr is None:

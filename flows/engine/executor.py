@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...sandbox.budget import Usage
 from ...sandbox.errors import RlmBatchError
+from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Outcome, Result
 from ...tasks.capacity.slots import Slots
 from ...tasks.execute import build_execute_task

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...sandbox.budget import Usage
 from ...sandbox.errors import RlmBatchError
+from ...sandbox.queries.budget import Usage
 from ...tasks.ledger.run_record import RunRecord
 from .document import Heading, Part, Picture, Table, Text, Verbatim
 from .summary import MAX_FULL_TEXTS, MAX_ROWS, RunSummary

@@ -19,8 +19,8 @@ import httpx
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import StateType
 
-from ...sandbox.budget import Usage
 from ...sandbox.errors import ConfigurationError, NotRun
+from ...sandbox.queries.budget import Usage
 from ...tasks.execution import Execution
 from ...tasks.ledger.ledger import Ledger, LedgerLine
 from ...tasks.ledger.shard_files import ShardHeader, find_last_attempts

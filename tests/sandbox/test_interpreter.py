@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, LocalSandbox, OutcomeUnknown, QuotaExceeded, SandboxLost, SandboxStartError
-from rlm_batch.sandbox import interpreter
-from rlm_batch.sandbox import pipe_transport as direct
-from rlm_batch.sandbox import protocol as conversation
+from rlm_batch.sandbox import interpreter, protocol
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.provider_api import Channel, Sandbox
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
@@ -81,8 +79,8 @@ def test_a_script_hears_why_a_driver_ended_at_its_start() -> None:
 
 
 async def test_a_driver_that_never_answers_is_a_start_error_and_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter, "START_TIMEOUT", 0.3)
-    monkeypatch.setattr(conversation, "START_TIMEOUT", 0.3)
+    monkeypatch.setattr(interpreter, "START_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(protocol, "START_TIMEOUT_SECONDS", 0.3)
     sandbox = Deaf()
 
     async def open_sandbox() -> Sandbox:
@@ -171,7 +169,7 @@ async def test_a_sandbox_that_falls_silent_is_lost(processes: Callable[[], dict[
 async def test_a_driver_that_does_not_report_a_timeout_is_taken_for_lost(
     monkeypatch: pytest.MonkeyPatch, processes: Callable[[], dict[int, str]]
 ) -> None:
-    monkeypatch.setattr(conversation, "ANSWER_GRACE", 0.5)
+    monkeypatch.setattr(protocol, "ANSWER_GRACE_SECONDS", 0.5)
     before = set(processes())
     async with Interpreter(opening(), timeout=0.5) as one:
         await one.start()
@@ -187,8 +185,7 @@ async def test_a_driver_that_does_not_report_a_timeout_is_taken_for_lost(
 def test_a_script_takes_such_a_driver_for_lost_too(
     monkeypatch: pytest.MonkeyPatch, processes: Callable[[], dict[int, str]]
 ) -> None:
-    for module in (direct, conversation):
-        monkeypatch.setattr(module, "ANSWER_GRACE", 0.5)
+    monkeypatch.setattr(protocol, "ANSWER_GRACE_SECONDS", 0.5)
     before = set(processes())
     one = SyncInterpreter(opening(), timeout=0.5).start()
     drivers = set(processes()) - before

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rlm_batch import ConfigurationError, LanguageModel, LocalInterpreter, QueryError
 from rlm_batch.blocks.language_model import litellm_client
 from rlm_batch.blocks.language_model.model_access import resolve_language_model
-from rlm_batch.sandbox.budget import Usage
+from rlm_batch.sandbox.queries.budget import Usage
 
 from ...standins.openai_chat import Reply
 

@@ -1,8 +1,8 @@
-"""The host's side of queries: what code may ask, what it costs, and what became of it.
+"""Queries of one top-level execution: what its code may ask, within which limits, and the record of it.
 
-One `Tree` stands for a top-level execution and all that is asked below it: one budget, one deadline, and one limit on
-what is asked of the model at once. That limit is held by requests to the model alone, never by a query that waits for
-others, so that no depth of recursion can deadlock it.
+One `QuerySession` stands for a top-level execution and all that is asked below it: one budget, one deadline, and one
+limit on what is asked of the model at once. That limit is held by requests to the model alone, never by a query that
+waits for others, so that no depth of recursion can deadlock it.
 """
 
 from __future__ import annotations
@@ -13,48 +13,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
+from ..meta import QuerySummary
+from ..result import Result
 from .budget import Budget, Usage
-from .errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
-from .meta import QuerySummary
-from .result import Result
+from .model import Answer, Message, Model, NoAnswerError
 
-Message = dict[str, str]  # role and content, as in OpenAI's chat API
-SHOWN = 200  # characters of a prompt and of an error that stand in a record
-RECORDS = 1000  # queries of a tree that are recorded one by one; the rest are counted
-MARGIN = 1.0  # seconds, or a twentieth of a shorter timeout, before its end: in them code can submit what it has
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a model answered, and what that took."""
-
-    text: str
-    usage: Usage
-
-
-class NoAnswerError(Exception):
-    """A request that was taken and counted, and has no answer: `usage` is what it took nonetheless.
-
-    Between a model and the tree that asks it; code is told of a QueryError.
-    """
-
-    def __init__(self, message: str, usage: Usage) -> None:
-        super().__init__(message)
-        self.usage = usage
-
-
-class Model(Protocol):
-    """A language model. `name` is its own, and stands in records."""
-
-    name: str
-
-    async def ask(self, messages: list[Message]) -> Answer:
-        """The model's answer. Raises QueryError, and Unanswered where there is none and tokens were used."""
-        ...
-
-    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        """The most tokens, and the most US dollars, that an answer can take. Raises ConfigurationError."""
-        ...
+RECORDED_CHARACTERS = 200  # of a prompt and of an error that stand in a record
+MAX_RECORDED_QUERIES = 1000  # of a session; the rest are counted
+DEADLINE_MARGIN_SECONDS = 1.0  # or a twentieth of a shorter timeout: in them code can submit what it has
 
 
 @dataclass(slots=True)
@@ -78,13 +45,13 @@ class Query:
     @property
     def usage_text(self) -> str:
         """Its tokens and cost, for a person."""
-        used = self.usage
-        price = "cost unknown" if used.cost is None else f"${used.cost:.6f}"
-        return f"{used.calls} calls, {used.prompt_tokens} + {used.completion_tokens} tokens, {price}"
+        usage = self.usage
+        price = "cost unknown" if usage.cost is None else f"${usage.cost:.6f}"
+        return f"{usage.calls} calls, {usage.prompt_tokens} + {usage.completion_tokens} tokens, {price}"
 
     def to_json(self) -> dict[str, Any]:
         """The record, with those of the queries below it."""
-        found: dict[str, Any] = {
+        record: dict[str, Any] = {
             "kind": self.kind,
             "depth": self.depth,
             "model": self.model,
@@ -96,12 +63,12 @@ class Query:
             "cost": self.usage.cost,
         }
         if self.error:
-            found["error"] = self.error
+            record["error"] = self.error
         if self.trajectory:
-            found["trajectory"] = self.trajectory
+            record["trajectory"] = self.trajectory
         if self.children:
-            found["queries"] = [child.to_json() for child in self.children]
-        return found
+            record["queries"] = [child.to_json() for child in self.children]
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +81,10 @@ class QueryContext:
     preview: str = ""
 
 
-AnswerRecursively = Callable[
-    ["Queries", str, QueryContext, Query], Awaitable[str]
-]  # the code's queries, prompt, context, its record
+# Answers a recursive query: what its code may ask, its prompt, its context, its record.
+AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[str]]
+# Does a query's work and tells somebody of it.
+RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
 
 
 class CodeRunner(Protocol):
@@ -140,11 +108,8 @@ class CodeRunner(Protocol):
         ...
 
 
-RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
-
-
 async def run_untracked(_query: Query, work: Callable[[], Awaitable[str]]) -> str:
-    """Does the work, and tells nobody."""
+    """Does a query's work without telling anybody."""
     return await work()
 
 
@@ -175,23 +140,23 @@ class QuerySession:
         self.recurse = recurse
         self.track = track
         self.deadline: float | None = None
-        self._under_way = asyncio.Semaphore(concurrency)
+        self._request_slots = asyncio.Semaphore(concurrency)
         self._asked = self._failed = self._recorded = 0
         self.queries: list[Query] = []
 
     def set_deadline(self, timeout: float | None) -> None:
         """Sets the deadline of all queries by the timeout of the code that asks, in seconds."""
         if timeout is not None:
-            self.deadline = asyncio.get_running_loop().time() + timeout - min(MARGIN, timeout / 20)
+            self.deadline = asyncio.get_running_loop().time() + timeout - min(DEADLINE_MARGIN_SECONDS, timeout / 20)
 
     def check_seconds_left(self) -> float | None:
         """The seconds until the deadline; None where there is none. Raises DeadlineExceeded."""
         if self.deadline is None:
             return None
-        left = self.deadline - asyncio.get_running_loop().time()
-        if left <= 0:
+        seconds = self.deadline - asyncio.get_running_loop().time()
+        if seconds <= 0:
             raise self.make_deadline_error()
-        return left
+        return seconds
 
     @staticmethod
     def make_deadline_error() -> DeadlineExceeded:
@@ -200,11 +165,11 @@ class QuerySession:
     async def ask(self, model: Model, messages: list[Message], query: Query) -> Answer:
         """One request to a model. Raises BudgetExceeded, DeadlineExceeded and QueryError."""
         self.check_seconds_left()
-        most = await model.estimate_max_usage(messages) if self.budget.needs_estimates else (0, 0.0)
+        max_usage = await model.estimate_max_usage(messages) if self.budget.needs_estimates else (0, 0.0)
         try:
-            async with asyncio.timeout_at(self.deadline), self._under_way:
+            async with asyncio.timeout_at(self.deadline), self._request_slots:
                 # Not before: what waits for its turn shall not hold what others could use, or give back.
-                reservation = self.budget.reserve(*most)
+                reservation = self.budget.reserve(*max_usage)
                 try:
                     try:
                         answer = await model.ask(messages)
@@ -223,7 +188,7 @@ class QuerySession:
     async def run_recorded(self, query: Query, parent: Query | None, work: Callable[[], Awaitable[str]]) -> str:
         """Does a query's work, and records it."""
         self._asked += 1
-        if self._recorded < RECORDS:
+        if self._recorded < MAX_RECORDED_QUERIES:
             self._recorded += 1
             (self.queries if parent is None else parent.children).append(query)
         try:
@@ -231,21 +196,21 @@ class QuerySession:
         except BaseException as error:
             self._failed += 1
             text = error.summary if isinstance(error, RlmBatchError) else str(error)
-            query.error = f"{type(error).__name__}: {text}"[:SHOWN]
+            query.error = f"{type(error).__name__}: {text}"[:RECORDED_CHARACTERS]
             raise
         finally:
             query.seconds = time.monotonic() - query.started_at
 
     def summarize(self) -> QuerySummary:
         """The queries' counts, tokens and cost, and the queries as a tree."""
-        used = self.budget.usage
+        usage = self.budget.usage
         return QuerySummary(
             asked=self._asked,
             failed=self._failed,
-            calls=used.calls,
-            prompt_tokens=used.prompt_tokens,
-            completion_tokens=used.completion_tokens,
-            cost=used.cost,
+            calls=usage.calls,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cost=usage.cost,
             tree=tuple(query.to_json() for query in self.queries),
         )
 
@@ -253,49 +218,49 @@ class QuerySession:
 class Queries:
     """What code at one depth may ask: `tools` are the functions that its driver calls.
 
-    Plain code has depth 0. A query that code at depth d asks runs at d + 1; a recursive one beyond the tree's
+    Plain code has depth 0. A query that code at depth d asks runs at d + 1; a recursive one beyond the session's
     `max_depth` is refused. `interpreter` is the one whose sandbox the code runs in.
     """
 
     def __init__(
-        self, tree: QuerySession, interpreter: CodeRunner, *, depth: int = 0, parent: Query | None = None
+        self, session: QuerySession, interpreter: CodeRunner, *, depth: int = 0, parent: Query | None = None
     ) -> None:
-        self.session = tree
+        self.session = session
         self.interpreter = interpreter
         self.depth = depth
         self.is_top_level = parent is None
         self._parent = parent
-        self._recursions = asyncio.Semaphore(tree.concurrency)  # of this code; those below them have their own
+        self._recursions = asyncio.Semaphore(session.concurrency)  # of this code; those below them have their own
         self.tools: dict[str, Callable[..., Any]] = {
-            "llm_query": self._llm,
-            "llm_query_batched": self._llm,
-            "rlm_query": self._rlm,
-            "rlm_query_batched": self._rlm,
+            "llm_query": self._ask_model,
+            "llm_query_batched": self._ask_model,
+            "rlm_query": self._ask_recursive_model,
+            "rlm_query_batched": self._ask_recursive_model,
         }
 
     def make_child(self, query: Query) -> Queries:
         """What the code of a recursive query may ask."""
         return Queries(self.session, self.interpreter, depth=self.depth + 1, parent=query)
 
-    async def _llm(self, prompts: list[str], *, concurrency: int | None) -> list[dict[str, str]]:
-        async def one(prompt: str) -> str:
+    async def _ask_model(self, prompts: list[str], *, concurrency: int | None) -> list[dict[str, str]]:
+        async def answer_one(prompt: str) -> str:
             model = self.session.flat_model
-            query = Query("llm_query", self.depth + 1, model.name, prompt[:SHOWN])
+            query = Query("llm_query", self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS])
 
             async def work() -> str:
                 return (await self.session.ask(model, [{"role": "user", "content": prompt}], query)).text
 
             return await self.session.run_recorded(query, self._parent, work)
 
-        return await self._all(prompts, concurrency, one)
+        return await self._answer_all(prompts, concurrency, answer_one)
 
-    async def _rlm(
+    async def _ask_recursive_model(
         self, prompts: list[str], *, concurrency: int | None, context: dict[str, Any]
     ) -> list[dict[str, str]]:
-        given = QueryContext(**context)
+        query_context = QueryContext(**context)
 
-        async def one(prompt: str) -> str:
-            query = Query("rlm_query", self.depth + 1, self.session.root_model.name, prompt[:SHOWN])
+        async def answer_one(prompt: str) -> str:
+            query = Query("rlm_query", self.depth + 1, self.session.root_model.name, prompt[:RECORDED_CHARACTERS])
 
             async def work() -> str:
                 if self.depth + 1 > self.session.max_depth:
@@ -306,30 +271,30 @@ class Queries:
                 self.session.check_seconds_left()
                 try:
                     async with asyncio.timeout_at(self.session.deadline), self._recursions:
-                        return await self.session.recurse(self.make_child(query), prompt, given, query)
+                        return await self.session.recurse(self.make_child(query), prompt, query_context, query)
                 except TimeoutError:
                     raise self.session.make_deadline_error() from None
 
             return await self.session.run_recorded(query, self._parent, work)
 
-        return await self._all(prompts, concurrency, one)
+        return await self._answer_all(prompts, concurrency, answer_one)
 
-    async def _all(
-        self, prompts: list[str], concurrency: int | None, one: Callable[[str], Awaitable[str]]
+    async def _answer_all(
+        self, prompts: list[str], concurrency: int | None, answer_one: Callable[[str], Awaitable[str]]
     ) -> list[dict[str, str]]:
         """Replies in the order of the prompts. What the code has sent is the code's word: it may be anything."""
-        most = self.session.concurrency if concurrency is None else min(int(concurrency), self.session.concurrency)
-        under_way = asyncio.Semaphore(max(1, most))
+        limit = self.session.concurrency if concurrency is None else min(int(concurrency), self.session.concurrency)
+        slots = asyncio.Semaphore(max(1, limit))
 
         async def reply(prompt: str) -> dict[str, str]:
             try:
-                async with under_way:
-                    return {"answer": await one(str(prompt))}
+                async with slots:
+                    return {"answer": await answer_one(str(prompt))}
             except RlmBatchError as error:
-                kind = type(error) if type(error) in _TOLD else QueryError
+                kind = type(error) if type(error) in _ERRORS_OF_CODE else QueryError
                 return {"error": kind.__name__, "message": str(error)}
 
         return list(await asyncio.gather(*map(reply, prompts)))
 
 
-_TOLD = (BudgetExceeded, DepthExceeded, DeadlineExceeded, QueryError)
+_ERRORS_OF_CODE = (BudgetExceeded, DepthExceeded, DeadlineExceeded, QueryError)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rlm_batch import BudgetExceeded
-from rlm_batch.sandbox.budget import Budget, Usage
+from rlm_batch.sandbox.queries.budget import Budget, Usage
 
 
 def test_no_more_calls_are_reserved_than_there_are_and_a_failed_one_is_given_back():

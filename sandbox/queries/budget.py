@@ -1,13 +1,13 @@
-"""A budget: what a tree of queries, or a whole flow run, may use up."""
+"""Limits on what a tree of queries, or a whole flow run, may take of a language model."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
 
-from .errors import BudgetExceeded
+from ..errors import BudgetExceeded
 
-ROUNDING = 1e-9  # of a limit on cost: sums of fractions of a cent are off by less
+ROUNDING_TOLERANCE = 1e-9  # of a limit on cost: sums of fractions of a cent are off by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,20 @@ class Budget:
         self._cost = cost
         self._parent = parent
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
-        self._used = Usage()
+        self._settled = Usage()
         self._reserved: dict[Reservation, tuple[int, float]] = {}
 
     @property
     def usage(self) -> Usage:
-        """What has been settled."""
+        """What settled calls have taken."""
         with self._lock:
-            return self._used
+            return self._settled
 
     @property
     def remaining_calls(self) -> int | None:
         """The calls that can still be reserved, by this budget's own limit; None is no limit."""
         with self._lock:
-            return None if self._calls is None else max(0, self._calls - self._used.calls - len(self._reserved))
+            return None if self._calls is None else max(0, self._calls - self._settled.calls - len(self._reserved))
 
     @property
     def needs_estimates(self) -> bool:
@@ -82,42 +82,42 @@ class Budget:
         """Sets one call aside, with the most tokens and cost that it can take. Raises BudgetExceeded."""
         reservation = Reservation(self)
         with self._lock:
-            for budget in self._chain():
+            for budget in self._list_ancestry():
                 budget._check(tokens, cost)
-            for budget in self._chain():
+            for budget in self._list_ancestry():
                 budget._reserved[reservation] = (tokens, cost)
         return reservation
 
     def _check(self, tokens: int, cost: float) -> None:
-        calls = self._used.calls + len(self._reserved)
+        calls = self._settled.calls + len(self._reserved)
         if self._calls is not None and calls + 1 > self._calls:
             raise BudgetExceeded(f"all {self._calls} calls of the model are used up: ask for less, or raise the limit")
-        taken = self._used.tokens + sum(held for held, _ in self._reserved.values())
+        taken = self._settled.tokens + sum(held for held, _ in self._reserved.values())
         if self._tokens is not None and taken + tokens > self._tokens:
             raise BudgetExceeded(
                 f"the call could take {tokens:,} tokens, and of {self._tokens:,} {max(0, self._tokens - taken):,} are "
                 "left: ask for less, or raise the limit"
             )
-        spent = (self._used.cost or 0.0) + sum(held for _, held in self._reserved.values())
-        if self._cost is not None and spent + cost > self._cost * (1 + ROUNDING):
+        spent = (self._settled.cost or 0.0) + sum(held for _, held in self._reserved.values())
+        if self._cost is not None and spent + cost > self._cost * (1 + ROUNDING_TOLERANCE):
             raise BudgetExceeded(
                 f"the call could cost ${cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - spent):.6f} are "
                 "left: ask for less, or raise max_cost"
             )
 
-    def _chain(self) -> list[Budget]:
-        found: list[Budget] = []
+    def _list_ancestry(self) -> list[Budget]:
+        budgets: list[Budget] = []
         budget: Budget | None = self
         while budget is not None:
-            found.append(budget)
+            budgets.append(budget)
             budget = budget._parent
-        return found
+        return budgets
 
-    def _end(self, reservation: Reservation, usage: Usage | None) -> None:
+    def _close(self, reservation: Reservation, usage: Usage | None) -> None:
         with self._lock:
-            for budget in self._chain():
+            for budget in self._list_ancestry():
                 if budget._reserved.pop(reservation, None) is not None and usage is not None:
-                    budget._used += usage
+                    budget._settled += usage
 
 
 class Reservation:
@@ -128,8 +128,8 @@ class Reservation:
 
     def settle(self, usage: Usage) -> None:
         """Replaces what was set aside by what was used."""
-        self._budget._end(self, usage)  # type: ignore[reportPrivateUsage]
+        self._budget._close(self, usage)  # type: ignore[reportPrivateUsage]
 
     def release(self) -> None:
         """Gives back what was set aside."""
-        self._budget._end(self, None)  # type: ignore[reportPrivateUsage]
+        self._budget._close(self, None)  # type: ignore[reportPrivateUsage]
