@@ -1,4 +1,4 @@
-"""How long code waits for its sandbox: our interpreter on each rung beside unisolated peers, in one interleaved run.
+"""How long code waits for its sandbox: our interpreter on each level beside unisolated peers, in one interleaved run.
 
     python benchmarks/interpreter.py [--rounds 40]
 
@@ -81,9 +81,9 @@ def echo(value: Any) -> Any:
     return value
 
 
-def ours(rung: str) -> SyncInterpreter:
-    """Our interpreter on a rung, with the probe that the first of a process makes already behind it."""
-    provider = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
+def ours(level: str) -> SyncInterpreter:
+    """Our interpreter on a level, with the probe that the first of a process makes already behind it."""
+    provider = LocalSandbox(isolation=level)  # type: ignore[arg-type]
     return SyncInterpreter(lambda: provider.open({}), tools={"echo": echo})
 
 
@@ -112,10 +112,10 @@ def measure(make: Callable[[], Any], rounds: int, found: dict[str, list[float]])
     interpreter.shutdown()
 
 
-async def stateless(rung: str, rounds: int) -> list[float]:
+async def stateless(level: str, rounds: int) -> list[float]:
     """Milliseconds of stateless executions in one warm sandbox."""
     found: list[float] = []
-    async with LocalSandbox(isolation=rung).interpreter() as interpreter:  # type: ignore[arg-type]
+    async with LocalSandbox(isolation=level).interpreter() as interpreter:  # type: ignore[arg-type]
         await interpreter.execute("SUBMIT(x=1)")
         await asyncio.sleep(0.2)
         for _ in range(rounds):
@@ -126,15 +126,15 @@ async def stateless(rung: str, rounds: int) -> list[float]:
 
 
 def usable() -> list[str]:
-    """The rungs that this machine has; `none` is there for comparison."""
+    """The levels that this machine has; `none` is there for comparison."""
     found: list[str] = []
-    for rung in ("bubblewrap", "landlock", "none"):
+    for level in ("bubblewrap", "landlock", "none"):
         try:
-            asyncio.run(LocalSandbox(isolation=rung).check())  # type: ignore[arg-type]
+            asyncio.run(LocalSandbox(isolation=level).check())  # type: ignore[arg-type]
         except ConfigurationError as error:
-            print(f"{rung} is left out: {error}", file=sys.stderr)
+            print(f"{level} is left out: {error}", file=sys.stderr)
         else:
-            found.append(rung)
+            found.append(level)
     return found
 
 
@@ -143,18 +143,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="interpreters of each kind")
     rounds = parser.parse_args().rounds
-    rungs = usable()
+    levels = usable()
     makers: dict[str, Callable[[], Any]] = {
         "dspy": lambda: dspy.LocalInterpreter(tools={"echo": echo}),
         "pipe worker": PipeWorker,
-        **{rung: lambda rung=rung: ours(rung) for rung in rungs},
+        **{level: lambda level=level: ours(level) for level in levels},
     }
     found: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
     for _ in range(rounds):
         for name, make in makers.items():
             measure(make, 20, found[name])
-    for rung in rungs:
-        found[rung]["stateless"] = asyncio.run(stateless(rung, 20 * rounds))
+    for level in levels:
+        found[level]["stateless"] = asyncio.run(stateless(level, 20 * rounds))
     table = Table(title=f"Interpreters: medians of {rounds} rounds, ms (ratio to dspy)", box=None)
     table.add_column("")
     for name in makers:

@@ -18,27 +18,27 @@ LANDLOCK_CREATE_RULESET = 444
 LANDLOCK_CREATE_RULESET_VERSION = 1
 
 
-def require_isolation(rung: str, uid: int | None = None) -> None:
-    """Skips the test where this machine lacks what the rung is made of."""
-    reason = find_missing_support(rung, uid)
+def require_isolation(level: str, uid: int | None = None) -> None:
+    """Skips the test where this machine lacks what the level is made of."""
+    reason = find_missing_support(level, uid)
     if reason:
         pytest.skip(reason)
 
 
 def find_strongest_level() -> str:
-    """The rung that a user gets who names none; empty where there is neither."""
-    return next((rung for rung in ("bubblewrap", "landlock") if not find_missing_support(rung)), "")
+    """The level that a user gets who names none; empty where there is neither."""
+    return next((level for level in ("bubblewrap", "landlock") if not find_missing_support(level)), "")
 
 
-def find_missing_support(rung: str, uid: int | None = None) -> str:
-    """What this machine lacks for the rung, in words; empty where it has all. `uid` is the user, by default ours."""
-    if rung == "none":
+def find_missing_support(level: str, uid: int | None = None) -> str:
+    """What this machine lacks for the level, in words; empty where it has all. `uid` is the user, by default ours."""
+    if level == "none":
         return ""
-    if rung == "auto":
+    if level == "auto":
         return find_missing_support("bubblewrap", uid) and find_missing_support("landlock", uid)
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return f"isolation needs Linux on x86_64 or aarch64, and this is {sys.platform} on {platform.machine()}"
-    if rung == "landlock":
+    if level == "landlock":
         version = landlock()
         return "" if version >= 1 else f"this kernel's version of Landlock is {version}"
     return _bubblewrap(shutil.which("bwrap"), os.getuid() if uid is None else uid)

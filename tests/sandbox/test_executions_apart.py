@@ -1,4 +1,4 @@
-"""On an isolated rung the executions of one sandbox cannot reach each other, nor their driver."""
+"""On an isolated level the executions of one sandbox cannot reach each other, nor their driver."""
 
 import asyncio
 from textwrap import dedent

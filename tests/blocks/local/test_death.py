@@ -15,7 +15,9 @@ import pytest
 from ...infra.isolation_levels import find_missing_support
 
 if TYPE_CHECKING:
-    from .conftest import Box, Host, Marked
+    from .boxes import Box
+    from .hosts import Host
+    from .targets import Marked
 
 RUNGS = ("bubblewrap", "landlock", "none")
 SECONDS = 15
@@ -116,12 +118,12 @@ def own_host(new_host: Callable[[str], Host], request: pytest.FixtureRequest) ->
 as_each_user = pytest.mark.parametrize("own_host", ["root", "user"], indirect=True)
 
 
-def boxes_of(host: Host, make: type[Box], rungs: tuple[str, ...] = RUNGS) -> list[Box]:
-    """A sandbox on each of the rungs that this host can have."""
+def boxes_of(host: Host, make: type[Box], levels: tuple[str, ...] = RUNGS) -> list[Box]:
+    """A sandbox on each of the levels that this host can have."""
     found: list[Box] = []
-    for rung in rungs:
-        if not find_missing_support(rung, host.uid):
-            box = make(host, rung)
+    for level in levels:
+        if not find_missing_support(level, host.uid):
+            box = make(host, level)
             answer = box.run("pass")
             assert "error" not in answer, answer
             found.append(box)
@@ -171,7 +173,7 @@ def test_no_process_outlives_its_host_whatever_it_was_doing(
     boxes = boxes_of(own_host, box_type, RUNGS[:2])
     for box in boxes:
         box.send(FORKING + "time.sleep(600)", mark=marked.mark, timeout=600)
-        flooded = box_type(own_host, box.rung, fields={"lifetime": 60_000})
+        flooded = box_type(own_host, box.level, fields={"lifetime": 60_000})
         flooded.send(FLOODING + "time.sleep(600)", mark=marked.mark, timeout=600)
     wait_for(marked, 13 * len(boxes))
     time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The local provider: which rung it takes, what it says where there is none, its sandboxes and their folders."""
+"""The local provider: which level it takes, what it says where there is none, its sandboxes and their folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlm_batch.blocks.local import isolation as levels
 from ...infra.isolation_levels import find_strongest_level, require_isolation
 
 if TYPE_CHECKING:
-    from .conftest import Box, Boxes
+    from .boxes import Box, Boxes
 
 pytestmark = pytest.mark.anyio
 
@@ -51,33 +51,33 @@ def put_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -
     monkeypatch.setenv("PATH", str(folder))
 
 
-async def rung_or_skip(**fields: Any) -> LocalSandbox:
-    """The block, where this machine has its rung."""
+async def level_or_skip(**fields: Any) -> LocalSandbox:
+    """The block, where this machine has its level."""
     block = LocalSandbox(**fields)
     require_isolation(block.isolation)
     await block.check()
     return block
 
 
-# ------------------------------------------------------------------------------------------------------------ the rung
+# ------------------------------------------------------------------------------------------------------------ the level
 
 
 async def test_auto_takes_the_strongest_that_works() -> None:
     require_isolation("auto")
-    rung = find_strongest_level()
+    level = find_strongest_level()
     block = LocalSandbox()
-    assert await block.resolve_isolation() == rung
-    assert (await block.check()).startswith(rung)
+    assert await block.resolve_isolation() == level
+    assert (await block.check()).startswith(level)
     async with block.interpreter() as interpreter:
         meta = (await interpreter.execute("pass")).meta
-    assert meta.isolation == rung
+    assert meta.isolation == level
     assert meta.layers
     assert "limits" in meta.layers
 
 
 async def test_auto_takes_landlock_where_bubblewrap_is_not(unknown_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
-    block = await rung_or_skip(isolation="landlock")
+    block = await level_or_skip(isolation="landlock")
     assert await block.resolve_isolation() == "landlock"
     async with LocalSandbox().interpreter() as interpreter:
         result = await interpreter.execute("SUBMIT(works=True)")
@@ -91,18 +91,18 @@ async def test_auto_takes_landlock_where_bubblewrap_does_not_work(
 ) -> None:
     """As in a container: it is installed, and the kernel refuses it the namespaces."""
     put_bubblewrap(unknown_machine, tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
-    await rung_or_skip(isolation="landlock")
+    await level_or_skip(isolation="landlock")
     assert await LocalSandbox().resolve_isolation() == "landlock"
     with pytest.raises(ConfigurationError, match="No permissions to create new namespace"):
         await LocalSandbox(isolation="bubblewrap").check()
 
 
-async def test_a_rung_that_shows_the_host_s_files_is_not_taken(
+async def test_a_level_that_shows_the_host_s_files_is_not_taken(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A rung is believed when code in it has been refused a file, not because its parts are there."""
+    """A level is believed when code in it has been refused a file, not because its parts are there."""
     hide_bubblewrap(unknown_machine, tmp_path)
-    await rung_or_skip(isolation="landlock")
+    await level_or_skip(isolation="landlock")
     probing._reasons.clear()
     unknown_machine.setattr(creation, "build_confinement", lambda *_: {"limits": {}})
     for isolation in ("auto", "landlock"):
@@ -110,7 +110,7 @@ async def test_a_rung_that_shows_the_host_s_files_is_not_taken(
             await LocalSandbox(isolation=isolation).resolve_isolation()  # type: ignore[arg-type]
 
 
-async def test_a_machine_without_any_rung_is_told_what_to_do(
+async def test_a_machine_without_any_level_is_told_what_to_do(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
@@ -130,14 +130,14 @@ async def test_a_machine_without_any_rung_is_told_what_to_do(
     assert await block.list_sandboxes() == []
 
 
-@pytest.mark.parametrize("rung", ["bubblewrap", "landlock"])
-async def test_a_rung_by_name_is_that_rung_or_an_error(
-    unknown_machine: pytest.MonkeyPatch, tmp_path: Path, rung: str
+@pytest.mark.parametrize("level", ["bubblewrap", "landlock"])
+async def test_a_level_by_name_is_that_level_or_an_error(
+    unknown_machine: pytest.MonkeyPatch, tmp_path: Path, level: str
 ) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
     unknown_machine.setattr(levels, "find_landlock_abi", lambda: 0)
-    with pytest.raises(ConfigurationError, match=f"'{rung}' does not work"):
-        await LocalSandbox(isolation=rung).check()  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=f"'{level}' does not work"):
+        await LocalSandbox(isolation=level).check()  # type: ignore[arg-type]
 
 
 async def test_none_is_taken_by_name_only(unknown_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -164,12 +164,12 @@ async def test_a_machine_is_asked_once(unknown_machine: pytest.MonkeyPatch) -> N
     asked: list[str] = []
     attempt = probing.try_level
 
-    async def counting(rung: Any) -> str:
-        asked.append(rung)
-        return await attempt(rung)
+    async def counting(level: Any) -> str:
+        asked.append(level)
+        return await attempt(level)
 
     unknown_machine.setattr(probing, "try_level", counting)
-    block = await rung_or_skip()
+    block = await level_or_skip()
     for _ in range(3):
         await block.resolve_isolation()
     assert len(asked) == len(set(asked))
@@ -178,8 +178,8 @@ async def test_a_machine_is_asked_once(unknown_machine: pytest.MonkeyPatch) -> N
 # ------------------------------------------------------------------------------------------------- listing and removing
 
 
-async def test_a_sandbox_is_listed_with_its_labels_while_it_is_open(rung: str) -> None:
-    block = LocalSandbox(isolation=rung, lifetime=600)  # type: ignore[arg-type]
+async def test_a_sandbox_is_listed_with_its_labels_while_it_is_open(level: str) -> None:
+    block = LocalSandbox(isolation=level, lifetime=600)  # type: ignore[arg-type]
     async with block.interpreter(run="run-1") as interpreter:
         sandbox = (await interpreter.execute("pass")).meta.sandbox_id
         (found,) = [info for info in await block.list_sandboxes() if info.id == sandbox]
@@ -191,8 +191,8 @@ async def test_a_sandbox_is_listed_with_its_labels_while_it_is_open(rung: str) -
 
 
 @pytest.mark.usefixtures("no_process_left")
-async def test_a_sandbox_that_is_removed_while_it_runs_is_lost_to_its_interpreter(rung: str) -> None:
-    block = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
+async def test_a_sandbox_that_is_removed_while_it_runs_is_lost_to_its_interpreter(level: str) -> None:
+    block = LocalSandbox(isolation=level)  # type: ignore[arg-type]
     async with block.interpreter() as interpreter:
         sandbox = (await interpreter.execute("pass")).meta.sandbox_id
         running = asyncio.create_task(interpreter.execute("import time\ntime.sleep(60)"))
@@ -365,10 +365,10 @@ for mode in (0o500, 0o100):
 
 
 async def test_the_environment_of_the_block_reaches_the_code_and_nothing_else_does(
-    rung: str, monkeypatch: pytest.MonkeyPatch
+    level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOST_SECRET", "of-the-host")
-    block = LocalSandbox(isolation=rung, environment={"TOKEN": SecretStr("given-to-code")})  # type: ignore[arg-type]
+    block = LocalSandbox(isolation=level, environment={"TOKEN": SecretStr("given-to-code")})  # type: ignore[arg-type]
     async with block.interpreter() as interpreter:
         result = await interpreter.execute("import os\nSUBMIT(token=os.environ['TOKEN'], all=str(dict(os.environ)))")
         sandbox = result.meta.sandbox_id
@@ -378,9 +378,9 @@ async def test_the_environment_of_the_block_reaches_the_code_and_nothing_else_do
     assert "given-to-code" not in record + repr(block) + repr(result.meta) + str(await block.fingerprint())
 
 
-def test_a_sandbox_outlives_the_thread_that_started_it(rung: str) -> None:
+def test_a_sandbox_outlives_the_thread_that_started_it(level: str) -> None:
     """The kernel tells a process of its parent's death when the thread that forked it has ended."""
-    interpreter = LocalInterpreter(isolation=rung)
+    interpreter = LocalInterpreter(isolation=level)
     starting = threading.Thread(target=interpreter.start)
     starting.start()
     starting.join()
@@ -397,8 +397,8 @@ def test_a_sandbox_outlives_the_thread_that_started_it(rung: str) -> None:
 
 
 @pytest.mark.usefixtures("no_process_left")
-async def test_many_sandboxes_at_once_are_apart(rung: str) -> None:
-    block = LocalSandbox(isolation=rung)  # type: ignore[arg-type]
+async def test_many_sandboxes_at_once_are_apart(level: str) -> None:
+    block = LocalSandbox(isolation=level)  # type: ignore[arg-type]
 
     async def one(number: int) -> tuple[int, int]:
         async with block.interpreter() as interpreter:
@@ -411,7 +411,7 @@ async def test_many_sandboxes_at_once_are_apart(rung: str) -> None:
 
 
 def test_one_sandbox_cannot_reach_into_another(box: Box) -> None:
-    other = type(box)(box.host, box.rung, fields={"lifetime": 70_000})
+    other = type(box)(box.host, box.level, fields={"lifetime": 70_000})
     sandbox = other.run("open('secret', 'w').write('x')")["sandbox"]
     found = box.tried(
         """

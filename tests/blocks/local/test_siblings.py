@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .conftest import Box, Boxes, Marked
+    from .boxes import Box, Boxes
+    from .targets import Marked
 
 # A sibling that tells where it is to be found, waits for the attack, and hands something back.
 SIBLING = """

@@ -20,7 +20,7 @@ from rlm_batch.blocks.volume import VolumeFile
 from ...infra.isolation_levels import require_isolation
 
 if TYPE_CHECKING:
-    from .conftest import Boxes
+    from .boxes import Boxes
 
 
 @pytest.fixture

@@ -1,0 +1,116 @@
+"""Processes that have local sandboxes, as root and as an ordinary user, and a Python that such a user can start."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+from typing import Any
+
+HOST = Path(__file__).with_name("local_host.py")
+ORDINARY = 54321  # a user whom no system hands out
+ENVIRONMENT_SECRET = "of the environment"
+
+
+def start_as_ordinary(python: str) -> str | None:
+    """The prefix of that Python if an ordinary user can start it and it reads our marshalled code; None if not."""
+    program = "import _ctypes, sqlite3, sys, importlib.util as u; print(u.MAGIC_NUMBER.hex(), sys.base_prefix)"
+    who: dict[str, Any] = {"user": ORDINARY, "group": ORDINARY, "extra_groups": []}
+    command = [python, "-I", "-S", "-c", program]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd="/", env={}, **who)
+    except OSError:
+        return None
+    magic, _, prefix = done.stdout.strip().partition(" ")
+    return prefix if done.returncode == 0 and magic == MAGIC_NUMBER.hex() else None
+
+
+def link(source: str, target: str) -> None:
+    """A second name for a file, or a copy where that cannot be."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def copy_python(base: str, folder: Path) -> str:
+    """The base Python's own files in another place."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    (folder / "bin").mkdir()
+    link(base, str(folder / "bin" / version))
+    library = Path(sys.base_prefix) / "lib"
+    leave = shutil.ignore_patterns("test", "site-packages", "idlelib", "tkinter", "ensurepip", "config-*")
+    shutil.copytree(library / version, folder / "lib" / version, ignore=leave, copy_function=link)
+    for shared in library.glob("libpython*.so*"):
+        link(str(shared.resolve()), str(folder / "lib" / shared.name))
+    return str(folder / "bin" / version)
+
+
+class Host:
+    """A host process, and what it is asked."""
+
+    def __init__(self, settings: dict[str, Any], environment: dict[str, str]) -> None:
+        self.uid: int = settings.get("uid", os.getuid())
+        self.home = Path(environment["HOME"])
+        self.folders = Path(environment["TMPDIR"])
+        self._ids = itertools.count(1)
+        self._answers: dict[int, dict[str, Any]] = {}
+        self.process = subprocess.Popen(
+            [sys.executable, str(HOST), json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.pid: int = self.wait(0)["pid"]
+
+    def ask(self, request: dict[str, Any]) -> int:
+        """Sends a request and returns its number."""
+        number = next(self._ids)
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request | {"id": number}) + "\n")
+        self.process.stdin.flush()
+        return number
+
+    def wait(self, number: int) -> dict[str, Any]:
+        """The answer to a request."""
+        assert self.process.stdout is not None
+        while number not in self._answers:
+            line = self.process.stdout.readline()
+            assert line, "the host has ended"
+            answer = json.loads(line)
+            self._answers[answer["id"]] = answer
+        return self._answers.pop(number)
+
+    def list_sandboxes(self) -> dict[str, dict[str, str]]:
+        """What its provider lists: labels by id."""
+        return self.wait(self.ask({"op": "list"}))["found"]
+
+    def delete_sandbox(self, sandbox: str) -> None:
+        """Lets its provider remove one."""
+        self.wait(self.ask({"op": "delete", "sandbox": sandbox}))
+
+    def as_user(self) -> dict[str, Any]:
+        """Options that start a process as the host's user."""
+        return {"user": self.uid, "group": self.uid, "extra_groups": []} if self.uid != os.getuid() else {}
+
+    def end(self) -> None:
+        """Lets it remove its sandboxes and end."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+Hosts = Callable[..., Host]

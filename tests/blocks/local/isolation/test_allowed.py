@@ -1,0 +1,240 @@
+"""What code in a local sandbox can do, on each level of isolation."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ....infra.isolation_levels import landlock
+
+if TYPE_CHECKING:
+    from ..boxes import Box
+
+WORKS = {
+    "a subprocess": """
+import subprocess
+assert subprocess.run(["echo", "hi"], capture_output=True, text=True).stdout == "hi\\n"
+assert subprocess.run("exit 3", shell=True).returncode == 3
+""",
+    "a Python of its own": """
+import subprocess
+ran = subprocess.run([sys.executable, "-c", "import ssl, sqlite3; print(6 * 7)"], capture_output=True, text=True)
+assert ran.stdout == "42\\n", ran
+""",
+    "a script in its folder": """
+with open("script.py", "w") as file:
+    file.write("print(__file__)")
+import subprocess
+assert subprocess.run([sys.executable, "script.py"], capture_output=True, text=True).stdout.endswith("script.py\\n")
+""",
+    "an executable in its folder": """
+import subprocess
+fd = os.open("tool", os.O_CREAT | os.O_WRONLY, 0o755)
+os.write(fd, b"#!/bin/sh\\necho tool\\n")
+os.close(fd)
+assert subprocess.run(["./tool"], capture_output=True, text=True).stdout == "tool\\n"
+""",
+    "a module in its folder": """
+with open("of_its_own.py", "w") as file:
+    file.write("value = 5")
+import of_its_own
+assert of_its_own.value == 5
+""",
+    "threads": """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(8) as pool:
+    assert sum(pool.map(abs, range(100))) == 4950
+""",
+    "temporary files": """
+import tempfile
+with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile(dir=folder) as file:
+    file.write(b"x")
+with tempfile.TemporaryFile() as file:
+    file.write(b"x")
+with tempfile.NamedTemporaryFile() as file:
+    file.write(b"x")
+""",
+    "sqlite3": """
+import sqlite3
+with sqlite3.connect("data.db") as db:
+    db.execute("pragma journal_mode=wal")
+    db.execute("create table if not exists t (x)")
+    db.execute("insert into t values (1)")
+assert db.execute("select count(*) from t").fetchone()[0] >= 1
+""",
+    "ssl": """
+import ssl
+assert ssl.create_default_context().cert_store_stats()["x509"] >= 0
+""",
+    "an event loop": """
+import asyncio
+async def main():
+    process = await asyncio.create_subprocess_exec("cat", stdin=-1, stdout=-1)
+    out, _ = await process.communicate(b"hello")
+    return out, await asyncio.to_thread(int, "5"), await asyncio.sleep(0, "slept")
+assert asyncio.run(main()) == (b"hello", 5, "slept")
+""",
+    "copies with their status": """
+import shutil
+with open("original", "w") as file:
+    file.write("text")
+shutil.copy2("original", "copied")
+shutil.copytree(".", "../tmp/tree" if os.path.isdir("../tmp/.") and os.getcwd() != "/sandbox" else "/tmp/tree",
+                dirs_exist_ok=True, ignore=shutil.ignore_patterns("tree"))
+assert open("copied").read() == "text"
+os.chmod("copied", 0o600)
+os.utime("copied", (1, 1))
+shutil.move("copied", "moved")
+""",
+    "archives": """
+import tarfile, zipfile
+with open("packed", "w") as file:
+    file.write("text")
+with tarfile.open("a.tar.gz", "w:gz") as archive:
+    archive.add("packed")
+with tarfile.open("a.tar.gz") as archive:
+    archive.extractall("unpacked")
+with zipfile.ZipFile("a.zip", "w") as archive:
+    archive.write("packed")
+with zipfile.ZipFile("a.zip") as archive:
+    archive.extractall("unzipped")
+assert open("unpacked/packed").read() == open("unzipped/packed").read() == "text"
+""",
+    "hashes": """
+import hashlib, hmac, secrets, uuid, random
+hashlib.sha256(b"x").hexdigest(), secrets.token_hex(), uuid.uuid4(), random.SystemRandom().random()
+""",
+    "decimals": "import decimal, fractions\nassert decimal.Decimal(1) / 3",
+    "time zones": """
+import datetime, zoneinfo
+assert zoneinfo.available_timezones() or not os.path.isdir("/usr/share/zoneinfo")
+if os.path.isdir("/usr/share/zoneinfo"):
+    assert datetime.datetime.now(zoneinfo.ZoneInfo("Europe/Berlin"))
+time.localtime()
+""",
+    "socket pairs": """
+ours, theirs = socket.socketpair()
+ours.send(b"x")
+assert theirs.recv(1) == b"x"
+""",
+    "the count of processors": "assert os.cpu_count() >= 1 and len(os.sched_getaffinity(0)) >= 1",
+    "its own affinity and priority": """
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+os.nice(1)
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+""",
+    "signals to itself": """
+heard = []
+signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+os.kill(os.getpid(), signal.SIGUSR1)
+signal.raise_signal(signal.SIGUSR1)
+signal.pthread_kill(__import__("threading").get_ident(), signal.SIGUSR1)
+signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+signal.pause()
+assert len(heard) == 4
+""",
+    "locks on files": """
+with open("locked", "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.lockf(file, fcntl.LOCK_UN)
+""",
+    "maps of memory": """
+import mmap
+with open("mapped", "w+b") as file:
+    file.write(bytes(4096))
+    file.flush()
+    with mmap.mmap(file.fileno(), 0) as memory:
+        memory[0] = 1
+assert open("mapped", "rb").read(1) == b"\\1"
+assert len(mmap.mmap(-1, 4096)) == 4096
+""",
+    "forks": """
+pid = os.fork()
+if pid == 0:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+""",
+    "most of the library": """
+import argparse, base64, bisect, bz2, calendar, cmath, collections, configparser, contextlib, copy, csv, ctypes
+import dataclasses, difflib, email, enum, functools, getpass, glob, gzip, heapq, html, http.client, inspect, io
+import itertools, json, locale, logging, lzma, math, mimetypes, operator, pathlib, pickle, platform, pprint, queue
+import re, shlex, statistics, string, textwrap, typing, unicodedata, unittest, urllib.request, warnings, weakref
+platform.platform(), mimetypes.guess_type("a.txt"), locale.getlocale(), pathlib.Path.home()
+""",
+}
+
+
+@pytest.mark.parametrize("what", WORKS)
+def test_what_keeps_working(box: Box, what: str) -> None:
+    assert box.outputs(WORKS[what] + "\nSUBMIT(works=True)") == {"works": True}
+
+
+@pytest.mark.older_kernels
+def test_a_network_that_is_not_there_is_an_ordinary_error(box: Box) -> None:
+    found = box.outputs("""
+import urllib.error, urllib.request
+try:
+    urllib.request.urlopen("http://127.0.0.1:9/", timeout=2)
+except urllib.error.URLError as error:
+    SUBMIT(refused=isinstance(error.reason, OSError))
+""")
+    assert found == {"refused": True}
+
+
+def test_processes_that_code_starts_can_be_signalled_by_it(box: Box) -> None:
+    """From Landlock's ABI 6 on; below, only itself (test_local_isolation's older kernels)."""
+    code = """
+import subprocess
+process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+process.terminate()
+assert process.wait(10) == -signal.SIGTERM
+process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+os.killpg(process.pid, signal.SIGKILL)
+assert process.wait(10) == -signal.SIGKILL
+try:
+    subprocess.run(["sleep", "60"], timeout=0.1)
+except subprocess.TimeoutExpired:
+    SUBMIT(works=True)
+"""
+    if landlock() < 6:
+        pytest.skip("this kernel's Landlock does not know signals")
+    assert box.outputs(code) == {"works": True}
+
+
+def test_multiprocessing_works_in_a_mount_namespace(box: Box) -> None:
+    if box.level == "landlock":
+        pytest.skip("needs /dev/shm, which is the host's here")
+    code = """
+import multiprocessing
+context = multiprocessing.get_context("fork")
+with context.Pool(2) as pool:
+    SUBMIT(total=sum(pool.map(abs, range(10))))
+"""
+    assert box.outputs(code) == {"total": 45}
+
+
+def test_the_folder_belongs_to_the_code_alone(box: Box) -> None:
+    folder = box.host.folders / box.run("open('mine', 'w').write('x')")["sandbox"]
+    before = folder.stat().st_mode
+    assert (folder / "work" / "mine").read_text() == "x"
+    assert stat.S_IMODE(before) & 0o007 == 0  # other users cannot enter
+    found = box.tried("""
+work = os.environ["HOME"]
+attempt("record", lambda: read("../sandbox.json"))
+attempt("record written", lambda: write("../sandbox.json"))
+attempt("beside", lambda: os.mkdir("../beside"))
+attempt("moved", lambda: os.rename(work, work + ".moved"))
+attempt("removed", lambda: os.rmdir(os.path.join(os.path.dirname(os.environ["TMPDIR"]), "tmp")))
+try:
+    os.chmod("..", 0o777)
+except OSError:
+    pass
+""")
+    assert found.done == {}
+    assert folder.stat().st_mode == before
+    assert sorted(path.name for path in folder.iterdir()) == ["sandbox.json", "tmp", "work"]

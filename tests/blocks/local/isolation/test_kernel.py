@@ -1,0 +1,129 @@
+"""Calls and privileges that code in a local sandbox cannot have, on each level of isolation."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ..boxes import Box
+
+
+@pytest.mark.older_kernels
+def test_a_new_namespace_cannot_be_had(box: Box) -> None:
+    found = box.tried("""
+import subprocess
+NEW = {"mount": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000,
+       "pid": 0x20000000, "net": 0x40000000, "time": 0x80}
+for name, flag in NEW.items():
+    attempt(f"unshare {name}", lambda: call("unshare", flag))
+    attempt(f"unshare {name} with user", lambda: call("unshare", flag | 0x10000000))
+    def clone():
+        pid = call("clone", flag | signal.SIGCHLD, 0, 0, 0, 0)
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    if name != "time":  # the bit belongs to the signal there
+        attempt(f"clone {name}", clone)
+    def clone3():
+        arguments = struct.pack("8Q", flag, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
+        pid = call("clone3", arguments, len(arguments))
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    attempt(f"clone3 {name}", clone3)
+def command():
+    if subprocess.run(["unshare", "--user", "--map-root-user", "true"], stderr=subprocess.DEVNULL).returncode:
+        raise OSError(1, "refused")
+attempt("unshare --user", command)
+""")
+    assert found.done == {}
+
+
+@pytest.mark.older_kernels
+def test_calls_that_reach_around_the_policy_are_refused(box: Box) -> None:
+    found = box.tried("""
+bad = -1
+NAMES = ("io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_event_open", "userfaultfd", "add_key",
+         "request_key", "keyctl", "open_by_handle_at", "name_to_handle_at", "fanotify_init", "mount", "umount2",
+         "pivot_root", "chroot", "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr",
+         "open_tree_attr", "setns", "unshare", "ptrace", "kcmp", "process_vm_readv", "process_vm_writev",
+         "process_madvise", "pidfd_getfd", "init_module", "finit_module", "delete_module", "kexec_load",
+         "kexec_file_load", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime",
+         "clock_adjtime", "adjtimex", "syslog", "sethostname", "setdomainname", "iopl", "ioperm")
+for name in NAMES:
+    if name in numbers:
+        attempt(name, lambda: call(name, bad, bad, bad, bad, bad, bad))
+attempt("typing into a terminal", lambda: fcntl.ioctl(0, 0x5412, b"x"))
+""")
+    assert found.done == {}
+    # Another error would say that the kernel had looked at the arguments.
+    assert {name: error for name, error in found.refused.items() if error not in ("EPERM", "ENOSYS")} == {}
+
+
+def test_calls_in_another_machine_s_numbers_are_refused(box: Box) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("this machine has one set of numbers")
+    found = box.tried('attempt("x32", lambda: checked(libc.syscall(ctypes.c_long(0x40000000 + 39))))')
+    assert found.refused == {"x32": "EPERM"}
+    answer = box.run("""
+import mmap
+memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+memory.write(bytes.fromhex("b814000000cd80c3"))  # mov eax, 20 (getpid); int 0x80; ret
+function = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+SUBMIT(pid=function())
+""")
+    assert answer["error"]["error"] == "CodeCrashed", answer
+    assert box.outputs("SUBMIT(works=True)") == {"works": True}
+
+
+def test_no_privilege_is_left_or_can_be_had(box: Box) -> None:
+    found = box.outputs("""
+import glob, stat, subprocess
+header = struct.pack("Ii", 0x20080522, 0)
+sets = ctypes.create_string_buffer(24)
+call("capget", header, sets)
+words = struct.unpack("6I", sets.raw)
+capabilities = words[0] | words[1] | words[3] << 32 | words[4] << 32
+setuid = [path for place in ("/usr/bin", "/bin", "/usr/sbin", "/sbin") for path in glob.glob(place + "/*")
+          if os.path.isfile(path) and os.stat(path).st_mode & stat.S_ISUID]
+became = {}
+for command in ("su -c id", "sudo -n id", "mount -t tmpfs none /mnt", "pkexec id", "newgrp root"):
+    command = command.split()
+    try:
+        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=0.5)
+        became[command[0]] = ran.returncode, ran.stdout.decode()
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+for function, value in ((os.setuid, 0), (os.setgid, 0), (os.setuid, 1), (os.seteuid, 0), (os.setgroups, [0])):
+    attempt(function.__name__, lambda: function(value))
+SUBMIT(uid=os.getresuid(), groups=os.getgroups(), no_new=libc.prctl(39, 0, 0, 0, 0), capabilities=capabilities,
+       became=became, done=done)
+""")
+    root = box.host.uid == 0
+    assert (found["uid"][0] > 1000) if root else (found["uid"] == [box.host.uid] * 3)
+    assert len(set(found["uid"])) == 1
+    assert found["no_new"] == 1
+    # Where the interpreter lies in a closed directory, root's code keeps the right to search; Landlock still decides.
+    assert found["capabilities"] in ((0, 1 << 2) if root and box.level == "landlock" else (0,))
+    assert {name: outcome for name, outcome in found["became"].items() if outcome[0] == 0} == {}
+    assert found["done"] == {}
+    assert root is False or found["groups"] in ([], [found["uid"][0]])
+
+
+def test_code_has_no_descriptors_but_its_own(box: Box) -> None:
+    found = box.outputs("""
+import stat
+kinds = {}
+for fd in range(4096):
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        continue
+    kinds[str(fd)] = "pipe" if stat.S_ISFIFO(mode) else "device" if stat.S_ISCHR(mode) else oct(mode)
+SUBMIT(kinds=kinds)
+""")
+    # Standard input, output and error, and the execution's own channel.
+    assert found["kinds"] == {"0": "device", "1": "pipe", "2": "pipe", "3": "pipe", "4": "pipe"}

@@ -1,0 +1,98 @@
+"""Limits that code in a local sandbox cannot pass, on each level of isolation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ..boxes import Boxes
+
+
+def test_memory_beyond_the_limit_ends_the_execution_alone(own_box: Boxes) -> None:
+    box = own_box(memory_mib=256)
+    for code in ("data = bytearray(600 * 1024 * 1024)", "data = []\nwhile True: data.append(bytearray(1 << 20))"):
+        error = box.run(code)["error"]
+        assert error["error"] == "CodeCrashed"
+        assert error["out_of_memory"] is True
+    error = box.run("""
+attempt("mapped", lambda: __import__("mmap").mmap(-1, 600 << 20))
+raise MemoryError if refused else RuntimeError(done)
+""")["error"]
+    assert error["error"] == "CodeCrashed"
+    assert box.outputs("SUBMIT(works=True)") == {"works": True}
+
+
+def test_a_limit_cannot_be_raised(own_box: Boxes) -> None:
+    found = own_box(memory_mib=256, processes=40, file_size_mib=1, cpu_seconds=30).tried("""
+import resource
+for name in ("AS", "NPROC", "FSIZE", "CPU", "CORE"):
+    which = getattr(resource, "RLIMIT_" + name)
+    attempt(name, lambda: resource.setrlimit(which, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)))
+    attempt(f"{name} of itself", lambda: resource.prlimit(os.getpid(), which, (1 << 40, 1 << 40)))
+""")
+    assert found.done == {}
+
+
+def test_a_fork_bomb_stays_below_the_limit(own_box: Boxes) -> None:
+    box = own_box(processes=50)
+    code = """
+children = []
+for _ in range(200):
+    try:
+        pid = os.fork()
+    except OSError:
+        break
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    children.append(pid)
+SUBMIT(children=len(children))
+"""
+    # The supervisor counts too, and bubblewrap, where they run as the same user.
+    assert 30 <= box.outputs(code)["children"] <= 50
+    # The children of the first have gone with it.
+    assert 30 <= box.outputs(code)["children"] <= 50
+
+
+def test_a_bomb_of_threads_stays_below_the_limit(own_box: Boxes) -> None:
+    found = own_box(processes=50).outputs("""
+import threading
+gate = threading.Event()
+started = 0
+try:
+    for _ in range(200):
+        threading.Thread(target=gate.wait, daemon=True).start()
+        started += 1
+except RuntimeError:
+    pass
+gate.set()
+SUBMIT(started=started)
+""")
+    assert 30 <= found["started"] <= 50
+
+
+@pytest.mark.each_once
+def test_processor_seconds_beyond_the_limit_end_the_execution_alone(own_box: Boxes) -> None:
+    box = own_box(cpu_seconds=1)
+    error = box.run("while True: pass")["error"]
+    assert error["error"] == "CodeCrashed"
+    assert "CPU seconds" in error["text"]
+    assert box.outputs("SUBMIT(works=True)") == {"works": True}
+
+
+def test_a_file_beyond_the_limit_cannot_be_written(own_box: Boxes) -> None:
+    found = own_box(file_size_mib=1).outputs("""
+import mmap, tempfile
+attempt("small", lambda: open("small", "wb").write(bytes(1 << 20)))
+attempt("large", lambda: open("large", "wb").write(bytes(2 << 20)))
+attempt("sparse", lambda: os.truncate("small", 2 << 20))
+fd = os.open("allocated", os.O_CREAT | os.O_RDWR)
+attempt("allocated", lambda: os.posix_fallocate(fd, 0, 2 << 20))
+memory = os.memfd_create("memory")
+attempt("in memory", lambda: os.ftruncate(memory, 2 << 20))
+SUBMIT(done=done, refused=refused, largest=max(os.path.getsize(name) for name in os.listdir()))
+""")
+    assert set(found["done"]) == {"small"}
+    assert found["largest"] <= 1 << 20

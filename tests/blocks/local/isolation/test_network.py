@@ -1,0 +1,77 @@
+"""What code in a local sandbox cannot reach over a network, on each level of isolation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ..boxes import unconfined
+
+if TYPE_CHECKING:
+    from ..boxes import Box
+    from ..targets import Servers
+
+REACH = """
+for name, address in addresses.items():
+    address = tuple(address) if isinstance(address, list) else address
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    datagram = name == "udp" or "datagram" in name
+    kind = socket.SOCK_DGRAM if datagram else socket.SOCK_STREAM
+    def reach(make):
+        with make() as ours:
+            ours.settimeout(2)
+            if datagram:
+                ours.sendto(b"hello", address)
+            else:
+                ours.connect(address)
+    attempt(name, lambda: reach(lambda: socket.socket(family, kind)))
+    if family == socket.AF_UNIX:
+        for kind in (kind, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+            attempt(f"{name} from a pair of {kind}", lambda: reach(lambda: socket.socketpair(family, kind)[0]))
+"""
+
+
+@pytest.mark.older_kernels
+def test_servers_of_the_host_cannot_be_reached(box: Box, servers: Servers) -> None:
+    unconfined(box).tried(REACH, addresses=servers.names)
+    assert servers.reached() == set(servers.names)
+    while servers.reached():
+        pass
+    found = box.tried(REACH, addresses=servers.names)
+    assert servers.reached() == set(), found
+    # In a network of its own a datagram goes out, to nobody.
+    assert not [name for name in found.done if box.level == "landlock" or not name.startswith("udp")]
+
+
+@pytest.mark.older_kernels
+def test_no_other_kind_of_socket_can_be_had(box: Box) -> None:
+    found = box.tried("""
+KINDS = {"packet": 17, "vsock": 40, "alg": 38, "bluetooth": 31, "can": 29, "key": 15, "tipc": 30, "xdp": 44, "nfc": 39,
+         "rxrpc": 33, "rds": 21, "kcm": 41, "qipcrtr": 42, "smc": 43, "ax25": 3, "x25": 9, "appletalk": 5, "mctp": 45}
+for name, family in KINDS.items():
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+        attempt(f"{name} {kind}", lambda: socket.socket(family, kind).close())
+        attempt(f"pair of {name} {kind}", lambda: [end.close() for end in socket.socketpair(family, kind)])
+attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP))
+attempt("raw 6", lambda: socket.socket(socket.AF_INET6, socket.SOCK_RAW, 58))
+""")
+    assert found.done == {}
+    # EAFNOSUPPORT would tell that the kernel was asked, and that nothing but its configuration keeps the family out.
+    assert {name: error for name, error in found.refused.items() if error not in ("EPERM", "EACCES")} == {}
+
+
+def test_the_network_has_no_way_out(box: Box) -> None:
+    found = box.tried("""
+for name, address in (("test network", ("192.0.2.1", 80)), ("broadcast", ("255.255.255.255", 9))):
+    def reach(kind):
+        with socket.socket(socket.AF_INET, kind) as ours:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            ours.settimeout(1)
+            ours.connect(address)
+            ours.send(b"x")
+    attempt(name, lambda: reach(socket.SOCK_STREAM))
+    attempt(f"{name} datagram", lambda: reach(socket.SOCK_DGRAM))
+attempt("name", lambda: socket.getaddrinfo("example.org", 80))
+""")
+    assert found.done == {}

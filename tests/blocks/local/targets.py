@@ -1,0 +1,145 @@
+"""What a host has to lose to code in its sandboxes: files, processes, servers; and what may be left of a sandbox."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .hosts import ENVIRONMENT_SECRET, Host
+
+FILE_SECRET = "of the file"
+
+
+class Marked:
+    """Processes that carry a name of their own (PR_SET_NAME), which what they fork inherits."""
+
+    def __init__(self) -> None:
+        self.mark = "rlm-" + os.urandom(5).hex()  # at most 15 characters
+
+    def pids(self) -> list[int]:
+        """Those that there are, on this side of every namespace, without those that have ended."""
+        found: list[int] = []
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                try:
+                    if (
+                        self.mark in (status := Path(f"/proc/{name}/status").read_text())
+                        and "\nState:\tZ" not in status
+                    ):
+                        found.append(int(name))
+                except OSError:
+                    continue  # it ended meanwhile
+        return found
+
+    def there(self, seconds: float) -> bool:
+        """Whether there are some within that time."""
+        until = time.monotonic() + seconds
+        while not self.pids() and time.monotonic() < until:
+            time.sleep(0.02)
+        return bool(self.pids())
+
+    def left(self, seconds: float) -> list[int]:
+        """Those that are still there after that time."""
+        until = time.monotonic() + seconds
+        while (found := self.pids() + self.pids()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return found
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of the host's user. Anyone may read and write them, so that nothing but isolation keeps code out."""
+
+    home: Path  # in the home directory
+    tmp: Path  # below /tmp or what stands for it
+    folder: Path  # where anyone may make files
+
+    def paths(self) -> dict[str, str]:
+        """The two files, for the variables of an execution."""
+        return {"home": str(self.home), "tmp": str(self.tmp)}
+
+
+class Victim:
+    """A process of the host's user that does nothing."""
+
+    def __init__(self, host: Host) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", "echo; while :; do sleep 600; done"],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={"HOST_SECRET": ENVIRONMENT_SECRET},
+            **host.as_user(),
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.read(1)
+        self.pid = self._process.pid
+
+    @property
+    def state(self) -> str:
+        """How the kernel calls what it does, a moment after the attack; empty if it has ended."""
+        time.sleep(0.05)
+        return "" if self._process.poll() is not None else Path(f"/proc/{self.pid}/stat").read_text().split()[2]
+
+    def stop(self) -> None:
+        """Stops it."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Lets it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """Ends it."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+class Servers:
+    """Servers on the host: what reaches them is kept. All but TCP and UDP ones are Unix sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.names: dict[str, Any] = {}
+        self._sockets: dict[str, socket.socket] = {}
+        unique = os.urandom(6).hex()
+        places = {"path": str(folder / "{}.socket"), "abstract": "\0" + unique + "{}"}
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            word = "stream" if kind == socket.SOCK_STREAM else "datagram"
+            for place, address in places.items():
+                self._listen(f"{place} {word}", socket.AF_UNIX, kind, address.format(word))
+            self._listen("tcp" if word == "stream" else "udp", socket.AF_INET, kind, ("127.0.0.1", 0))
+
+    def _listen(self, name: str, family: int, kind: int, address: Any) -> None:
+        server = self._sockets[name] = socket.socket(family, kind)
+        server.bind(address)
+        if kind == socket.SOCK_STREAM:
+            server.listen(8)
+        server.setblocking(False)
+        bound = server.getsockname()
+        self.names[name] = bound.decode() if isinstance(bound, bytes) else bound
+        if isinstance(address, str) and address.startswith("/"):
+            os.chmod(address, 0o777)
+
+    def reached(self) -> set[str]:
+        """The servers that something has reached."""
+        found: set[str] = set()
+        for name, server in self._sockets.items():
+            try:
+                if server.type == socket.SOCK_STREAM:
+                    server.accept()[0].close()
+                else:
+                    server.recv(100)
+                found.add(name)
+            except BlockingIOError:
+                pass
+        return found
+
+    def close(self) -> None:
+        """Stops serving."""
+        for server in self._sockets.values():
+            server.close()
