@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from rlm_batch import DaytonaSandbox
 from rlm_batch.deployments.server import PrefectServer
 
-from ..infra.postgres import Postgres
+from ...infra.postgres import Postgres
 from .test_limits import NAP, assert_rate
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]

@@ -1,0 +1,226 @@
+"""What a chunked job that runs again does once more, by the completion markers that it finds on its volume."""
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import (
+    Result,
+    Volume,
+    VolumeError,
+    chunks,
+    reap,
+)
+
+from .job import DOUBLE, SUM, THREE, runs
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]
+
+
+async def test_a_job_that_is_complete_is_not_run_again_even_with_another_ledger():
+    code = "import os\nsave_to_volume(f'{chunk_id}.txt', os.urandom(8).hex())\nSUBMIT(random=os.urandom(8).hex())"
+    first = await chunks(code, THREE, volume_name="once", reduce="import os\nSUBMIT(random=os.urandom(8).hex())")
+    again = await chunks(code, THREE, volume_name="once", reduce="import os\nSUBMIT(random=os.urandom(8).hex())")
+    assert first.results_path != again.results_path
+    assert [again[n].random for n in THREE] == [first[n].random for n in THREE]
+    assert [again[n].meta.files for n in THREE] == [(f"{n}.txt",) for n in THREE]
+    assert runs(again) == set()
+    assert again.reduction.random == first.reduction.random
+
+
+async def test_a_chunk_whose_data_or_code_has_changed_is_run_again_and_so_is_the_reduction():
+    code = "import os\nsave_to_volume(f'{chunk_id}.txt', str(data))\nSUBMIT(random=os.urandom(8).hex())"
+    reduce = "import os\nSUBMIT(random=os.urandom(8).hex())"
+    first = await chunks(code, THREE, volume_name="changed", reduce=reduce)
+    again = await chunks(code, {**THREE, 1: [4, 5, 7]}, volume_name="changed", reduce=reduce)
+    assert runs(again) == {"1"}
+    assert again.reduction.random != first.reduction.random
+    assert Volume("changed").get("1.txt") == b"[4, 5, 7]"
+    back = await chunks(code, THREE, volume_name="changed", reduce=reduce)
+    assert runs(back) == {"1"}
+    assert Volume("changed").get("1.txt") == b"[4, 5, 6]"
+    other = await chunks(code + "\n# changed", THREE, volume_name="changed")
+    assert runs(other) == {"0", "1", "2"}
+
+
+async def test_a_marker_does_not_count_once_its_files_have_gone_or_changed():
+    code = "import os\nsave_to_volume(f'out/{chunk_id}.txt', str(data))\nSUBMIT(random=os.urandom(8).hex())"
+    await chunks(code, THREE, volume_name="evidence")
+    volume = Volume("evidence")
+    volume.delete("out/0.txt")
+    await asyncio.sleep(0.02)  # of two changes within a tick of the file system's clock the later cannot be told
+    volume.put("out/2.txt", "something else")
+    again = await chunks(code, THREE, volume_name="evidence")
+    assert runs(again) == {"0", "2"}
+    assert [volume.get(f"out/{n}.txt") for n in THREE] == [b"[1, 2, 3]", b"[4, 5, 6]", b"[7, 8, 9]"]
+    assert runs(await chunks(code, THREE, volume_name="evidence")) == set()
+
+
+async def test_a_ledger_alone_is_no_evidence_where_there_is_a_volume(tmp_path, volumes):
+    ledger = str(tmp_path / "ledger")
+    await chunks(DOUBLE, THREE, volume_name="gone", results_path=ledger)
+    (volumes / "gone").rename(volumes / "moved")
+    again = await chunks(DOUBLE, THREE, volume_name="gone", results_path=ledger)
+    assert runs(again) == {"0", "1", "2"}
+    assert len(Volume("gone").ls()) == 3
+
+
+async def test_without_a_volume_the_ledger_is_what_is_resumed_from(tmp_path):
+    ledger = str(tmp_path / "ledger")
+    code = "import os\nSUBMIT(random=os.urandom(8).hex(), size=len(data))"
+    first = await chunks(code, THREE, results_path=ledger)
+    again = await chunks(code, {**THREE, 3: [1]}, results_path=ledger)
+    assert [again[n].random for n in THREE] == [first[n].random for n in THREE]
+    assert again[3].size == 1
+
+
+async def test_a_damaged_marker_is_none(volumes):
+    await chunks(DOUBLE, THREE, volume_name="damaged")
+    for marker in (volumes / "damaged").glob(".rlm-batch/complete/*/*.json"):
+        marker.write_text(marker.read_text()[:-10])
+    again = await chunks(DOUBLE, THREE, volume_name="damaged")
+    assert runs(again) == {"0", "1", "2"}
+    assert runs(await chunks(DOUBLE, THREE, volume_name="damaged")) == set()
+
+
+@pytest.fixture
+def small_volume(volumes: Path) -> Iterator[Path]:
+    """The directory of a volume named "small", on a file system of 1 MiB."""
+    place = volumes / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=False).returncode:
+        pytest.skip("only a root that may mount can make a small file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+async def test_a_full_volume_is_a_volume_error_and_nothing_half_written_is_left(small_volume):
+    code = "save_to_volume(f'{chunk_id}.bin', b'x' * data)\nSUBMIT(fine=True)"
+    given = {"fits": 1000, "too large": 2_000_000}
+    report = await chunks(code, given, volume_name="small", on_failure="return", max_workers=1)
+    assert report["fits"].fine
+    assert isinstance(report["too large"].error, VolumeError)
+    assert "the volume is full: 'too large.bin' was not saved" in str(report["too large"].error)
+    assert [file.path for file in Volume("small").ls()] == ["fits.bin"]
+    assert [path.name for path in small_volume.iterdir() if path.name.endswith(".partial")] == []
+    with pytest.raises(VolumeError, match="No space left"):
+        Volume("small").put("home.bin", b"x" * 2_000_000)
+    assert [file.path for file in Volume("small").ls()] == ["fits.bin"]
+
+
+async def test_a_chunk_that_cannot_be_marked_as_complete_does_not_count_as_complete(small_volume):
+    fill = """
+with open(VOLUME + "/filler", "wb", buffering=0) as file:
+    try:
+        while file.write(b"x" * 4096):
+            pass
+    except OSError:
+        pass
+SUBMIT(fine=True)
+"""
+    report = await chunks(fill, {"a": 0}, volume_name="small", on_failure="return")
+    assert isinstance(report["a"].error, VolumeError)
+    assert "could not be written to the volume" in str(report["a"].error)
+    assert list(small_volume.glob(".rlm-batch/complete/*/*.json")) == []
+
+
+def test_a_host_that_is_killed_half_way_runs_only_what_was_not_complete(tmp_path, server, volumes):
+    """kill -9 in the middle, and again from the start: markers say what is complete, whatever the ledger has."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"n": n, "text": "word " * (n % 7)}) + "\n" for n in range(400)))
+    program = f"""
+import asyncio, os, sys
+from rlm_batch import chunks
+code = '''
+import os, time
+while int(chunk_id) >= 12 and not os.path.exists(VOLUME + "/go"):
+    time.sleep(0.05)
+save_to_volume(f"words/{{chunk_id}}", str(sum(len(row["text"].split()) for row in data)))
+SUBMIT(rows=len(data))
+'''
+reduce = '''
+SUBMIT(words=sum(int(load_from_volume(path)) for path in list_volume("words")),
+       rows=sum(fields["rows"] for fields in results.values()))
+'''
+flow = chunks(code, data={str(data)!r}, chunk_size=10, volume_name="killed", max_workers=4, reduce=reduce)
+report = asyncio.run(flow)
+executed = sum(1 for outcome in report.results.values() if outcome.meta.sandbox_id)
+print(report.reduction.words, report.reduction.rows, len(report.results), executed)
+"""
+    host = subprocess.Popen([sys.executable, "-c", program], env={**os.environ}, stdout=subprocess.PIPE)
+    until = time.monotonic() + 60
+    markers = lambda: len(list((volumes / "killed").glob(".rlm-batch/complete/*/*.json")))  # noqa: E731
+    # All four wait for the file in their sandboxes: none of these is just being made or removed.
+    boxes = lambda: len(list(Path(tempfile.gettempdir()).glob("rlm-batch-*/sandbox.json")))  # noqa: E731
+    while time.monotonic() < until and (markers() < 12 or boxes() < 4):
+        time.sleep(0.1)
+    host.send_signal(signal.SIGKILL)
+    host.communicate()
+    complete = markers()
+    assert complete == 12
+    asyncio.run(reap())
+    Volume("killed").put("go", "")
+    again = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ}, stdout=subprocess.PIPE, text=True, check=True, timeout=100
+    )
+    words = sum(n % 7 for n in range(400))
+    assert again.stdout.split() == [str(words), "400", "40", "28"]
+
+
+async def test_a_marker_that_code_has_made_up_breaks_nothing(volumes):
+    await chunks(DOUBLE, THREE, volume_name="forged")
+    texts = ["[]", "7", '{"files": 5}', '{"files": [5], "key": []}', '{"files": [], "outputs": 5, "key": "x"}', "null"]
+    (folder,) = (volumes / "forged").glob(".rlm-batch/complete/*")
+    for number, text in enumerate(texts):
+        (folder / f"{number}.json").write_text(text)
+    for marker, text in zip(sorted(folder.glob("?????*.json")), texts[2:], strict=False):
+        marker.write_text(text)
+    again = await chunks(DOUBLE, THREE, volume_name="forged", reduce=SUM)
+    assert again.reduction.total == 90
+    assert runs(again) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"files": [], "outputs": {"x": NaN}}',
+        '{"files": [], "outputs": {"x": "\\ud800"}}',
+        "[" * 200_000,
+        "pipe",
+        "name",
+    ],
+    ids=["nan", "surrogate", "nested", "pipe", "name"],
+)
+async def test_what_lies_among_the_markers_and_is_none_does_not_end_a_later_job(volumes, text):
+    """Code can write there: what it left would otherwise be the end of every later run of the same job."""
+    await chunks(DOUBLE, THREE, volume_name="littered")
+    (folder,) = (volumes / "littered" / ".rlm-batch" / "complete").iterdir()
+    if text == "pipe":
+        os.mkfifo(folder / "a.json")
+        (folder / "a.json").chmod(0o666)
+    elif text == "name":
+        (folder / os.fsdecode(b"\xff.json")).write_text("{}")
+    else:
+        (folder / "a.json").write_text(text)
+    again = await chunks(DOUBLE, THREE, volume_name="littered", timeout=20)
+    assert [again[number].count for number in THREE] == [3, 3, 3]
+    assert runs(again) == set()
+
+
+def test_an_id_may_have_any_letters_and_its_marker_a_plain_name(volumes):
+    names = ["../up", "a/b", "ü" * 300, " ", "\n"]
+    report = asyncio.run(chunks("SUBMIT(same=chunk_id)", dict.fromkeys(names, 1), volume_name="letters"))
+    assert [report[name].same for name in names] == names
+    found = {path.name for path in (volumes / "letters").glob(".rlm-batch/complete/*/*")}
+    assert found == {hashlib.sha256(name.encode()).hexdigest()[:32] + ".json" for name in names}
+    assert all(isinstance(outcome, Result) for outcome in report.results.values())
