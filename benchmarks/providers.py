@@ -74,7 +74,7 @@ def loaded(name: str, file: str) -> Any:
 @contextlib.contextmanager
 def daytona(boot: float) -> Iterator[Any]:
     """The local Daytona; the environment leads the SDK to it."""
-    module = loaded("standin_of_daytona", "daytona.py")
+    module = loaded("standin_of_daytona", "daytona/running.py")
     with module.Running(boot_s=boot) as running:
         os.environ.update(running.environment)
         yield running

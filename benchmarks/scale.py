@@ -272,7 +272,7 @@ def part_parent(options: argparse.Namespace, until: float) -> list[Row]:
 
 def part_speedup(options: argparse.Namespace, until: float) -> list[Row]:
     """One worker, two and four, on executions that wait."""
-    module = loaded("standin_of_daytona", "daytona.py")
+    module = loaded("standin_of_daytona", "daytona/running.py")
     code = f"import time; time.sleep({options.wait}); SUBMIT(y=x + 1)"
     rows, rates = [], {}
     with fleet_of(options) as fleet, module.Running(boot_s=0.3, log_bytes_per_s=1e9) as standin:

@@ -4,10 +4,8 @@ import asyncio
 import atexit
 import ctypes
 import gc
-import importlib.util
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,9 @@ import pytest
 
 from .infra.execution_counter import Counts
 from .infra.isolation_levels import require_isolation
+from .standins.daytona.running import Running as DaytonaStandin
 from .standins.openai_chat import ChatServer
+from .standins.process import StandinProcess
 
 if TYPE_CHECKING:
     from rlm_batch import LocalSandbox
@@ -66,7 +66,7 @@ def server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def modal_process() -> Iterator[Any]:
     """A stand-in for Modal, which clients made in these tests talk to."""
-    with standin_process("modal") as standin:
+    with StandinProcess("modal") as standin:
         os.environ["MODAL_SERVER_URL"] = standin.hello["url"]
         STANDINS.add(standin.pid)
         yield standin
@@ -91,7 +91,7 @@ def modal_standin(modal_process: Any) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def s3_process() -> Iterator[Any]:
     """An S3 of the tests' own."""
-    with standin_process("s3") as standin:
+    with StandinProcess("s3") as standin:
         STANDINS.add(standin.pid)
         yield standin
 
@@ -105,16 +105,6 @@ def s3(s3_process: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     s3_process.ask("reset")
     return s3_process
-
-
-def standin_process(name: str, *options: str) -> Any:
-    """Starts the stand-in of that name."""
-    spec = importlib.util.spec_from_file_location("standin_process", Path(__file__).parent / "standins" / "process.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.StandinProcess(name, *options)
 
 
 @pytest.fixture
@@ -213,21 +203,9 @@ def local(request: pytest.FixtureRequest) -> "LocalSandbox":
 
 
 @pytest.fixture(scope="session")
-def daytona_module() -> Any:
-    """tests/standins/daytona.py, under a name that is not the SDK's."""
-    path = Path(__file__).parent / "standins" / "daytona.py"
-    spec = importlib.util.spec_from_file_location("standin_of_daytona", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def running_daytona(daytona_module: Any) -> Iterator[Any]:
+def running_daytona() -> Iterator[DaytonaStandin]:
     """A local Daytona for the whole run, so that its process is there before any test looks for what was left."""
-    with daytona_module.Running(boot_s=0.0) as running:
+    with DaytonaStandin(boot_s=0.0) as running:
         yield running
 
 

@@ -14,7 +14,8 @@ class StandinProcess:
     """Starts the stand-in of that name; `hello` is what it said first. A context manager."""
 
     def __init__(self, name: str, *options: str) -> None:
-        program = Path(__file__).with_name(f"{name}.py")
+        package = Path(__file__).with_name(name)
+        program = package if package.is_dir() else package.with_suffix(".py")
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, str(program), "--pipe", *options],

@@ -1,0 +1,121 @@
+"""What the stand-in has: sandboxes and volumes, and the events that it sends of them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .answers import Refused, now
+from .box import Box
+from .settings import Settings
+
+
+@dataclass
+class Volume:
+    id: str
+    name: str
+    state: str
+    folder: Path
+    reason: str | None = None
+
+    def dto(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "name": self.name, "organizationId": "standin", "state": self.state,
+            "createdAt": now(), "updatedAt": now(), "lastUsedAt": None, "errorReason": self.reason,
+        }  # fmt: skip
+
+
+class Account:
+    """Everything that the calls share."""
+
+    def __init__(self, settings: Settings, root: Path) -> None:
+        import socketio
+
+        self.settings = self.first_settings = settings
+        self.root = root
+        self.base = ""
+        self.boxes: dict[str, Box] = {}
+        self.volumes: dict[str, Volume] = {}
+        self.created = self.destroyed = self.peak = 0
+        self.creates: deque[float] = deque()
+        self.history: list[tuple[float, int]] = []  # when a sandbox came or went, and how many there were then
+        self.transports: dict[Any, asyncio.Transport] = {}
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.events = socketio.AsyncServer(async_mode="asgi", cors_allowed_origins="*")
+        self.events.on("connect", self.on_connect)
+
+    async def on_connect(self, _sid: str, _environ: Any, auth: Any = None) -> bool:
+        return bool(auth) and auth.get("token") == self.settings.key
+
+    def later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def box(self, request: Any, *, started: bool = False) -> Box:
+        name = request.path_params["box"]
+        box = self.boxes.get(name) or next((box for box in self.boxes.values() if box.name == name), None)
+        if box is None:
+            raise Refused(404, f"Sandbox with ID or name {name} not found")
+        if started:
+            if box.state != "started":
+                raise Refused(400, f"Sandbox {box.id} is not started", source="DAYTONA_PROXY")
+            box.active = time.monotonic()
+        return box
+
+    async def move(self, box: Box, state: str) -> None:
+        before, box.state = box.state, state
+        await self.events.emit("sandbox.state.updated", {"sandbox": box.dto(), "oldState": before, "newState": state})
+
+    async def destroy(self, box: Box) -> None:
+        if box.state in ("destroying", "destroyed"):
+            return
+        await self.move(box, "destroying")
+        box.kill()
+        await asyncio.sleep(self.settings.destroy_s)
+        box.remove()
+        if self.boxes.pop(box.id, None) is not None:
+            self.destroyed += 1
+            self.history.append((time.monotonic(), len(self.boxes)))
+        await self.move(box, "destroyed")
+
+    async def stopped(self, box: Box) -> None:
+        if box.body.get("autoDeleteInterval") == 0:
+            await self.destroy(box)
+        elif box.state == "started":
+            box.kill()
+            await self.move(box, "stopped")
+
+    async def reap(self) -> None:
+        """Ends what has been idle for too long or has outlived its time."""
+        while True:
+            await asyncio.sleep(min(self.settings.minute / 20, 1.0))
+            moment, minute = time.monotonic(), self.settings.minute
+            for box in list(self.boxes.values()):
+                ttl, idle = box.body.get("ttlMinutes"), box.body.get("autoStopInterval", 15)
+                if ttl and moment >= box.created + ttl * minute:
+                    await self.destroy(box)
+                elif idle and box.state == "started" and moment >= box.active + idle * minute:
+                    await self.stopped(box)
+
+    def drop(self, scope: Any) -> None:
+        transport = self.transports.get(tuple(scope["client"]))
+        if transport is not None:
+            transport.abort()
+
+    async def reset(self) -> None:
+        """Removes everything, and takes the first settings again."""
+        self.settings = self.first_settings
+        for box in list(self.boxes.values()):
+            await self.destroy(box)
+        for volume in self.volumes.values():
+            shutil.rmtree(volume.folder, ignore_errors=True)
+        self.volumes.clear()
+        self.creates.clear()
+        self.history.clear()
+        self.created = self.destroyed = self.peak = 0

@@ -1,0 +1,250 @@
+"""One sandbox: a directory and real processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from .answers import daemon, now
+from .sessions import Session
+
+HOME, PYTHON = "/home/daytona", "/home/python"
+STDOUT, STDERR = b"\1\1\1", b"\2\2\2"  # before each line of a session command's log
+BWRAP = shutil.which("bwrap") or ""
+
+REFUSALS = '''
+"""Refuses on mounted volumes what an object store behind a file system refuses."""
+import os, sys
+
+MOUNTS = tuple(os.environ["STANDIN_VOLUMES"].split(":"))
+
+
+def _on_volume(path):
+    if isinstance(path, int) or path is None:
+        try:
+            path = os.readlink("/proc/self/fd/%d" % path)
+        except (OSError, TypeError):
+            return False
+    path = os.path.abspath(os.fsdecode(path))
+    return any(path == mount or path.startswith(mount + "/") for mount in MOUNTS)
+
+
+def _refuse(event, args):
+    if event == "open":
+        path, mode, flags = args
+        if not flags & (os.O_WRONLY | os.O_RDWR) or not isinstance(path, (str, bytes)) or not _on_volume(path):
+            return
+        if os.path.isdir(path):
+            return  # an opener opens something in it, and that is seen on its own
+        exists = os.path.exists(path)
+        if flags & os.O_APPEND or (flags & os.O_RDWR and exists) or (exists and not flags & os.O_TRUNC):
+            raise OSError(22, "Invalid argument (the volume takes new files that are written once, in order)", path)
+    elif event in ("os.rename", "os.link", "os.symlink"):
+        if _on_volume(args[0]) or _on_volume(args[1]):
+            raise OSError(38, "Function not implemented", args[0])
+    elif event in ("os.chmod", "os.chown", "os.truncate", "os.setxattr"):
+        if _on_volume(args[0]):
+            raise OSError(1, "Operation not permitted", args[0])
+    elif event in ("fcntl.flock", "fcntl.lockf"):
+        if _on_volume(args[0]):
+            raise OSError(38, "Function not implemented")
+
+
+sys.addaudithook(_refuse)
+'''
+
+
+class Box:
+    """A sandbox: its directory, its processes, and what a listing says of it."""
+
+    def __init__(self, body: dict[str, Any], folder: Path, mounts: dict[str, Path], base: str) -> None:
+        self.id = str(uuid.uuid4())
+        self.body = body
+        self.name: str = body.get("name") or self.id
+        self.labels: dict[str, str] = body.get("labels") or {}
+        self.state = "creating"
+        self.reason: str | None = None
+        self.base = base
+        self.folder = folder / self.id
+        self.mounts = mounts
+        self.sessions: dict[str, Session] = {}
+        self.processes: set[asyncio.subprocess.Process] = set()
+        self.outside: set[Path] = set()  # files that were put elsewhere, where there is no bubblewrap
+        self.created = self.active = time.monotonic()
+        self.memory_kib = body["memory"] * 1024 * 1024 if body.get("memory") else None
+
+    @property
+    def cpu(self) -> int:
+        return int(self.body.get("cpu") or 1)
+
+    def dto(self) -> dict[str, Any]:
+        body = self.body
+        return {
+            "id": self.id, "organizationId": "standin", "name": self.name, "user": "daytona", "labels": self.labels,
+            "snapshot": body.get("snapshot") or "daytona-small", "env": body.get("env") or {}, "public": False,
+            "networkBlockAll": bool(body.get("networkBlockAll")), "kvm": False, "target": body.get("target") or "local",
+            "cpu": self.cpu, "gpu": 0, "memory": body.get("memory") or 1, "disk": body.get("disk") or 3,
+            "state": self.state, "errorReason": self.reason, "volumes": body.get("volumes") or [],
+            "autoStopInterval": body.get("autoStopInterval"), "autoDeleteInterval": body.get("autoDeleteInterval"),
+            "toolboxProxyUrl": f"{self.base}/toolbox", "createdAt": now(), "updatedAt": now(),
+        }  # fmt: skip
+
+    def make(self) -> None:
+        for name in ("home", "tmp"):
+            (self.folder / name).mkdir(parents=True)
+        make_python(self.folder / "python")
+        if self.mounts:
+            (self.folder / "refusals").mkdir()
+            (self.folder / "refusals" / "sitecustomize.py").write_text(REFUSALS)
+
+    # -- paths
+
+    @property
+    def home(self) -> str:
+        return HOME if BWRAP else str(self.folder / "home")
+
+    def place(self, path: str) -> Path:
+        """Where a path of the sandbox's is on this machine."""
+        path = os.path.normpath(os.path.join(self.home, path))
+        inside = {**self.mounts, HOME: self.folder / "home", "/tmp": self.folder / "tmp"} if BWRAP else {}
+        for mount in sorted(inside, key=len, reverse=True):
+            if path == mount or path.startswith(mount + "/"):
+                return inside[mount] / path[len(mount) :].lstrip("/")
+        if BWRAP:
+            raise daemon(400, f"this stand-in writes below {HOME} and /tmp only, not {path}", "INVALID_FILE_PATH")
+        self.outside.add(Path(path))
+        return Path(path)
+
+    # -- processes
+
+    def argv(self, command: str, cwd: str | None) -> tuple[list[str], dict[str, str], str | None]:
+        """How a shell command is started: arguments, environment, directory."""
+        python, own = python_home(), PYTHON if BWRAP else self.folder / "python"
+        environment = {
+            "PATH": f"{own}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8",
+            "PYTHONDONTWRITEBYTECODE": "1", **(self.body.get("env") or {}),
+        }  # fmt: skip
+        shell = ["sh", "-c", command]
+        if self.memory_kib:
+            shell = ["sh", "-c", f'ulimit -v {self.memory_kib}; exec "$@"', "sh", *shell]
+        if not BWRAP:
+            environment["TMPDIR"] = str(self.folder / "tmp")
+            return shell, environment, os.path.normpath(os.path.join(self.home, cwd or ""))
+        binds = [
+            "--ro-bind", "/", "/", "--tmpfs", "/home", "--bind", str(self.folder / "home"), HOME,
+            "--bind", str(self.folder / "tmp"), "/tmp", "--bind", str(self.folder / "python"), PYTHON,
+        ]  # fmt: skip
+        if str(python).startswith(("/home/", "/tmp/")):
+            binds += ["--ro-bind", str(python), str(python)]
+        for mount, folder in self.mounts.items():
+            binds += ["--bind", str(folder), mount]
+        if self.mounts:
+            binds += ["--ro-bind", str(self.folder / "refusals"), "/tmp/.refusals"]
+            environment |= {"STANDIN_VOLUMES": ":".join(self.mounts), "PYTHONPATH": "/tmp/.refusals"}
+        return (
+            [
+                BWRAP, "--unshare-pid", "--die-with-parent", "--new-session", *binds,
+                "--proc", "/proc", "--dev", "/dev", "--chdir", os.path.normpath(os.path.join(HOME, cwd or "")), *shell,
+            ],
+            environment,
+            None,
+        )  # fmt: skip
+
+    async def start(
+        self, command: str, cwd: str | None = None, envs: dict[str, str] | None = None, **pipes: Any
+    ) -> Any:
+        arguments, environment, directory = self.argv(command, cwd)
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            cwd=directory,
+            env={**environment, **(envs or {})},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=None if BWRAP else die_with_parent,
+            **pipes,
+        )
+        self.processes.add(process)
+        if self.state in ("destroying", "destroyed"):
+            self.kill()
+        return process
+
+    async def run(self, command: str, cwd: str | None, envs: dict[str, str] | None, seconds: float) -> tuple[int, str]:
+        """Runs a command to its end; returns its status and output."""
+        process = await self.start(command, cwd, envs, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        try:
+            async with asyncio.timeout(seconds):
+                out, _ = await process.communicate()
+        except TimeoutError:
+            raise daemon(408, "command execution timeout", "PROCESS_EXECUTION_TIMEOUT") from None
+        finally:
+            self.end(process)
+        return process.returncode, out.decode("utf-8", "replace")
+
+    async def run_in_session(self, session: Session, rate: float) -> None:
+        while True:
+            command = await session.queue.get()
+            process = await self.start(command.text, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+            command.input = process.stdin
+            try:
+                await asyncio.gather(
+                    command.read(process.stdout, STDOUT, rate), command.read(process.stderr, STDERR, rate)
+                )
+                command.end(await process.wait())
+            finally:
+                self.end(process)
+
+    def end(self, process: asyncio.subprocess.Process) -> None:
+        self.processes.discard(process)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        for session in self.sessions.values():
+            if session.runner is not None:
+                session.runner.cancel()
+            for command in session.commands.values():
+                command.gone = True
+                command.add(b"")
+        for process in list(self.processes):
+            self.end(process)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for path in self.outside:
+            path.unlink(missing_ok=True)
+
+
+def python_home() -> Path:
+    """This Python's own installation, not a virtual environment's."""
+    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)).parents[1]
+
+
+def make_python(folder: Path) -> None:
+    """A Python for one sandbox: this one, with pip and nothing else that is installed on this machine."""
+    packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    own = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+    (folder / "bin" / "python3").symlink_to(own)
+    (folder / "pyvenv.cfg").write_text(f"home = {own.parent}\ninclude-system-site-packages = false\n")
+    pip = Path(sysconfig.get_path("purelib", vars={"base": str(python_home())})) / "pip"
+    if pip.is_dir():
+        (packages / "pip").symlink_to(pip)
+
+
+def die_with_parent() -> None:
+    """Asks for SIGKILL when the server ends: what bubblewrap does where it is there."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)

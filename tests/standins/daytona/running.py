@@ -1,0 +1,64 @@
+"""The stand-in in a process of its own, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+
+class Running:
+    """A stand-in in a process of its own, which ends with this one."""
+
+    def __init__(self, **settings: Any) -> None:
+        options = [f"--{name.replace('_', '-')}={json.dumps(value)}" for name, value in settings.items()]
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent), "--until-eof", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline().decode() for _ in range(2)]
+        self.environment = dict(line.strip().removeprefix("export ").split("=", 1) for line in lines if line)
+        if len(self.environment) < 2:
+            raise RuntimeError(f"the stand-in did not start (status {self.process.wait()})")
+        self.url = self.environment["DAYTONA_API_URL"]
+        self.key = self.environment["DAYTONA_API_KEY"]
+
+    def _call(self, data: bytes | None) -> dict[str, Any]:
+        with urllib.request.urlopen(self.url.removesuffix("/api") + "/standin", data, timeout=30) as answer:
+            return json.load(answer)
+
+    def set(self, **settings: Any) -> None:
+        """Changes settings while it runs."""
+        self._call(json.dumps(settings).encode())
+
+    def state(self) -> dict[str, Any]:
+        """What it has, and how often each call came."""
+        return self._call(None)
+
+    def reset(self) -> None:
+        """Removes everything that it has, forgets its counts and takes the settings that it was started with."""
+        self._call(json.dumps({"reset": True}).encode())
+
+    def stop(self) -> None:
+        """Ends it, and everything that it started."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

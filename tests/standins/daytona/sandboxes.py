@@ -1,0 +1,106 @@
+"""The API's calls that are about sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from .account import Account
+from .answers import Refused
+from .box import BWRAP, Box
+
+
+class SandboxCalls:
+    """Creation, listing and removal of sandboxes."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.routes: list[tuple[str, str, Any]] = [
+            ("POST", "/api/sandbox", self.create),
+            ("GET", "/api/sandbox", self.list),
+            ("GET", "/api/sandbox/{box}", self.get),
+            ("DELETE", "/api/sandbox/{box}", self.delete),
+            ("POST", "/api/sandbox/{box}/stop", self.stop),
+            ("POST", "/api/sandbox/{box}/last-activity", self.refresh),
+        ]
+
+    async def create(self, request: Any) -> Any:
+        body, settings = await request.json(), self.account.settings
+        moment = time.monotonic()
+        while self.account.creates and self.account.creates[0] < moment - settings.minute:
+            self.account.creates.popleft()
+        if settings.creates_per_minute is not None and len(self.account.creates) >= settings.creates_per_minute:
+            wait = f"{settings.minute - (moment - self.account.creates[0]):.1f}"
+            raise Refused(429, "ThrottlerException: Too Many Requests", headers={"Retry-After-sandbox-create": wait})
+        snapshot = body.get("snapshot")
+        if snapshot and snapshot not in settings.snapshots + settings.broken_snapshots:
+            raise Refused(404, f"Snapshot {snapshot} not found. Did you add it through the Daytona Dashboard?")
+        if settings.max_sandboxes is not None and len(self.account.boxes) >= settings.max_sandboxes:
+            raise Refused(400, f"Total disk limit exceeded. Maximum allowed: {3 * settings.max_sandboxes}GiB.")
+        cpu = int(body.get("cpu") or 1)
+        if (
+            settings.max_cpu is not None
+            and sum(box.cpu for box in self.account.boxes.values()) + cpu > settings.max_cpu
+        ):
+            raise Refused(400, f"Total CPU limit exceeded. Maximum allowed: {settings.max_cpu}.")
+        if any(box.name == body.get("name") for box in self.account.boxes.values()):
+            raise Refused(409, f"Sandbox with name {body['name']} already exists")
+        mounts: dict[str, Path] = {}
+        for mount in body.get("volumes") or []:
+            volume = self.account.volumes.get(mount["volumeId"])
+            if volume is None:
+                raise Refused(404, f"Volume {mount['volumeId']} not found")
+            if volume.state != "ready":
+                raise Refused(400, f"Volume '{volume.name}' is not in a ready state. Current state: {volume.state}")
+            if not BWRAP:
+                raise Refused(400, "this stand-in mounts volumes with bubblewrap, which is not on the PATH")
+            mounts[mount["mountPath"]] = volume.folder
+        self.account.creates.append(moment)
+        box = Box(body, self.account.root, mounts, self.account.base)
+        self.account.boxes[box.id] = box
+        self.account.created += 1
+        self.account.peak = max(self.account.peak, len(self.account.boxes))
+        self.account.history.append((moment, len(self.account.boxes)))
+        if settings.boot_s > 0 or snapshot in settings.broken_snapshots:
+            self.account.later(self.boot(box))
+        else:
+            box.make()
+            box.state = "started"
+        return box.dto()
+
+    async def boot(self, box: Box) -> None:
+        await asyncio.sleep(self.account.settings.boot_s)
+        if box.state == "creating":
+            box.make()
+            broken = box.body.get("snapshot") in self.account.settings.broken_snapshots
+            box.reason = "the runner could not start it" if broken else None
+            await self.account.move(box, "error" if broken else "started")
+
+    async def list(self, request: Any) -> Any:
+        query = request.query_params
+        wanted = json.loads(query.get("labels") or "{}")
+        found = [box for box in self.account.boxes.values() if wanted.items() <= box.labels.items()]
+        size = min(int(query.get("limit") or self.account.settings.page), self.account.settings.page)
+        begin = int(query.get("cursor") or 0)
+        cursor = str(begin + size) if begin + size < len(found) else None
+        return {"items": [box.dto() for box in found[begin : begin + size]], "nextCursor": cursor}
+
+    async def get(self, request: Any) -> Any:
+        return self.account.box(request).dto()
+
+    async def delete(self, request: Any) -> Any:
+        box = self.account.box(request)
+        self.account.later(self.account.destroy(box))
+        return {**box.dto(), "state": "destroying"}
+
+    async def stop(self, request: Any) -> Any:
+        box = self.account.box(request)
+        await self.account.stopped(box)
+        return box.dto()
+
+    async def refresh(self, request: Any) -> Any:
+        self.account.box(request).active = time.monotonic()
+        return {}

@@ -1,0 +1,188 @@
+"""The server: every call is counted, and fails where that was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import random
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from .account import Account
+from .answers import Refused, refuse
+from .sandboxes import SandboxCalls
+from .session_calls import LOGS, SessionCalls
+from .sessions import CHUNK
+from .settings import Settings
+from .toolbox import ToolboxCalls
+from .volumes import VolumeCalls
+
+
+class Server:
+    """The calls, as an ASGI application."""
+
+    def __init__(self, account: Account) -> None:
+        import socketio
+        from starlette.applications import Starlette
+        from starlette.routing import Route, WebSocketRoute
+
+        self.account = account
+        self.counts: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.random = random.Random(account.settings.seed)
+        sessions = SessionCalls(account)
+        calls = (SandboxCalls(account), VolumeCalls(account), ToolboxCalls(account), sessions)
+        table: list[Any] = [
+            Route(path, self.answering(handler), methods=[method])
+            for group in calls
+            for method, path, handler in group.routes
+        ]
+        table += [Route("/standin", self.standin, methods=["GET", "POST"]), WebSocketRoute(LOGS, sessions.follow)]
+        self.app = socketio.ASGIApp(account.events, Starlette(routes=table), socketio_path="api/socket.io")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Counts the call, and makes it fail where that was asked for."""
+        path = scope.get("path", "")
+        if (
+            scope["type"] not in ("http", "websocket")
+            or not path.startswith(("/api/", "/toolbox/"))
+            or "socket.io" in path
+        ):
+            await self.app(scope, receive, send)
+            return
+        label = f"{scope.get('method', 'WS')} {generic(path)}"
+        self.counts[label] += 1
+        fault = self.fault(label)
+        if fault == "delay":
+            await asyncio.sleep(self.account.settings.fault_delay_s)
+        elif fault.isdigit():
+            await refuse(scope, receive, send, int(fault), self.account.settings.retry_after_s)
+            return
+        elif fault in ("drop", "lost"):
+            if fault == "lost" or self.random.random() < 0.5:  # lost on its way back: the call was done
+
+                async def nowhere(_message: Any) -> None:
+                    pass
+
+                if scope["type"] == "http":
+                    await self.app(scope, receive, nowhere)
+            self.account.drop(scope)
+            return
+        await self.app(scope, receive, send)
+
+    def fault(self, label: str) -> str:
+        settings = self.account.settings
+        if settings.fault_rate <= 0 or not re.search(settings.fault_where, label):
+            return ""
+        if settings.fault_times is not None and self.faults.total() >= settings.fault_times:
+            return ""
+        if self.random.random() >= settings.fault_rate:
+            return ""
+        kind = self.random.choice(settings.faults)
+        self.faults[kind] += 1
+        return kind
+
+    def answering(self, handler: Any) -> Any:
+        from starlette.responses import JSONResponse, Response
+
+        async def endpoint(request: Any) -> Any:
+            try:
+                if request.headers.get("authorization") != f"Bearer {self.account.settings.key}":
+                    raise Refused(401, "Invalid credentials")
+                result = await handler(request)
+            except Refused as error:
+                return JSONResponse(error.body, error.status, error.headers)
+            if isinstance(result, Response):
+                return result
+            return Response(status_code=204) if result is None else JSONResponse(result)
+
+        return endpoint
+
+    async def standin(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        if request.method == "POST":
+            body = await request.json()
+            if body.pop("reset", False):
+                await self.account.reset()
+                self.counts.clear()
+            self.account.settings = dataclasses.replace(self.account.settings, **body)
+            self.random = random.Random(self.account.settings.seed)
+            self.faults.clear()
+        return JSONResponse(
+            {
+                "settings": dataclasses.asdict(self.account.settings),
+                "sandboxes": [
+                    {**box.dto(), "processes": len(box.processes), "body": box.body}
+                    for box in self.account.boxes.values()
+                ],
+                "volumes": [{**volume.dto(), "folder": str(volume.folder)} for volume in self.account.volumes.values()],
+                "counts": dict(self.counts),
+                "faults": dict(self.faults),
+                "created": self.account.created,
+                "destroyed": self.account.destroyed,
+                "peak": self.account.peak,
+                "history": self.account.history,
+                "cpu_s": dict(zip(("own", "own_system", "processes", "processes_system"), os.times(), strict=False)),
+            }
+        )
+
+
+def generic(path: str) -> str:
+    """A path without the names in it, so that calls can be counted."""
+    path = re.sub(r"/(sandbox|toolbox|session|command|by-name)/[^/]+", r"/\1/*", path)
+    return re.sub(r"^(/api/volumes)/(?!by-name)[^/]+", r"\1/*", path)
+
+
+async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -> None:
+    """Serves on loopback until SIGINT, SIGTERM or, if asked, the end of standard input; leaves nothing behind."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    if sys.version_info < (3, 12):
+        watcher = asyncio.PidfdChildWatcher()  # the default of that version takes a thread for each process
+        watcher.attach_loop(asyncio.get_running_loop())
+        asyncio.get_event_loop_policy().set_child_watcher(watcher)
+    root = Path(tempfile.mkdtemp(prefix="daytona-standin-"))
+    account = Account(settings, root)
+
+    class Protocol(H11Protocol):
+        """Remembers each connection, so that it can be dropped."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if self.client is not None:
+                account.transports[self.client] = transport
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            account.transports.pop(self.client, None)
+            super().connection_lost(exc)
+
+    listening = socket.create_server(("127.0.0.1", port), backlog=1024)
+    account.base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    config = uvicorn.Config(
+        Server(account), http=Protocol, ws="websockets-sansio", log_level="error", lifespan="off", access_log=False,
+        timeout_graceful_shutdown=1, ws_ping_interval=None,
+    )  # fmt: skip
+    running = uvicorn.Server(config)
+    if until_eof:
+        asyncio.get_running_loop().add_reader(0, lambda: os.read(0, CHUNK) or setattr(running, "should_exit", True))
+    reaper = asyncio.create_task(account.reap())
+    announce(account.base)
+    try:
+        await running.serve(sockets=[listening])
+    finally:
+        reaper.cancel()
+        processes = [process for box in account.boxes.values() for process in box.processes]
+        for box in account.boxes.values():
+            box.kill()
+        for process in processes:
+            await process.wait()
+        shutil.rmtree(root, ignore_errors=True)

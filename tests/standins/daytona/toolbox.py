@@ -1,0 +1,114 @@
+"""The calls to a sandbox's daemon: files, commands that are waited for, and Git."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from typing import Any
+
+from .account import Account
+from .answers import daemon
+
+TOOLBOX = "/toolbox/{box}"
+
+
+class ToolboxCalls:
+    """Files, commands and clones in a sandbox."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.routes: list[tuple[str, str, Any]] = [
+            ("GET", f"{TOOLBOX}/work-dir", self.directory),
+            ("GET", f"{TOOLBOX}/user-home-dir", self.directory),
+            ("POST", f"{TOOLBOX}/files/bulk-upload", self.upload),
+            ("POST", f"{TOOLBOX}/files/bulk-download", self.download),
+            ("DELETE", f"{TOOLBOX}/files", self.delete_file),
+            ("POST", f"{TOOLBOX}/process/execute", self.execute),
+            ("POST", f"{TOOLBOX}/process/code-run", self.code_run),
+            ("POST", f"{TOOLBOX}/git/clone", self.clone),
+        ]
+
+    async def directory(self, request: Any) -> Any:
+        return {"dir": self.account.box(request, started=True).home}
+
+    async def upload(self, request: Any) -> Any:
+        box = self.account.box(request, started=True)
+        async with request.form() as form:
+            for name, value in form.multi_items():
+                if name.endswith(".file"):
+                    place = box.place(str(form[name.removesuffix("file") + "path"]))
+                    try:
+                        place.parent.mkdir(parents=True, exist_ok=True)
+                        place.write_bytes(await value.read())
+                    except OSError as error:
+                        raise daemon(400, f"{place.name}: {error.strerror}", "INVALID_FILE_PATH") from error
+        return {}
+
+    async def download(self, request: Any) -> Any:
+        from starlette.responses import Response
+
+        box = self.account.box(request, started=True)
+        parts: list[bytes] = []
+        for path in (await request.json())["paths"]:
+            place = box.place(path)
+            kind, mime = "file", "application/octet-stream"
+            try:
+                data = place.read_bytes()
+            except OSError:
+                kind, mime = "error", "application/json"
+                data = json.dumps(daemon(404, f"file not found: {path}", "FILE_NOT_FOUND").body).encode()
+            head = f'Content-Disposition: form-data; name="{kind}"; filename="{path}"\r\nContent-Type: {mime}\r\n\r\n'
+            parts.append(b"--standin\r\n" + head.encode() + data + b"\r\n")
+        return Response(b"".join([*parts, b"--standin--\r\n"]), media_type="multipart/form-data; boundary=standin")
+
+    async def delete_file(self, request: Any) -> Any:
+        place = self.account.box(request, started=True).place(request.query_params["path"])
+        if not place.exists():
+            raise daemon(404, "file not found", "FILE_NOT_FOUND")
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink()
+
+    async def execute(self, request: Any) -> Any:
+        box, body = self.account.box(request, started=True), await request.json()
+        code, out = await box.run(body["command"], body.get("cwd"), body.get("envs"), body.get("timeout") or 10)
+        return {"exitCode": code, "result": out}
+
+    async def code_run(self, request: Any) -> Any:
+        box, body = self.account.box(request, started=True), await request.json()
+        command = f"python3 -u -c {shlex.quote(body['code'])}"
+        code, out = await box.run(command, None, body.get("envs"), body.get("timeout") or 10)
+        return {"exitCode": code, "result": out}
+
+    async def clone(self, request: Any) -> Any:
+        box, body = self.account.box(request, started=True), await request.json()
+        envs = {"GIT_TERMINAL_PROMPT": "0"}
+        if body.get("username"):
+            import base64
+
+            pair = base64.b64encode(f"{body['username']}:{body.get('password') or ''}".encode()).decode()
+            envs |= {
+                "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "http.extraHeader",
+                "GIT_CONFIG_VALUE_0": f"Authorization: Basic {pair}",
+            }  # fmt: skip
+        path = shlex.quote(os.path.join(box.home, body["path"]))
+        url, branch, options = shlex.quote(body["url"]), shlex.quote(body.get("branch") or ""), ""
+        command = ""
+        if body.get("branch"):  # what it clones is a branch: git would take a tag, too
+            command = f"git ls-remote --exit-code --heads -- {url} {branch} >/dev/null || exit 42; "
+            options = f"--branch {branch} "
+        command += f"git clone --quiet --single-branch --no-tags {options}-- {url} {path}"
+        code, out = await box.run(command, None, envs, 300)
+        if code == 42 and "fatal" not in out:
+            raise daemon(404, f"reference not found: {body['branch']}", "GIT_BRANCH_NOT_FOUND")
+        if code:
+            auth = "Authentication failed" in out or "could not read Username" in out
+            raise daemon(401, out, "GIT_AUTH_FAILED") if auth else daemon(400, out)
+        if body.get("commit_id") or body.get("commitId"):
+            commit = shlex.quote(body.get("commit_id") or body["commitId"])
+            code, out = await box.run(f"git -C {path} checkout --quiet {commit}", None, envs, 60)
+            if code:
+                raise daemon(400, f"object not found: {out}")
