@@ -1,0 +1,45 @@
+"""What is around every call: counts, faults, tokens and idempotency."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import grpclib.const
+from grpclib.server import Stream
+
+
+def unary(handler: Any) -> Any:
+    """A handler of one request and one answer, with counts, faults, tokens and idempotency around it."""
+
+    @functools.wraps(handler)
+    async def serve(self: Any, stream: Stream[Any, Any]) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        assert stream.metadata is not None
+        after = await self.standin.faults.before(handler.__name__, stream)
+        self.authorize(stream.metadata, request)
+        key = stream.metadata.get("x-idempotency-key")
+        answer = await self.standin.once(key, lambda: handler(self, request))
+        if after is not None:
+            self.standin.faults.strike(after, stream)
+        await stream.send_message(answer)
+
+    return serve
+
+
+def only_what_is_modelled(base: type) -> Any:
+    """A class decorator: calls that the class does not have are answered UNIMPLEMENTED by the server itself."""
+
+    def decorate(cls: Any) -> Any:
+        missing = set(cls.__abstractmethods__)
+        cls.__abstractmethods__ = frozenset()
+
+        def mapping(self: Any) -> dict[str, grpclib.const.Handler]:
+            found = base.__mapping__(self)  # type: ignore[attr-defined]
+            return {path: handler for path, handler in found.items() if path.rpartition("/")[2] not in missing}
+
+        cls.__mapping__ = mapping
+        return cls
+
+    return decorate

@@ -1,0 +1,93 @@
+"""The command line, and the two servers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from grpclib.server import Server
+from modal_proto import api_pb2
+
+from modal._utils.grpc_utils import custom_detail_codec
+
+from .command_router import CommandRouter
+from .control_plane import ControlPlane
+from .sandboxes import die_with_parent
+from .standin import Standin
+
+Result = api_pb2.GenericResult
+
+
+async def serve(pipe: bool, bubblewrap: str | None) -> None:
+    """Serves until standard input ends, or by hand until Ctrl-C."""
+    root = Path(tempfile.mkdtemp(prefix="standin-modal-"))
+    (root / "sandboxes").mkdir()
+    standin = Standin(root, bubblewrap)
+    servers = [
+        Server([kind(standin)], status_details_codec=custom_detail_codec) for kind in (ControlPlane, CommandRouter)
+    ]
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    commits = await asyncio.start_unix_server(standin.on_sync, root / "commits")
+    try:
+        addresses: list[str] = []
+        for server in servers:
+            # With its protocol named: only then does asyncio send without waiting for more.
+            listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listening.bind(("127.0.0.1", 0))
+            await server.start(sock=listening)
+            addresses.append(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        standin.router_url = addresses[1]
+        if pipe:
+            hello = {"url": addresses[0], "token_id": standin.token_id, "token_secret": standin.token_secret}
+            print(json.dumps({**hello, "root": str(root), "bubblewrap": bool(bubblewrap)}), flush=True)
+            requests = asyncio.create_task(listen(standin, stop))
+        else:
+            print(f"export MODAL_SERVER_URL={addresses[0]}")
+            print(f"export MODAL_TOKEN_ID={standin.token_id} MODAL_TOKEN_SECRET={standin.token_secret}")
+            print("# Ctrl-C ends it, and every sandbox in it.", flush=True)
+            requests = None
+        await stop.wait()
+        if requests is not None:
+            requests.cancel()
+    finally:
+        commits.close()
+        for server in servers:
+            server.close()
+        for box in list(standin.boxes.values()):
+            await standin.end(box, Result.GENERIC_STATUS_TERMINATED)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+async def listen(standin: Standin, stop: asyncio.Event) -> None:
+    """Answers the tests."""
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        try:
+            value = standin.ask(json.loads(line))
+            answer = {"value": await value if asyncio.iscoroutine(value) else value}
+        except Exception as error:  # noqa: BLE001 - the test is told
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+    stop.set()
+
+
+def main() -> None:
+    """Reads the options and serves."""
+    parser = argparse.ArgumentParser(description="A stand-in for Modal on this machine.")
+    parser.add_argument("--pipe", action="store_true", help="take requests on standard input, and end with it")
+    parser.add_argument("--no-bubblewrap", action="store_true", help="run commands in the machine's own file system")
+    options = parser.parse_args()
+    if options.pipe:
+        die_with_parent()
+    bubblewrap = None if options.no_bubblewrap else shutil.which("bwrap")
+    asyncio.run(serve(options.pipe, bubblewrap))

@@ -1,0 +1,52 @@
+"""Faults that tests ask for: which call fails, how often and how."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+import re
+from typing import Any
+
+from grpclib import GRPCError, Status
+from modal_proto import api_pb2
+
+
+class Faults:
+    """Counts the calls, and makes those fail that the rules name."""
+
+    def __init__(self) -> None:
+        self.rules: list[dict[str, Any]] = []
+        self.chance = random.Random(0)
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.faults: collections.Counter[str] = collections.Counter()
+
+    async def before(self, name: str, stream: Any) -> dict[str, Any] | None:
+        """Counts a call, and applies the first rule that hits: returns it if it strikes after the call."""
+        self.counts[name] += 1
+        for rule in self.rules:
+            if not re.fullmatch(rule.get("method", ".*"), name) or rule.get("times", 1) <= 0:
+                continue
+            if self.chance.random() >= rule.get("probability", 1.0):
+                continue
+            if "times" in rule:
+                rule["times"] -= 1
+            self.faults[name] += 1
+            if rule.get("delay"):
+                await asyncio.sleep(rule["delay"])
+            if rule.get("after"):
+                return rule
+            self.strike(rule, stream)
+            return None
+        return None
+
+    @staticmethod
+    def strike(rule: dict[str, Any], stream: Any) -> None:
+        """Fails a call as the rule says."""
+        if rule.get("drop"):
+            stream._stream.connection._transport.abort()
+            raise asyncio.CancelledError
+        if rule.get("status"):
+            retry_after = rule.get("retry_after")
+            details = [] if retry_after is None else [api_pb2.RPCRetryPolicy(retry_after_secs=retry_after)]
+            raise GRPCError(Status[rule["status"]], f"injected {rule['status']}", details)

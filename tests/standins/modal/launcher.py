@@ -1,0 +1,106 @@
+"""How commands are started in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from .programs import FS_TOOLS, SYNC, TOOLS, python
+from .sandboxes import Box, Command, die_with_parent
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
+
+
+class Launcher:
+    """Starts commands in sandboxes, each of which has a file system of its own where bubblewrap is there."""
+
+    def __init__(self, root: Path, bubblewrap: str | None) -> None:
+        self.root, self.bubblewrap = root, bubblewrap
+
+    def make_tools(self, box: Box, interpreter: str) -> None:
+        """Puts the programs that each sandbox has into its folder."""
+        folder = box.folder / "bin"
+        folder.mkdir()
+        programs = {
+            "sync": SYNC.format(python=python(), socket=str(self.root / "commits"), box=box.id),
+            "modal-sandbox-fs-tools": TOOLS.format(python=python()),
+        }
+        for name, text in programs.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        if interpreter:
+            for name in ("python", "python3"):
+                (folder / name).symlink_to(interpreter)
+
+    async def start(self, box: Box, packages: str, request: Any) -> None:
+        """Starts a command; one that was started already is not started again."""
+        if request.exec_id in box.commands:
+            return
+        environment = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", **request.env}
+        environment["PATH"] = f"{self._inside(box)}:{environment['PATH']}"
+        for source in getattr(request, "secret_sources", ()):  # which 1.6.0 does not have yet
+            environment.update(source.env.contents)
+        if packages:
+            environment["PYTHONPATH"] = packages
+        words = [FS_TOOLS if word == FS_TOOLS else word for word in request.command_args]
+        where = request.workdir or box.workdir or "/root"
+        if self.bubblewrap:
+            words, where = [*self._wrap(box, packages, where), *words], "/"
+        else:
+            words[0] = str(box.folder / "bin" / "modal-sandbox-fs-tools") if words[0] == FS_TOOLS else words[0]
+            where = where if os.path.isdir(where) else str(box.folder / "root")
+        box.commands[request.exec_id] = command = Command(
+            await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment,
+                cwd=where,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        )
+        command.tasks.append(asyncio.create_task(self._wait(box, command, request.timeout_secs)))
+        if box.ending:
+            command.kill()
+
+    def _inside(self, box: Box) -> str:
+        return "/__modal/.bin" if self.bubblewrap else str(box.folder / "bin")
+
+    def _wrap(self, box: Box, packages: str, where: str) -> list[str]:
+        """The sandbox's own file system: its root, the system's directories, this Python, its volumes."""
+        words = [str(self.bubblewrap), "--die-with-parent", "--unshare-pid", "--cap-drop", "ALL"]
+        words += ["--unshare-net"] if box.offline else []
+        words += ["--bind", str(box.folder / "root"), "/"]
+        for path in SYSTEM:
+            if os.path.exists(path) and not os.path.islink(path):
+                words += ["--ro-bind", path, path]
+        for path in dict.fromkeys((sys.base_prefix, os.path.dirname(os.path.dirname(python())))):
+            if not PurePosixPath(path).is_relative_to("/usr"):
+                words += ["--ro-bind", path, path]
+        words += ["--ro-bind", str(box.folder / "bin"), "/__modal/.bin"]
+        words += ["--ro-bind", packages, packages] if packages else []
+        words += ["--bind", str(self.root / "commits"), str(self.root / "commits")]
+        words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]
+        words += ["--dir", "/tmp", "--dir", "/root"]
+        for mount in box.mounts:
+            words += ["--ro-bind" if mount.read_only else "--bind", str(mount.folder), mount.path]
+        return [*words, "--dir", where, "--chdir", where]
+
+    @staticmethod
+    async def _wait(box: Box, command: Command, seconds: int) -> None:
+        try:
+            async with asyncio.timeout(seconds or None):
+                await command.process.wait()
+        except TimeoutError:
+            command.kill()
+        command.status = await command.process.wait()
+        command.kill()  # what it left behind in its group
+        await asyncio.wait(command.tasks[:2], timeout=1.0)
+        box.idle_since = time.monotonic()
+        command.ended.set()

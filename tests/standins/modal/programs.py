@@ -1,0 +1,46 @@
+"""What stands for Modal's own programs in a sandbox, and its Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+FS_TOOLS = "/__modal/.bin/modal-sandbox-fs-tools"
+
+# What stands for Modal's own `sync` in a sandbox: for a volume's mount it commits and waits, else it does nothing.
+SYNC = """#!{python} -IS
+import os, socket, sys
+for mount in sys.argv[1:]:
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect({socket!r})
+        line.sendall(("{box} " + os.path.abspath(mount) + "\\n").encode())
+        answer = line.makefile().readline().strip()
+    if answer != "ok":
+        sys.exit("sync: " + (answer or "no answer"))
+"""
+
+# What stands for the program that the client's file calls run.
+TOOLS = """#!{python} -IS
+import json, os, shutil, sys
+kinds = {{FileNotFoundError: "NotFound", IsADirectoryError: "IsDirectory", NotADirectoryError: "NotDirectory",
+         PermissionError: "PermissionDenied", FileExistsError: "AlreadyExists"}}
+(name, options), = json.loads(sys.argv[1]).items()
+try:
+    path = options["path"]
+    if name == "WriteFile":
+        os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+        with open(path, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    elif name == "ReadFile":
+        with open(path, "rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    else:
+        sys.exit(json.dumps({{"error_kind": "Other", "message": name + " is not modelled"}}))
+except OSError as error:
+    sys.exit(json.dumps({{"error_kind": kinds.get(type(error), "Other"), "message": error.strerror or str(error)}}))
+"""
+
+
+def python() -> str:
+    """The base Python, which needs no virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

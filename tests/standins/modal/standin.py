@@ -1,0 +1,299 @@
+"""What both servers share: sandboxes, volumes, images, and what tests ask of the stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from grpclib import GRPCError, Status
+from modal_proto import api_pb2
+
+from .faults import Faults
+from .launcher import SYSTEM, Launcher
+from .programs import python
+from .sandboxes import Box
+from .tokens import throttled
+from .volumes import Mount, Volume
+
+Result = api_pb2.GenericResult
+# The GPUs of modal.com/docs/guide/gpu, and its older names; the words that Modal refuses others with are not known.
+GPUS = {
+    *("", "ANY", "T4", "L4", "A10", "A10G", "A100", "A100-40GB", "A100-80GB", "L40S", "RTX-PRO-6000"),
+    *("H100", "H100!", "H200", "B200", "B200+"),
+}
+REGIONS = ("us", "eu", "ap", "uk", "ca", "me", "sa", "af", "mx")  # each alone, or with more after a hyphen
+
+
+class Standin:
+    """Everything that both servers share."""
+
+    def __init__(self, root: Path, bubblewrap: str | None) -> None:
+        self.root, self.bubblewrap = root, bubblewrap
+        self.token_id, self.token_secret = f"ak-{secrets.token_hex(8)}", f"as-{secrets.token_hex(16)}"
+        self.router_url = ""
+        self.options: dict[str, Any] = {
+            "boot_delay": 0.0,  # seconds from a sandbox's creation to its first command
+            "creations_per_second": None,
+            "creation_burst": 1,
+            "max_sandboxes": None,
+            "commit_at_end": True,
+            "commit_error": "",  # what `sync` complains of
+            "python": python(),  # what is `python` in a sandbox, empty for none
+        }
+        self.faults = Faults()
+        self.launcher = Launcher(root, bubblewrap)
+        self.events: list[dict[str, Any]] = []
+        self.peak = 0
+        self.boxes: dict[str, Box] = {}
+        self.tasks: dict[str, Box] = {}
+        self.ended: dict[str, Box] = {}
+        self.apps: dict[str, str] = {}
+        self.volumes: dict[str, Volume] = {}
+        self.images: dict[str, dict[str, Any]] = {}
+        self.answers: dict[str, asyncio.Future[Any]] = {}
+        self.streams: set[Any] = set()
+        self.tokens = 0.0
+        self.filled_at = time.monotonic()
+        self._watches: set[asyncio.Task[None]] = set()
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Answers a request of the tests: its `op` is the name of a method below, the rest its arguments."""
+        arguments = {name: value for name, value in request.items() if name != "op"}
+        return getattr(self, "ask_" + request["op"])(**arguments)
+
+    def ask_state(self) -> dict[str, Any]:
+        """What is alive, how often each call came and how often a fault answered it, and what was committed."""
+        return {
+            "sandboxes": {
+                box.id: {
+                    "name": box.name,
+                    "tags": box.tags,
+                    "timeout": box.timeout,
+                    "idle_timeout": box.idle_timeout,
+                    "definition": box.definition,
+                }
+                for box in self.boxes.values()
+            },
+            "counts": dict(self.faults.counts),
+            "faults": dict(self.faults.faults),
+            "events": self.events,
+            "peak": self.peak,
+            "images": {number: image["commands"] for number, image in self.images.items()},
+            "folders": sorted(path.name for path in (self.root / "sandboxes").iterdir()),
+            "commands": [
+                command.process.pid
+                for box in self.boxes.values()
+                for command in box.commands.values()
+                if not command.ended.is_set()
+            ],
+        }
+
+    def ask_faults(self, rules: list[dict[str, Any]], seed: int = 0) -> None:
+        """Replaces the rules: `method` (a pattern), `status`, `probability` or `times`, `after` (the call is carried
+        out and its answer lost), `delay` (seconds), `retry_after` (seconds), `drop` (the connection)."""
+        self.faults.rules, self.faults.chance = rules, random.Random(seed)
+
+    def ask_set(self, **options: Any) -> None:
+        """Changes options."""
+        unknown = options.keys() - self.options.keys()
+        if unknown:
+            raise ValueError(f"no options: {unknown}")
+        self.options.update(options)
+
+    def ask_reset(self) -> None:
+        """Forgets the counts, the events, the rules and the options."""
+        for found in (self.faults.counts, self.faults.faults, self.events):
+            found.clear()
+        self.faults.rules, self.peak = [], len(self.boxes)
+        fresh = Standin(self.root, None).options
+        self.options.update(fresh)
+
+    def ask_volume(self, name: str, version: int = 2) -> dict[str, str]:
+        """A volume's committed files; it is made where there is none."""
+        volume = self.volume(name, version)
+        files = (path for path in volume.folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(volume.folder)): path.read_bytes().decode("latin-1") for path in files}
+
+    def ask_drop(self) -> None:
+        """Breaks off every connection that output is read over."""
+        for stream in list(self.streams):
+            stream._stream.connection._transport.abort()
+
+    async def ask_end(self, sandbox: str) -> None:
+        """Ends a sandbox as its provider would, without being asked by its owner."""
+        await self.end(self.boxes[sandbox], Result.GENERIC_STATUS_TERMINATED)
+
+    def volume(self, name: str, version: int) -> Volume:
+        for volume in self.volumes.values():
+            if volume.name == name:
+                return volume
+        number = f"vo-{secrets.token_hex(11)}"
+        volume = self.volumes[number] = Volume(number, name, version, self.root / "volumes" / number)
+        return volume
+
+    def admit(self) -> None:
+        """Lets one creation through, or raises what the limits say."""
+        rate, limit = self.options["creations_per_second"], self.options["max_sandboxes"]
+        if limit is not None and len(self.boxes) >= limit:
+            raise throttled(f"Workspace limit of {limit} concurrent sandboxes reached.", None)
+        if rate is not None:
+            now = time.monotonic()
+            self.tokens = min(self.options["creation_burst"], self.tokens + (now - self.filled_at) * rate)
+            self.filled_at = now
+            if self.tokens < 1:
+                raise throttled("Sandbox creation rate limit exceeded.", (1 - self.tokens) / rate)
+            self.tokens -= 1
+
+    async def create(self, request: Any, v2: bool) -> Box:
+        self.admit()
+        if request.definition.image_id not in self.images:
+            raise GRPCError(Status.NOT_FOUND, f"Image {request.definition.image_id} not found")
+        kind = request.definition.resources.gpu_config.gpu_type
+        if kind not in GPUS:
+            raise GRPCError(Status.INVALID_ARGUMENT, f"Unknown GPU type {kind!r}")
+        for region in request.definition.scheduler_placement.regions:
+            if region.partition("-")[0] not in REGIONS:
+                raise GRPCError(Status.INVALID_ARGUMENT, f"Unknown region {region!r}")
+        name = request.definition.name
+        if name and any(box.name == name and box.app == request.app_id for box in self.boxes.values()):
+            raise GRPCError(Status.ALREADY_EXISTS, f"Sandbox with name {name} already exists")
+        box = Box(request, self.root / "sandboxes" / secrets.token_hex(6), v2)
+        if request.definition.volume_mounts and not self.bubblewrap:
+            raise GRPCError(Status.FAILED_PRECONDITION, "Volumes need bubblewrap on the stand-in's machine")
+        box.folder.mkdir(parents=True)
+        (box.folder / "root").mkdir()
+        for path in filter(os.path.islink, SYSTEM):
+            (box.folder / "root" / path[1:]).symlink_to(os.readlink(path))
+        for number, mount in enumerate(request.definition.volume_mounts):
+            volume = self.volumes[mount.volume_id]
+            folder = box.folder / f"volume-{number}"
+            box.mounts.append(await asyncio.to_thread(Mount, volume, mount.mount_path, folder, mount.read_only))
+        self.launcher.make_tools(box, self.options["python"])
+        box.ready_at = time.monotonic() + self.options["boot_delay"]
+        self.boxes[box.id] = self.tasks[box.task] = box
+        self.peak = max(self.peak, len(self.boxes))
+        watch = asyncio.create_task(self._watch(box))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        return box
+
+    async def _watch(self, box: Box) -> None:
+        """Ends it when its time is over, or when it has been idle for too long."""
+        while not box.ending:
+            now, left = time.monotonic(), box.created + box.timeout - time.time()
+            if any(not command.ended.is_set() for command in box.commands.values()):
+                box.idle_since = now
+            idle_left = box.idle_since + box.idle_timeout - now if box.idle_timeout else left
+            if min(left, idle_left) <= 0:
+                await self.end(box, Result.GENERIC_STATUS_TIMEOUT)
+                return
+            await asyncio.sleep(min(left, idle_left, 0.1))
+
+    async def end(self, box: Box, status: Any) -> None:
+        """Kills all that runs in it, commits what it wrote, and forgets it."""
+        if box.ending:
+            await box.ended.wait()
+            return
+        box.ending = True
+        for command in box.commands.values():
+            command.kill()
+        for command in box.commands.values():
+            await command.ended.wait()
+        if self.options["commit_at_end"]:
+            await self.commit(box, None, "end")
+        await asyncio.to_thread(shutil.rmtree, box.folder, True)
+        box.status = status
+        self.boxes.pop(box.id, None)
+        self.tasks.pop(box.task, None)
+        self.ended[box.id] = box
+        box.ended.set()
+
+    async def commit(self, box: Box, path: str | None, cause: str) -> str:
+        """Commits one mount or all; returns "ok" or a complaint."""
+        mounts = [mount for mount in box.mounts if path is None or path == mount.path]
+        for mount in mounts:
+            files = await asyncio.to_thread(mount.commit)
+            if files or cause == "sync":
+                self.events.append({"cause": cause, "sandbox": box.id, "volume": mount.volume.name, "files": files})
+        return "ok"
+
+    async def on_sync(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """What `sync` in a sandbox says."""
+        number, _, path = (await reader.readline()).decode().strip().partition(" ")
+        box, answer = self.boxes.get(number), self.options["commit_error"]
+        self.faults.counts["sync"] += 1
+        if box is None:
+            answer = "no such sandbox"
+        elif not answer:
+            answer = await self.commit(box, path, "sync")
+        with contextlib.suppress(ConnectionError):
+            writer.write(answer.encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    def of_task(self, task: str) -> Box:
+        box = self.tasks.get(task)
+        if box is None or box.ending:
+            raise GRPCError(Status.NOT_FOUND, f"Task {task} not found: it has ended")
+        return box
+
+    def of_id(self, number: str) -> Box:
+        box = self.boxes.get(number) or self.ended.get(number)
+        if box is None:
+            raise GRPCError(Status.NOT_FOUND, f"Sandbox {number} not found")
+        return box
+
+    async def build(self, number: str, definition: Any) -> None:
+        """Builds an image: what it installs with pip is installed."""
+        image = self.images[number]
+        bases = [self.images[base.image_id] for base in definition.base_images]
+        inherited = next((base["packages"] for base in bases if base["packages"]), "")
+        folder = self.root / "images" / number
+        complaint = ""
+        for line in definition.dockerfile_commands:
+            image["commands"].append(line)
+            if line.startswith("FROM ") and "does-not-exist" in line:
+                complaint = f"{line[5:]}: manifest unknown"
+            if "pip install" in line and "--upgrade" not in line:
+                if inherited and not folder.exists():
+                    await asyncio.to_thread(shutil.copytree, inherited, folder)
+                folder.mkdir(parents=True, exist_ok=True)
+                requirements = line.partition("pip install ")[2]
+                process = await asyncio.create_subprocess_shell(
+                    f"exec {sys.executable} -m pip install --quiet --disable-pip-version-check --no-index --no-deps "
+                    f"--target {folder} {requirements}",
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.PIPE,
+                )
+                _, said = await process.communicate()
+                if process.returncode:
+                    complaint = said.decode("utf-8", "replace").strip() or f"pip ended with {process.returncode}"
+        image["packages"] = str(folder) if folder.exists() else inherited
+        if complaint:
+            image["result"] = Result(status=Result.GENERIC_STATUS_FAILURE, exception=complaint)
+        else:
+            image["result"] = Result(status=Result.GENERIC_STATUS_SUCCESS)
+        image["built"].set()
+
+    async def once(self, key: str | None, call: Any) -> Any:
+        """Carries a call out once for each idempotency key."""
+        if key is None:
+            return await call()
+        if key not in self.answers:
+            task = self.answers[key] = asyncio.ensure_future(call())
+            task.add_done_callback(lambda done: done.exception() and self.answers.pop(key, None))
+        return await asyncio.shield(self.answers[key])
+
+    def authorize(self, metadata: Any) -> None:
+        given = metadata.get("x-modal-token-id"), metadata.get("x-modal-token-secret")
+        if given != (self.token_id, self.token_secret):
+            raise GRPCError(Status.UNAUTHENTICATED, "Token ID or secret is invalid.")

@@ -1,0 +1,75 @@
+"""Volumes, and the copies of them that sandboxes have until they commit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import threading
+from pathlib import Path
+
+
+class Volume:
+    """What has been committed, and by whom."""
+
+    def __init__(self, number: str, name: str, version: int, folder: Path) -> None:
+        self.id, self.name, self.version, self.folder = number, name, version, folder
+        self.lock = threading.Lock()
+        folder.mkdir(parents=True)
+
+
+class Mount:
+    """A sandbox's own copy of a volume."""
+
+    def __init__(self, volume: Volume, path: str, folder: Path, read_only: bool) -> None:
+        self.volume, self.path, self.folder, self.read_only = volume, path, folder, read_only
+        with volume.lock:
+            shutil.copytree(volume.folder, folder, symlinks=True)
+        self._seen = self._state(folder)
+
+    @staticmethod
+    def _state(folder: Path) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for path in folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                stat = path.lstat()
+                if not path.is_dir() or path.is_symlink():
+                    found[str(path.relative_to(folder))] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        return found
+
+    @staticmethod
+    def _put(source: Path, folder: Path, name: str) -> None:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")  # where nobody looks for files
+        shutil.copy2(source, beside, follow_symlinks=False)
+        os.replace(beside, target)
+
+    def commit(self) -> list[str]:
+        """Pushes what was written here since the last time; the last writer of a file wins."""
+        with self.volume.lock:
+            now = self._state(self.folder)
+            changed = sorted(name for name, state in now.items() if self._seen.get(name) != state)
+            if not self.read_only:
+                for name in changed:
+                    with contextlib.suppress(FileNotFoundError):  # it went while we looked
+                        self._put(self.folder / name, self.volume.folder, name)
+                for name in self._seen.keys() - now.keys():
+                    (self.volume.folder / name).unlink(missing_ok=True)
+            self._seen = now
+            return changed
+
+    def reload(self) -> None:
+        """Fetches what others have committed, over all that has not been written here since."""
+        with self.volume.lock:
+            seen, now, theirs = self._seen, self._state(self.folder), self._state(self.volume.folder)
+            mine = {name for name, state in now.items() if seen.get(name) != state}
+            mine |= seen.keys() - now.keys()  # removed here, which is a change too
+            for name in theirs.keys() - mine:
+                self._put(self.volume.folder / name, self.folder, name)
+            for name in now.keys() - theirs.keys() - mine:
+                (self.folder / name).unlink(missing_ok=True)
+            fresh = self._state(self.folder)
+            unchanged = {name: state for name, state in fresh.items() if name not in mine}
+            self._seen = unchanged | {name: seen[name] for name in mine if name in seen}
