@@ -127,6 +127,7 @@ def test_what_a_page_names_exists(page: str) -> None:
     rooms = "cli|flows|tasks|blocks|sandbox|deployments|tests|benchmarks|examples|docs"
     files = re.findall(rf"(?<![\w/.])((?:{rooms})/[\w./-]*\w\.\w+)", text)
     files += re.findall(rf"`((?:{rooms})/[\w./-]*)`", text)
+    files += re.findall(rf" ((?:{rooms})/[\w./-]*)", lines)
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
