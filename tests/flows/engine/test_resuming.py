@@ -24,7 +24,7 @@ from rlm_batch import DaytonaSandbox, ExecutionsFailed, LocalSandbox, ModalSandb
 from rlm_batch.tasks.execution import assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
 
-from ..infra.execution_counter import BEGUN, Counts
+from ...infra.execution_counter import BEGUN, Counts
 
 pytestmark = pytest.mark.anyio
 

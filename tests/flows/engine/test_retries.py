@@ -24,8 +24,8 @@ from rlm_batch import (
 from rlm_batch.tasks.execute import build_execute_task
 from rlm_batch.tasks.retry import RetryPolicy
 
-from ..infra.execution_counter import BEGUN, Counts
-from .conftest import last_run
+from ...infra.execution_counter import BEGUN, Counts
+from ..conftest import last_run
 
 pytestmark = pytest.mark.anyio
 

@@ -24,10 +24,10 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.deployments.server import PrefectServer
 from rlm_batch.tasks.ledger.ledger import Ledger
 
-from .conftest import becomes, sandboxes_are_open
+from ..conftest import becomes, sandboxes_are_open
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting a server or a worker is most of it
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 
 

@@ -33,7 +33,7 @@ from rlm_batch.flows.cleanup.server_identity import get_server_id
 from rlm_batch.flows.engine.events import FlowListener
 from rlm_batch.flows.reap import MIN_SILENCE_SECONDS
 
-from .conftest import becomes
+from ..conftest import becomes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting the servers is most of it
 PROVIDERS = ("local", "daytona", "modal")
