@@ -1,4 +1,4 @@
-"""What is left of flow runs that are over: finding their sandboxes, and removing them."""
+"""Orphaned sandboxes: finding those of flow runs and processes that are over, and removing them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ...blocks.provider import SandboxInfo, SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...sandbox.errors import RlmBatchError
 
-PAGE = 200  # flow runs in one question to the server, which answers with that many at most
-AT_A_TIME = 8  # removals under way
-DAY = 86_400.0
+PAGE_SIZE = 200  # flow runs in one question to the server, which answers with that many at most
+MAX_CONCURRENT_REMOVALS = 8
+DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class OrphanedSandbox:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What became of the sandboxes that were to be removed; `errors` has one for each that could not be."""
+    """The sandboxes that were removed, and why others could not be."""
 
     removed: list[OrphanedSandbox]
-    errors: dict[str, RlmBatchError]
+    errors: dict[str, RlmBatchError]  # by sandbox id
 
 
 async def find_orphans(
@@ -54,42 +54,42 @@ async def find_orphans(
     # The sandboxes first: whatever run opens one later is not judged by what it was before.
     ours = [info for info in await provider.list_sandboxes() if info.labels.get("managed-by") == "rlm-batch"]
     reasons: dict[str, str] = {}
-    doubtful: list[SandboxInfo] = []
+    candidates: list[SandboxInfo] = []
     for info in ours:
         if info.abandoned:
             reasons[info.id] = "its host has died"
         elif 0 < info.expires <= now:
             reasons[info.id] = "its lifetime is over"
         elif server and info.server == server and _is_uuid(info.run):
-            doubtful.append(info)
-    if doubtful:
+            candidates.append(info)
+    if candidates:
         async with get_client() as client:
-            runs = await _read_flow_runs(client, {uuid.UUID(info.run) for info in doubtful})
-            for run_id in {info.run for info in doubtful}:
-                boxes = [info for info in doubtful if info.run == run_id]
+            runs = await _read_flow_runs(client, {uuid.UUID(info.run) for info in candidates})
+            for run_id in {info.run for info in candidates}:
+                boxes = [info for info in candidates if info.run == run_id]
                 reason = await _explain_why_over(client, runs.get(uuid.UUID(run_id)), boxes, older_than, now)
                 if reason:
                     reasons.update((info.id, reason) for info in boxes)
-    return [
-        OrphanedSandbox(info, reasons[info.id], max(0.0, now - info.began) if info.began else 0.0)
-        for info in ours
-        if info.id in reasons
-    ]
+    return [_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons]
 
 
-async def remove_orphans(provider: SandboxProvider, left: Iterable[OrphanedSandbox]) -> Removal:
+async def remove_orphans(provider: SandboxProvider, orphans: Iterable[OrphanedSandbox]) -> Removal:
     """Removes them, some at a time. One that cannot be removed keeps no other from it."""
-    left, errors, gate = list(left), dict[str, RlmBatchError](), asyncio.Semaphore(AT_A_TIME)
+    orphans, errors, gate = list(orphans), dict[str, RlmBatchError](), asyncio.Semaphore(MAX_CONCURRENT_REMOVALS)
 
-    async def one(info: SandboxInfo) -> None:
+    async def remove_one(info: SandboxInfo) -> None:
         async with gate:
             try:
                 await provider.delete_sandbox(info.id)
             except RlmBatchError as error:
                 errors[info.id] = error
 
-    await asyncio.gather(*(one(found.info) for found in left))
-    return Removal([found for found in left if found.info.id not in errors], errors)
+    await asyncio.gather(*(remove_one(orphan.info) for orphan in orphans))
+    return Removal([orphan for orphan in orphans if orphan.info.id not in errors], errors)
+
+
+def _make_orphan(info: SandboxInfo, reason: str, now: float) -> OrphanedSandbox:
+    return OrphanedSandbox(info, reason, max(0.0, now - info.began) if info.began else 0.0)
 
 
 def _is_uuid(text: str) -> bool:
@@ -101,11 +101,11 @@ def _is_uuid(text: str) -> bool:
 
 async def _read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
     """Those flow runs that the server has."""
-    wanted, found = sorted(ids), dict[uuid.UUID, FlowRun]()
-    for start in range(0, len(wanted), PAGE):
-        only = FlowRunFilter(id=FlowRunFilterId(any_=wanted[start : start + PAGE]))
-        found |= {run.id: run for run in await client.read_flow_runs(flow_run_filter=only, limit=PAGE)}
-    return found
+    wanted, runs = sorted(ids), dict[uuid.UUID, FlowRun]()
+    for start in range(0, len(wanted), PAGE_SIZE):
+        only = FlowRunFilter(id=FlowRunFilterId(any_=wanted[start : start + PAGE_SIZE]))
+        runs |= {run.id: run for run in await client.read_flow_runs(flow_run_filter=only, limit=PAGE_SIZE)}
+    return runs
 
 
 async def _explain_why_over(
@@ -116,18 +116,18 @@ async def _explain_why_over(
         return "its flow run was deleted"
     if run.state is None or run.state.is_final():
         return f"its flow run is {run.state.name if run.state is not None else 'over'}"
-    above = await _find_outermost_caller(client, run)
-    if above is not None and above.state is not None and above.state.is_final():
-        return f"the flow run that called its own is {above.state.name}"
+    caller = await _find_outermost_caller(client, run)
+    if caller is not None and caller.state is not None and caller.state.is_final():
+        return f"the flow run that called its own is {caller.state.name}"
     if older_than is None:
         return ""
     since = now - older_than
     if max([run.state.timestamp.timestamp(), *(info.began for info in boxes)]) >= since:
         return ""
     # What is later than now was said on a machine whose clock is ahead of this one's.
-    lately = EventOccurredFilter(since=_to_datetime(since), until=_to_datetime(now + DAY))
-    mine = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])
-    page = await client.read_events(EventFilter(any_resource=mine, occurred=lately), limit=1)
+    recently = EventOccurredFilter(since=_to_datetime(since), until=_to_datetime(now + DAY_SECONDS))
+    of_this_run = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])
+    page = await client.read_events(EventFilter(any_resource=of_this_run, occurred=recently), limit=1)
     if page.events:
         return ""
     return f"its flow run is {run.state.name}, and has been silent for more than {older_than:,.0f} s"
@@ -135,15 +135,15 @@ async def _explain_why_over(
 
 async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
     """The outermost of the flow runs whose process a flow run is in, None where it is in one of its own."""
-    found: FlowRun | None = None
+    caller: FlowRun | None = None
     with suppress(ObjectNotFound):
         # A run of a deployment has a process of its own, whoever called it.
         while run.parent_task_run_id is not None and run.deployment_id is None:
-            above = (await client.read_task_run(run.parent_task_run_id)).flow_run_id
-            if above is None:
+            caller_id = (await client.read_task_run(run.parent_task_run_id)).flow_run_id
+            if caller_id is None:
                 break
-            run = found = await client.read_flow_run(above)
-    return found
+            run = caller = await client.read_flow_run(caller_id)
+    return caller
 
 
 def _to_datetime(seconds: float) -> Any:
@@ -156,7 +156,7 @@ _own_runs: set[str] = set()
 
 
 def register_own_run(run_id: str) -> None:
-    """Says that a flow run has begun in this process, whose lanes remove their own sandboxes whatever ends it."""
+    """Notes that a flow run is of this process, whose lanes remove their own sandboxes whatever ends it."""
     _own_runs.add(run_id)
 
 
@@ -173,14 +173,14 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
         provider = await resolve_provider(
             parameters.get("options", parameters).get("provider") or "local"
         )  # a shard's, or its own
-        now, found = time.time(), await provider.list_sandboxes()
+        now, sandboxes = time.time(), await provider.list_sandboxes()
         reason = f"its flow run is {state.name}"
-        left = [
-            OrphanedSandbox(info, reason, max(0.0, now - info.began) if info.began else 0.0)
-            for info in found
+        orphans = [
+            _make_orphan(info, reason, now)
+            for info in sandboxes
             if info.run == str(flow_run.id) and info.labels.get("managed-by") == "rlm-batch"
         ]
-        removal = await remove_orphans(provider, left)
+        removal = await remove_orphans(provider, orphans)
     except RlmBatchError as error:
         log.warning("the sandboxes of this run could not be looked for, and are left to their expiry: %s", error)
         return
@@ -188,18 +188,19 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
 
 
 def log_removal(log: logging.Logger | logging.LoggerAdapter[Any], removal: Removal, provider: str) -> None:
-    """Says in a log what was removed, and what it has cost."""
+    """Writes to a log what was removed, what it has cost, and what could not be removed."""
     if removal.removed:
         log.info("%s", describe_removal(removal.removed, provider, "removed"))
     for sandbox, error in removal.errors.items():
         log.warning("sandbox %s could not be removed, and is left to its expiry: %s", sandbox, error.summary)
 
 
-def describe_removal(left: list[OrphanedSandbox], provider: str, what: str) -> str:
+def describe_removal(orphans: list[OrphanedSandbox], provider: str, verb: str) -> str:
     """How many sandboxes, and the sandbox seconds that they have cost, in a sentence."""
-    if not left:
+    if not orphans:
         return f"no sandbox of {provider} was left over"
-    seconds, unknown = sum(found.seconds for found in left), sum(not found.info.began for found in left)
+    seconds = sum(orphan.seconds for orphan in orphans)
+    unknown = sum(not orphan.info.began for orphan in orphans)
     rest = f" (of {unknown} it is not known)" if unknown else ""
-    count = f"{len(left)} {'sandbox' if len(left) == 1 else 'sandboxes'}"
-    return f"{count} of {provider} {what}, after {seconds:,.0f} sandbox seconds{rest}"
+    count = f"{len(orphans)} {'sandbox' if len(orphans) == 1 else 'sandboxes'}"
+    return f"{count} of {provider} {verb}, after {seconds:,.0f} sandbox seconds{rest}"

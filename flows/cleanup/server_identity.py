@@ -1,4 +1,4 @@
-"""The id of a Prefect server: a random one, which is made the first time that somebody asks, and stays in its database.
+"""The id of a Prefect server: random, made when it is first asked for, and kept in the server's database.
 
 It is a Prefect Variable. Sandboxes carry it, so that whoever removes what is left of flow runs can tell a run that this
 server has forgotten from a run of another server's. A server that was made from a copy of another's database has the
@@ -21,13 +21,13 @@ async def get_server_id() -> str:
     """This server's id. Empty where the server lets nobody have variables: then expiry alone decides on sandboxes."""
     try:
         async with get_client() as client:
-            found = await client.read_variable_by_name(VARIABLE_NAME)
-            if found is None:
-                made = VariableCreate(name=VARIABLE_NAME, value=uuid.uuid4().hex, tags=["rlm-batch"])
+            variable = await client.read_variable_by_name(VARIABLE_NAME)
+            if variable is None:
+                action = VariableCreate(name=VARIABLE_NAME, value=uuid.uuid4().hex, tags=["rlm-batch"])
                 try:
-                    found = await client.create_variable(made)
+                    variable = await client.create_variable(action)
                 except ObjectAlreadyExists:  # somebody else has made it meanwhile: names are unique there
-                    found = await client.read_variable_by_name(VARIABLE_NAME)
+                    variable = await client.read_variable_by_name(VARIABLE_NAME)
     except PrefectHTTPStatusError as error:
         get_logger("rlm_batch").warning(
             "the Prefect server refused the variable %s (%s): sandboxes of this run are left to their expiry if its "
@@ -35,4 +35,4 @@ async def get_server_id() -> str:
             *(VARIABLE_NAME, str(error).partition("\n")[0]),
         )
         return ""
-    return found.value if found is not None and isinstance(found.value, str) else ""
+    return variable.value if variable is not None and isinstance(variable.value, str) else ""

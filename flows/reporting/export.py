@@ -18,11 +18,11 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Outcome, Result
 from .ledger_reader import LedgerReader
 
-COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
-BATCH = 5000  # rows that Parquet takes at once
+MAX_COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
+PARQUET_BATCH_ROWS = 5000
 
 # What is known of every execution, beside its variables and fields.
-KNOWN: dict[str, tuple[str, Callable[[Outcome], Any]]] = {
+STANDARD_COLUMNS: dict[str, tuple[str, Callable[[Outcome], Any]]] = {
     "index": ("int", lambda outcome: outcome.meta.index),
     "status": ("text", lambda outcome: "succeeded" if isinstance(outcome, Result) else "failed"),
     "error": ("text", lambda outcome: type(outcome.error).__name__ if isinstance(outcome, Failure) else None),
@@ -46,31 +46,33 @@ class Column:
     types: set[str] = field(default_factory=set[str])
 
     def value(self, outcome: Outcome) -> Any:
-        """What the outcome has there; None where it has nothing."""
+        """The outcome's value in this column; None where it has none."""
         if self.source == "variables":
             return outcome.meta.variables.get(self.name)
         return outcome.outputs.get(self.name) if isinstance(outcome, Result) else None
 
     @property
     def type(self) -> str:
-        """One type for all of the column: what is neither number nor text nor truth is JSON, as text."""
+        """One type for all of the column: what is neither number nor text nor bool is JSON, as text."""
         if self.types <= {"int", "float"}:
             return "int" if self.types == {"int"} else "float"
         return next(iter(self.types)) if len(self.types) == 1 else "json"
 
 
-def write_csv(found: LedgerReader, path: Path) -> None:
+def write_csv(reader: LedgerReader, path: Path) -> None:
     """Writes every outcome as CSV with a header: text as it is, all else as JSON. Raises OSError."""
-    columns = columns_of(found.read_outcomes())
+    columns = collect_columns(reader.read_outcomes())
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["index", *columns, *list(KNOWN)[1:]])
-        for outcome in found.read_outcomes():
-            known = [_cell(get(outcome)) for _, get in KNOWN.values()]
-            writer.writerow([known[0], *(_cell(column.value(outcome)) for column in columns.values()), *known[1:]])
+        writer.writerow(["index", *columns, *list(STANDARD_COLUMNS)[1:]])
+        for outcome in reader.read_outcomes():
+            known = [_format_csv_cell(get(outcome)) for _, get in STANDARD_COLUMNS.values()]
+            writer.writerow(
+                [known[0], *(_format_csv_cell(column.value(outcome)) for column in columns.values()), *known[1:]]
+            )
 
 
-def write_parquet(found: LedgerReader, path: Path) -> None:
+def write_parquet(reader: LedgerReader, path: Path) -> None:
     """Writes every outcome as Parquet. Raises OSError, and ConfigurationError where pyarrow is not installed."""
     try:
         import pyarrow
@@ -79,7 +81,7 @@ def write_parquet(found: LedgerReader, path: Path) -> None:
         raise ConfigurationError(
             "Parquet is written by pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or use --csv"
         ) from None
-    columns = columns_of(found.read_outcomes())
+    columns = collect_columns(reader.read_outcomes())
     kinds = {
         "int": pyarrow.int64(),
         "float": pyarrow.float64(),
@@ -88,59 +90,59 @@ def write_parquet(found: LedgerReader, path: Path) -> None:
         "json": pyarrow.string(),
     }
     types = {"index": "int"} | {name: column.type for name, column in columns.items()}
-    types |= {name: kind for name, (kind, _) in KNOWN.items()}
+    types |= {name: kind for name, (kind, _) in STANDARD_COLUMNS.items()}
     getters: dict[str, Callable[[Outcome], Any]] = {name: column.value for name, column in columns.items()}
-    getters |= {name: get for name, (_, get) in KNOWN.items()}
+    getters |= {name: get for name, (_, get) in STANDARD_COLUMNS.items()}
     schema = pyarrow.schema([(name, kinds[kind]) for name, kind in types.items()])
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for rows in _batches(found.read_outcomes()):
+        for rows in _batch_outcomes(reader.read_outcomes()):
             arrays = [
-                pyarrow.array([_typed(getters[name](row), kind) for row in rows], kinds[kind])
+                pyarrow.array([_convert(getters[name](row), kind) for row in rows], kinds[kind])
                 for name, kind in types.items()
             ]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
 
 
-def columns_of(outcomes: Iterator[Outcome]) -> dict[str, Column]:
-    """The columns by name, variables first. A name that is taken has where it comes from before it.
+def collect_columns(outcomes: Iterator[Outcome]) -> dict[str, Column]:
+    """The columns by name, variables first. A name that is taken gets its source as a prefix.
 
-    Raises ConfigurationError where there are more than `COLUMNS`.
+    Raises ConfigurationError where there are more than `MAX_COLUMNS`.
     """
-    found: dict[tuple[str, str], Column] = {}
+    by_source: dict[tuple[str, str], Column] = {}
     for outcome in outcomes:
         fields = outcome.outputs if isinstance(outcome, Result) else {}
         for source, values in (("variables", outcome.meta.variables), ("outputs", fields)):
             for name, value in values.items():
-                column = found.get((source, name))
+                column = by_source.get((source, name))
                 if column is None:
-                    column = found[source, name] = Column(source, name)
-                    if len(found) > COLUMNS:
+                    column = by_source[source, name] = Column(source, name)
+                    if len(by_source) > MAX_COLUMNS:
                         raise ConfigurationError(
-                            f"the executions have more than {COLUMNS} variables and fields, which is no table: read "
-                            "the ledger's lines of JSON"
+                            f"the executions have more than {MAX_COLUMNS} variables and fields, which is no table: "
+                            "read the ledger's lines of JSON"
                         )
                 if value is not None:
-                    column.types.add(_type(value))
+                    column.types.add(_name_type(value))
     columns: dict[str, Column] = {}
-    for column in sorted(found.values(), key=lambda column: column.source != "variables"):
+    for column in sorted(by_source.values(), key=lambda column: column.source != "variables"):
         name = column.name
-        while name in KNOWN or name in columns:
+        while name in STANDARD_COLUMNS or name in columns:
             name = f"{column.source}.{name}"
         columns[name] = column
     return columns
 
 
-def _batches(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
+def _batch_outcomes(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
     rows: list[Outcome] = []
     for outcome in outcomes:
         rows.append(outcome)
-        if len(rows) == BATCH:
+        if len(rows) == PARQUET_BATCH_ROWS:
             yield rows
             rows = []
     yield rows
 
 
-def _type(value: Any) -> str:
+def _name_type(value: Any) -> str:
     match value:
         case bool():
             return "bool"
@@ -154,7 +156,7 @@ def _type(value: Any) -> str:
             return "json"
 
 
-def _typed(value: Any, kind: str) -> Any:
+def _convert(value: Any, kind: str) -> Any:
     if value is None:
         return None
     match kind:
@@ -168,7 +170,7 @@ def _typed(value: Any, kind: str) -> Any:
             return value
 
 
-def _cell(value: Any) -> str:
+def _format_csv_cell(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -15,13 +15,13 @@ from ...sandbox.text_escape import escape_text
 
 WIDTH, HEIGHT = 760, 400  # pixels of the picture
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 44, 56  # pixels around the plot
-CELLS = 30  # rows and columns of a heat map, at most; more values of a number are put together
-NAME = 24  # characters of a label
-LOG_FROM = 1000  # the greatest over the least value from which on an axis is logarithmic
-INK, FAINT, DOT, LINE, WRONG = "#1c2430", "#dfe4ea", "#2b6cb0", "#d97706", "#c53030"
-NO_XML = {0xFFFE: "?", 0xFFFF: "?"}  # the only letters that XML cannot hold and `shown` lets through
+MAX_CELLS = 30  # rows and columns of a heat map, at most; more values of a number are put together
+LABEL_CHARACTERS = 24
+LOG_SCALE_RATIO = 1000  # the greatest over the least value from which on an axis is logarithmic
+INK, GRID, DOT, LINE, FAILURE = "#1c2430", "#dfe4ea", "#2b6cb0", "#d97706", "#c53030"
+XML_ESCAPES = {0xFFFE: "?", 0xFFFF: "?"}  # the only letters that XML cannot hold and `shown` lets through
 # Viridis at five points, dark to light: even to the eye, and in print.
-SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+COLOR_SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 
 
 def draw_series(
@@ -41,7 +41,7 @@ def draw_series(
     values = [value for _, value in points]
     x = _Axis(min(numbers, default=0), max(numbers, default=1), LEFT + 12, WIDTH - RIGHT - 12, whole=True)
     y = _Axis(min(values, default=0.0), max(values, default=1.0), HEIGHT - BOTTOM - 10, TOP + 10)
-    drawn = _frame(title, across, up, x, y)
+    shapes = _draw_frame(title, across, up, x, y)
     if best is not None and points:
         pick = min if best == "minimize" else max
         path, held = "", None
@@ -53,17 +53,17 @@ def draw_series(
                 path += f"H{x.at(number):.1f}V{y.at(new):.1f}"
             held = new
         path += f"H{x.at(max(numbers)):.1f}"
-        drawn.append(f'<path d="{path}" fill="none" stroke="{LINE}" stroke-width="2"/>')
-        drawn.append(_words(WIDTH - RIGHT, TOP - 10, "best so far", anchor="end", fill=LINE))
+        shapes.append(f'<path d="{path}" fill="none" stroke="{LINE}" stroke-width="2"/>')
+        shapes.append(_draw_text(WIDTH - RIGHT, TOP - 10, "best so far", anchor="end", fill=LINE))
     radius = 4 if len(points) <= 200 else 2.2
     for number, value in points:
-        drawn.append(
+        shapes.append(
             f'<circle cx="{x.at(number):.1f}" cy="{y.at(value):.1f}" r="{radius}" fill="{DOT}" fill-opacity=".75"/>'
         )
     for number in failed:
         at, low = x.at(number), HEIGHT - BOTTOM
-        drawn.append(f'<path d="M{at - 3:.1f} {low - 6}l6 6m0 -6l-6 6" stroke="{WRONG}" stroke-width="1.6"/>')
-    return _picture(drawn)
+        shapes.append(f'<path d="M{at - 3:.1f} {low - 6}l6 6m0 -6l-6 6" stroke="{FAILURE}" stroke-width="1.6"/>')
+    return _wrap_svg(shapes)
 
 
 def draw_heat_map(
@@ -73,79 +73,79 @@ def draw_heat_map(
 
     `points` are the two variables' values, which are JSON, and the value. `best` is "minimize" or "maximize".
     """
-    columns, rows = _steps([point[0] for point in points]), _steps([point[1] for point in points])
+    columns, rows = _make_steps([point[0] for point in points]), _make_steps([point[1] for point in points])
     if columns is None or rows is None:
         return None
     pick = min if best == "minimize" else max
     cells: dict[tuple[int, int], float] = {}
     for first, second, number in points:
-        place = columns.place(first), rows.place(second)
+        place = columns.index_of(first), rows.index_of(second)
         cells[place] = pick(cells.get(place, number), number)
     values = list(cells.values())
     shade = _Axis(min(values), max(values), 0.0, 1.0, room=0.0)
     right = WIDTH - RIGHT - 86
     width, height = (right - LEFT) / len(columns.names), (HEIGHT - BOTTOM - TOP) / len(rows.names)
-    drawn = [_words(LEFT, TOP - 20, title, size=15, bold=True)]
+    shapes = [_draw_text(LEFT, TOP - 20, title, size=15, bold=True)]
     top = pick(values)
     for (column, row), number in sorted(cells.items()):
         left, upper = LEFT + column * width, HEIGHT - BOTTOM - (row + 1) * height
         share = shade.at(number)
-        drawn.append(
-            f'<rect x="{left:.1f}" y="{upper:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{_colour(share)}" '
+        shapes.append(
+            f'<rect x="{left:.1f}" y="{upper:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{_shade(share)}" '
             f'stroke="#fff"/>'
         )
         if width >= 52 and height >= 18:
             ink = "#fff" if share < 0.6 else INK
             middle = upper + height / 2 + 4
-            drawn.append(_words(left + width / 2, middle, f"{number:.4g}", anchor="middle", fill=ink))
+            shapes.append(_draw_text(left + width / 2, middle, f"{number:.4g}", anchor="middle", fill=ink))
     for (column, row), number in cells.items():
         if number == top:  # last, so that no neighbour's edge covers it
             left, upper = LEFT + column * width + 1.5, HEIGHT - BOTTOM - (row + 1) * height + 1.5
-            drawn.append(
+            shapes.append(
                 f'<rect x="{left:.1f}" y="{upper:.1f}" width="{width - 3:.1f}" height="{height - 3:.1f}" fill="none" '
                 f'stroke="{LINE}" stroke-width="3"/>'
             )
-    drawn += [
-        _words(LEFT + (number + 0.5) * width, HEIGHT - BOTTOM + 18, columns.names[number], anchor="middle")
-        for number in _few(len(columns.names), int((right - LEFT) / 60))
+    shapes += [
+        _draw_text(LEFT + (number + 0.5) * width, HEIGHT - BOTTOM + 18, columns.names[number], anchor="middle")
+        for number in _thin_out(len(columns.names), int((right - LEFT) / 60))
     ]
-    drawn += [
-        _words(LEFT - 8, HEIGHT - BOTTOM - (number + 0.5) * height + 4, rows.names[number][:11], anchor="end")
-        for number in _few(len(rows.names), int((HEIGHT - BOTTOM - TOP) / 18))
+    shapes += [
+        _draw_text(LEFT - 8, HEIGHT - BOTTOM - (number + 0.5) * height + 4, rows.names[number][:11], anchor="end")
+        for number in _thin_out(len(rows.names), int((HEIGHT - BOTTOM - TOP) / 18))
     ]
-    drawn += _titles((LEFT + right) / 2, across, up)
+    shapes += _draw_axis_titles((LEFT + right) / 2, across, up)
     for step in range(40):
         upper = HEIGHT - BOTTOM - (step + 1) * (HEIGHT - BOTTOM - TOP) / 40
-        drawn.append(
+        shapes.append(
             f'<rect x="{right + 20}" y="{upper:.1f}" width="14" height="{(HEIGHT - BOTTOM - TOP) / 40 + 0.6:.1f}" '
-            f'fill="{_colour(step / 39)}"/>'
+            f'fill="{_shade(step / 39)}"/>'
         )
-    drawn.append(_words(right + 38, HEIGHT - BOTTOM, f"{min(values):.3g}"))
-    drawn.append(_words(right + 38, TOP + 10, f"{max(values):.3g}"))
-    drawn.append(_words(right + 20, TOP - 10, value))
-    return _picture(drawn)
+    shapes.append(_draw_text(right + 38, HEIGHT - BOTTOM, f"{min(values):.3g}"))
+    shapes.append(_draw_text(right + 38, TOP + 10, f"{max(values):.3g}"))
+    shapes.append(_draw_text(right + 20, TOP - 10, value))
+    return _wrap_svg(shapes)
 
 
 class _Axis:
-    """Numbers onto pixels, by their logarithm where they span more than `LOG_FROM`."""
+    """Numbers onto pixels, by their logarithm where they span more than `LOG_SCALE_RATIO`."""
 
     def __init__(
         self, low: float, high: float, start: float, end: float, *, whole: bool = False, room: float = 0.04
     ) -> None:
         self.whole = whole
-        self.log = not whole and low > 1e-300 and high / low >= LOG_FROM
-        low, high = self._scaled(low), self._scaled(high)
+        self.log = not whole and low > 1e-300 and high / low >= LOG_SCALE_RATIO
+        low, high = self._scale(low), self._scale(high)
         spare = 0.0 if whole else (high - low) * room
         if high - low <= abs(high) * 1e-12:
             spare = 0.5 if whole else max(abs(high), 1.0) * 0.05
         self.low, self.high, self._start, self._end = low - spare, high + spare, start, end
 
-    def _scaled(self, value: float) -> float:
+    def _scale(self, value: float) -> float:
         return math.log10(value) if self.log else float(value)
 
     def at(self, value: float) -> float:
-        """Where the value is."""
-        share = (self._scaled(value) - self.low) / (self.high - self.low)
+        """The pixel at which the value is."""
+        share = (self._scale(value) - self.low) / (self.high - self.low)
         return self._start + share * (self._end - self._start)
 
     def ticks(self) -> list[float]:
@@ -165,32 +165,34 @@ class _Axis:
 class _Steps:
     """The distinct values of a variable as rows or columns, with their names."""
 
-    def __init__(self, names: list[str], places: dict[Any, int], low: float = 0.0, width: float = 0.0) -> None:
-        self.names, self._places, self._low, self._width = names, places, low, width
+    def __init__(self, names: list[str], indexes: dict[Any, int], low: float = 0.0, width: float = 0.0) -> None:
+        self.names, self._indexes, self._low, self._width = names, indexes, low, width
 
-    def place(self, value: Any) -> int:
+    def index_of(self, value: Any) -> int:
         """Its row or column."""
         if self._width:
             return min(len(self.names) - 1, int((value - self._low) / self._width))
-        return self._places[_key(value)]
+        return self._indexes[_make_key(value)]
 
 
-def _steps(values: Sequence[Any]) -> _Steps | None:
-    distinct = {_key(value): value for value in values}
-    numeric = all(_finite(value) for value in distinct.values())
+def _make_steps(values: Sequence[Any]) -> _Steps | None:
+    distinct = {_make_key(value): value for value in values}
+    numeric = all(_is_finite(value) for value in distinct.values())
     ordered = sorted(distinct.values()) if numeric else list(distinct.values())
-    if len(ordered) <= CELLS:
-        return _Steps([_name(value) for value in ordered], {_key(value): at for at, value in enumerate(ordered)})
+    if len(ordered) <= MAX_CELLS:
+        return _Steps(
+            [_make_label(value) for value in ordered], {_make_key(value): at for at, value in enumerate(ordered)}
+        )
     if not numeric:
         return None
-    low, count = float(ordered[0]), CELLS * 2 // 3
+    low, count = float(ordered[0]), MAX_CELLS * 2 // 3
     width = (float(ordered[-1]) - low) / count
     if not math.isfinite(width) or width <= 0:
         return None
-    return _Steps([_name(low + (number + 0.5) * width) for number in range(count)], {}, low, width)
+    return _Steps([_make_label(low + (number + 0.5) * width) for number in range(count)], {}, low, width)
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     try:
@@ -199,48 +201,48 @@ def _finite(value: Any) -> bool:
         return False
 
 
-def _key(value: Any) -> Any:
-    return float(value) if _finite(value) else str(value)
+def _make_key(value: Any) -> Any:
+    return float(value) if _is_finite(value) else str(value)
 
 
-def _name(value: Any) -> str:
-    text = f"{value:.4g}" if _finite(value) else str(value)
-    return text if len(text) <= NAME else text[: NAME - 3] + "..."
+def _make_label(value: Any) -> str:
+    text = f"{value:.4g}" if _is_finite(value) else str(value)
+    return text if len(text) <= LABEL_CHARACTERS else text[: LABEL_CHARACTERS - 3] + "..."
 
 
-def _few(count: int, most: int) -> range:
+def _thin_out(count: int, most: int) -> range:
     """Some of the numbers below `count`, evenly, no more than `most`."""
     return range(0, count, max(1, math.ceil(count / max(1, most))))
 
 
-def _colour(share: float) -> str:
-    place = min(max(share, 0.0), 1.0) * (len(SCALE) - 1)
-    low = min(int(place), len(SCALE) - 2)
-    parts = zip(SCALE[low], SCALE[low + 1], strict=True)
+def _shade(share: float) -> str:
+    place = min(max(share, 0.0), 1.0) * (len(COLOR_SCALE) - 1)
+    low = min(int(place), len(COLOR_SCALE) - 2)
+    parts = zip(COLOR_SCALE[low], COLOR_SCALE[low + 1], strict=True)
     return "#" + "".join(f"{round(a + (b - a) * (place - low)):02x}" for a, b in parts)
 
 
-def _frame(title: str, across: str, up: str, x: _Axis, y: _Axis) -> list[str]:
-    drawn = [_words(LEFT, TOP - 20, title, size=15, bold=True)]
+def _draw_frame(title: str, across: str, up: str, x: _Axis, y: _Axis) -> list[str]:
+    shapes = [_draw_text(LEFT, TOP - 20, title, size=15, bold=True)]
     for tick in y.ticks():
         at = y.at(tick)
-        drawn.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="{FAINT}"/>')
-        drawn.append(_words(LEFT - 8, at + 4, f"{tick:.4g}", anchor="end"))
+        shapes.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>')
+        shapes.append(_draw_text(LEFT - 8, at + 4, f"{tick:.4g}", anchor="end"))
     low = HEIGHT - BOTTOM + 18
-    drawn += [_words(x.at(tick), low, f"{tick:.0f}", anchor="middle") for tick in x.ticks()]
-    drawn.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="{INK}"/>')
-    return drawn + _titles((LEFT + WIDTH - RIGHT) / 2, across, up)
+    shapes += [_draw_text(x.at(tick), low, f"{tick:.0f}", anchor="middle") for tick in x.ticks()]
+    shapes.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="{INK}"/>')
+    return shapes + _draw_axis_titles((LEFT + WIDTH - RIGHT) / 2, across, up)
 
 
-def _titles(middle: float, across: str, up: str) -> list[str]:
+def _draw_axis_titles(middle: float, across: str, up: str) -> list[str]:
     turned = f' transform="rotate(-90 16 {HEIGHT / 2})"'
     return [
-        _words(middle, HEIGHT - 12, across, anchor="middle"),
-        _words(16, HEIGHT / 2, up, anchor="middle", more=turned),
+        _draw_text(middle, HEIGHT - 12, across, anchor="middle"),
+        _draw_text(16, HEIGHT / 2, up, anchor="middle", more=turned),
     ]
 
 
-def _words(
+def _draw_text(
     x: float,
     y: float,
     text: str,
@@ -255,12 +257,12 @@ def _words(
     short = text if len(text) <= 80 else text[:77] + "..."
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}"{weight}{more}>'
-        f"{html.escape(escape_text(short).translate(NO_XML))}</text>"
+        f"{html.escape(escape_text(short).translate(XML_ESCAPES))}</text>"
     )
 
 
-def _picture(drawn: list[str]) -> str:
+def _wrap_svg(shapes: list[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'font-family="system-ui, sans-serif"><rect width="100%" height="100%" fill="#fff"/>{"".join(drawn)}</svg>'
+        f'font-family="system-ui, sans-serif"><rect width="100%" height="100%" fill="#fff"/>{"".join(shapes)}</svg>'
     )
