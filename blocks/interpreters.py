@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .language_model.settings import LanguageModelSettings
     from .provider import SandboxProvider
 
-DEFAULT = "default"  # the saved block that is asked for credentials that nobody else has
+DEFAULT_BLOCK_NAME = "default"  # the saved block that is asked for credentials that nobody else has
 
 
 class _ProviderInterpreter(SyncInterpreter):
@@ -71,7 +71,7 @@ class _ProviderInterpreter(SyncInterpreter):
         # Without that address, asking for a block would start a server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
             try:
-                saved = await self.entry.load_block().aload(DEFAULT)
+                saved = await self.entry.load_block().aload(DEFAULT_BLOCK_NAME)
             except ValueError:
                 pass  # there is none of that name: the provider says what is missing
             else:

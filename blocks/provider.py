@@ -34,12 +34,12 @@ class SandboxInfo:
     @property
     def expires(self) -> float:
         """When its lifetime is over, in epoch seconds; 0 where the label is missing or damaged."""
-        return self._time("expires")
+        return self._read_epoch_seconds("expires")
 
     @property
     def began(self) -> float:
         """When it was asked for, in epoch seconds; 0 where the label is missing or damaged."""
-        return self._time("began")
+        return self._read_epoch_seconds("began")
 
     @property
     def run(self) -> str:
@@ -51,12 +51,12 @@ class SandboxInfo:
         """The id of the Prefect server that has its flow run; empty for a script's."""
         return self.labels.get("rlm-batch-server", "")
 
-    def _time(self, name: str) -> float:
+    def _read_epoch_seconds(self, name: str) -> float:
         try:
-            found = float(self.labels[f"rlm-batch-{name}"])
+            seconds = float(self.labels[f"rlm-batch-{name}"])
         except (KeyError, ValueError):
             return 0.0
-        return found if math.isfinite(found) else 0.0
+        return seconds if math.isfinite(seconds) else 0.0
 
 
 class SandboxProvider(SandboxSettings, ABC):
@@ -101,14 +101,14 @@ class SandboxProvider(SandboxSettings, ABC):
 
         A provider adds its own (an image, resources). Raises ConfigurationError where the repository has no such ref.
         """
-        found: dict[str, Any] = {"provider": self.provider_name}
+        settings: dict[str, Any] = {"provider": self.provider_name}
         if self.repo_url is not None:
-            found["repository"] = [self.repo_url, await self.commit()]
+            settings["repository"] = [self.repo_url, await self.commit()]
         if self.packages:
-            found["packages"] = sorted(self.packages)
+            settings["packages"] = sorted(self.packages)
         if self.volume_name is not None:
-            found["volume"] = [self.volume_name, self.volume_mount_path]
-        return found
+            settings["volume"] = [self.volume_name, self.volume_mount_path]
+        return settings
 
     async def commit(self) -> str | None:
         """The commit that every sandbox of this block has, None without a repository; found out once.

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from ..sandbox.errors import VolumeError
 from ..sandbox.wire.strict_json import encode_fields
-from .volume import VolumeFile, VolumeStore, names
+from .volume import VolumeFile, VolumeStore, split_volume_path
 
 if TYPE_CHECKING:
     from ..sandbox.interpreter import Interpreter
     from .provider import SandboxProvider
 
-SECONDS = 600.0  # for one list, or one file
-PAGE = 900_000  # bytes of JSON in one answer, which SUBMIT limits to 1 MiB
+TIMEOUT_SECONDS = 600.0  # for one list, or one file
+PAGE_BYTES = 900_000  # bytes of JSON in one answer, which SUBMIT limits to 1 MiB
 
 LIST = """
 import os
@@ -61,32 +61,32 @@ class SandboxVolume(VolumeStore):
 
     async def ls(self, path: str = "") -> list[VolumeFile]:
         """See `VolumeStore.ls`."""
-        found: list[VolumeFile] = []
-        more, way = True, "/".join(names(path))
-        while more:
-            after = found[-1].path if found else ""
+        files: list[VolumeFile] = []
+        has_more, relative_path = True, "/".join(split_volume_path(path))
+        while has_more:
+            after = files[-1].path if files else ""
             interpreter = await self._open()
-            page = await interpreter.execute(LIST, {"path": way, "after": after, "page": PAGE})
-            found += [VolumeFile(str(name), int(size)) for name, size in page["files"]]
-            more = page["more"]
-        return found
+            page = await interpreter.execute(LIST, {"path": relative_path, "after": after, "page": PAGE_BYTES})
+            files += [VolumeFile(str(name), int(size)) for name, size in page["files"]]
+            has_more = page["more"]
+        return files
 
     async def get(self, path: str) -> bytes:
         """See `VolumeStore.get`."""
         interpreter = await self._open()
-        place = (await interpreter.execute(CHECK, {"path": self._file(path)}))["place"]
-        return await interpreter.sandbox.download(place)
+        result = await interpreter.execute(CHECK, {"path": self._join_file_path(path)})
+        return await interpreter.sandbox.download(result["place"])
 
     async def put(self, path: str, data: bytes) -> None:
         """See `VolumeStore.put`."""
         interpreter = await self._open()
         encoded = {"data": encode_fields({"data": base64.b64encode(data).decode()})[len(b'{"data":') : -1]}
-        await interpreter.execute(PUT, {"path": self._file(path)}, encoded=encoded)
+        await interpreter.execute(PUT, {"path": self._join_file_path(path)}, encoded=encoded)
 
     async def delete(self, path: str) -> None:
         """See `VolumeStore.delete`."""
         interpreter = await self._open()
-        await interpreter.execute(DELETE, {"path": self._file(path)})
+        await interpreter.execute(DELETE, {"path": self._join_file_path(path)})
 
     async def close(self) -> None:
         """Removes the sandbox."""
@@ -95,16 +95,16 @@ class SandboxVolume(VolumeStore):
             await interpreter.shutdown()
 
     @staticmethod
-    def _file(path: str) -> str:
-        way = names(path)
-        if not way:
+    def _join_file_path(path: str) -> str:
+        parts = split_volume_path(path)
+        if not parts:
             raise VolumeError("the volume itself is a directory: name a file on it")
-        return posixpath.join(*way)
+        return posixpath.join(*parts)
 
     async def _open(self) -> Interpreter:
         if self._interpreter is None or not self._interpreter.is_alive:
             await self.close()
-            self._interpreter = self._provider.interpreter(timeout=SECONDS)
+            self._interpreter = self._provider.interpreter(timeout=TIMEOUT_SECONDS)
             try:
                 await self._interpreter.start()
             except BaseException:

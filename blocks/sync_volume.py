@@ -30,7 +30,7 @@ class Volume:
     def __init__(self, name: str | None = None, *, provider: str = "local") -> None:
         self._name, self._provider = name, provider
         self._store: VolumeStore | None = None
-        self._kept = False
+        self._is_entered = False
 
     def ls(self, path: str = "") -> list[VolumeFile]:
         """The files at or below that path, sorted by path."""
@@ -55,16 +55,16 @@ class Volume:
             try:
                 return await getattr(self._store, method)(*arguments)
             finally:
-                if not self._kept:
+                if not self._is_entered:
                     await self._store.close()
 
         return run_sync(call)
 
     def __enter__(self) -> Self:
-        self._kept = True
+        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kept = False
+        self._is_entered = False
         if self._store is not None:
             run_sync(self._store.close)

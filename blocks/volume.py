@@ -47,15 +47,15 @@ class VolumeStore(ABC):
         return
 
 
-def names(path: str) -> tuple[str, ...]:
+def split_volume_path(path: str) -> tuple[str, ...]:
     """The names on the way to a path on a volume, none for the volume itself. Raises VolumeError."""
-    found = tuple(name for name in path.split("/") if name not in ("", "."))
-    if path.startswith("/") or ".." in found or "\0" in path:
+    parts = tuple(name for name in path.split("/") if name not in ("", "."))
+    if path.startswith("/") or ".." in parts or "\0" in path:
         raise VolumeError(f"{path!r} is no path on a volume: paths are relative to it and have no '..'")
-    return found
+    return parts
 
 
-def check_name(name: str) -> str:
+def check_volume_name(name: str) -> str:
     """The name of a volume, if it is one on every provider. Raises ConfigurationError."""
     if NAME.fullmatch(name) is None:
         raise ConfigurationError(
@@ -64,6 +64,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def ours(name: str) -> bool:
+def is_reserved_name(name: str) -> bool:
     """Whether a name is one that we keep for ourselves."""
     return name.startswith(OWN_FILE_PREFIX)

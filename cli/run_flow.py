@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..blocks.registry import make_unsaved_provider
 from ..blocks.storage.location_parsing import parse_scheme
-from ..blocks.volume import check_name
+from ..blocks.volume import check_volume_name
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Failure, Result
 from ..sandbox.text_escape import escape_text
@@ -88,7 +88,7 @@ def run_chunks(parameters: dict[str, Any]) -> int:
 
     by_id, data, size = parameters["chunks"], parameters["data"], parameters["chunk_size"]
     if parameters["volume_name"] is not None:
-        check_name(parameters["volume_name"])
+        check_volume_name(parameters["volume_name"])
     failed: ExecutionsFailed | None = None
     try:
         found = _check_and_run(chunks, parameters, lambda: build_chunks(by_id, data, size), [by_id, data])

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from ..blocks.registry import resolve_provider
-from ..blocks.volume import VolumeStore, check_name, names
+from ..blocks.volume import VolumeStore, check_volume_name, split_volume_path
 from .argument_parsing import refuse_usage
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def list_files(provider: str, name: str, path: str) -> int:
 
 def get_files(provider: str, name: str, path: str, target: str) -> int:
     """Writes a file of the volume, or all files of a directory there, to this machine."""
-    below = "/".join(names(path))
+    below = "/".join(split_volume_path(path))
     home = Path(target).expanduser()
 
     async def bring(volume: VolumeStore) -> int:
@@ -36,7 +36,7 @@ def get_files(provider: str, name: str, path: str, target: str) -> int:
         # As cp does it: into a directory that is there, else under the name that was given.
         top = home / PurePosixPath(below).name if home.is_dir() else home
         for file in files:
-            names(file.path)  # not out of the target either
+            split_volume_path(file.path)  # not out of the target either
             place = top if single else top / PurePosixPath(file.path).relative_to(below)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(await volume.get(file.path))
@@ -65,7 +65,7 @@ def put_file(provider: str, name: str, source: str, path: str | None) -> int:
 def _use_volume(provider: str, name: str, work: Callable[[VolumeStore], Awaitable[T]]) -> T:
     async def run() -> T:
         block = await resolve_provider(provider)
-        volume = await block.volume(check_name(name))
+        volume = await block.volume(check_volume_name(name))
         try:
             return await work(volume)
         finally:

@@ -209,8 +209,8 @@ class LiteLLMModel:
         if self.name in prices:
             return prices[self.name]
         provider, _, name = self.name.partition("/")
-        found = prices.get(name, {})
-        return found if found.get("litellm_provider") == provider else {}
+        entry = prices.get(name, {})
+        return entry if entry.get("litellm_provider") == provider else {}
 
 
 def _get_delay(error: Exception, attempt: int) -> float:

@@ -117,12 +117,12 @@ class _Engine:
 def to_openai_messages(request: lm15.Request) -> list[Message]:
     """The request's messages in OpenAI's form; they are texts, for that is all that this signature has."""
     system = request.system
-    found: list[Message] = []
+    messages: list[Message] = []
     if system is not None:
         text = system if isinstance(system, str) else "".join(getattr(part, "text", "") for part in system)
-        found.append({"role": "system", "content": text})
-    found += [{"role": message.role, "content": message.text or ""} for message in request.messages]
-    return found
+        messages.append({"role": "system", "content": text})
+    messages += [{"role": message.role, "content": message.text or ""} for message in request.messages]
+    return messages
 
 
 class SandboxText(dspy.SandboxSerializable):

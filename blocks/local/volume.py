@@ -13,7 +13,7 @@ from pathlib import Path
 from ...sandbox.errors import ConfigurationError, VolumeError
 from ..storage.data_dirs import resolve_data_dir
 from ..storage.safe_paths import open_directory_below, read_file_below, replace_file_below
-from ..volume import VolumeFile, VolumeStore, check_name, names, ours
+from ..volume import VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
 
 FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
 GIDS = 1 << 24
@@ -30,7 +30,7 @@ class LocalVolume(VolumeStore):
     """A directory below the root. Nothing that sandboxed code left there, a link say, leads the host out of it."""
 
     def __init__(self, root: Path, name: str) -> None:
-        self.path = root / check_name(name)
+        self.path = root / check_volume_name(name)
 
     def create(self) -> int | None:
         """Makes the directory if it is not there; returns the group that owns it where the host is root, else None.
@@ -80,7 +80,7 @@ class LocalVolume(VolumeStore):
 
     def _ls(self, path: str) -> list[VolumeFile]:
         self._require_directory()
-        way = names(path)
+        way = split_volume_path(path)
         entries: list[VolumeFile] = []
         at = -1
         try:
@@ -90,10 +90,10 @@ class LocalVolume(VolumeStore):
                     raise VolumeError(f"{path!r} is a link or a pipe, and no file: name the file itself")
                 return [VolumeFile("/".join(way), entry.st_size)]
             for folder, below, files, fd in os.fwalk(way[-1] if way else ".", dir_fd=at, onerror=_raise_error):
-                below[:] = [name for name in below if not ours(name)]
+                below[:] = [name for name in below if not is_reserved_name(name)]
                 within = (*way[:-1], *(name for name in folder.split("/") if name != "."))
                 for name in files:
-                    if not ours(name):
+                    if not is_reserved_name(name):
                         with suppress(FileNotFoundError):  # it went meanwhile
                             entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
                             if stat.S_ISREG(entry.st_mode):
@@ -107,13 +107,13 @@ class LocalVolume(VolumeStore):
 
     def _get(self, path: str) -> bytes:
         self._require_directory()
-        way = names(path)
+        way = split_volume_path(path)
         if not way:
             raise VolumeError("the volume itself is a directory: name a file on it")
         return read_file_below(self.path, "/".join(way))
 
     def _put(self, path: str, data: bytes) -> None:
-        way = names(path)
+        way = split_volume_path(path)
         if not way:
             raise VolumeError("the volume itself is a directory: name a file on it")
         shared = self.create() is not None
@@ -121,7 +121,7 @@ class LocalVolume(VolumeStore):
 
     def _delete(self, path: str) -> None:
         self._require_directory()
-        way = names(path)
+        way = split_volume_path(path)
         if not way:
             raise VolumeError("the volume itself is not deleted: name a file or a directory on it")
         at = -1

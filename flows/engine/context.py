@@ -15,7 +15,7 @@ from prefect.context import FlowRunContext
 from ...blocks.language_model.model_access import ModelAccess, open_model_access
 from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
-from ...blocks.volume import check_name
+from ...blocks.volume import check_volume_name
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
 from ...tasks.lane import Lane
@@ -56,7 +56,7 @@ async def resolve_provider_with_volume(name: str, volume_name: str | None) -> Sa
     provider = await resolve_provider(name)
     if volume_name is None:
         return provider
-    return provider.model_copy(update={"volume_name": check_name(volume_name)})
+    return provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
 
 
 async def open_run_context(provider: SandboxProvider, options: Options, label: Label) -> RunContext:

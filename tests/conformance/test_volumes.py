@@ -357,7 +357,7 @@ async def test_the_host_sees_what_many_pages_of_a_list_hold(provider: SandboxPro
     try:
         whole = await store.ls()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sandbox_volume, "PAGE", 4_000)  # three or so to a page
+            patch.setattr(sandbox_volume, "PAGE_BYTES", 4_000)  # three or so to a page
             assert await store.ls() == whole
     finally:
         await store.close()
