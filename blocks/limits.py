@@ -60,13 +60,13 @@ def build_limit_settings(provider: SandboxProvider) -> dict[str, dict[str, Any]]
     names = get_limit_names(provider)
     if names is None:
         return {}
-    found: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     if provider.max_sandboxes is not None:
-        found[names.sandboxes] = {"limit": provider.max_sandboxes}
-        found[names.waiting] = {"limit": MAX_WAITING_RUNS}
+        settings[names.sandboxes] = {"limit": provider.max_sandboxes}
+        settings[names.waiting] = {"limit": MAX_WAITING_RUNS}
     if provider.creations_per_second is not None:
-        found[names.creations] = {"limit": 1, "slot_decay_per_second": provider.creations_per_second}
-    return found
+        settings[names.creations] = {"limit": 1, "slot_decay_per_second": provider.creations_per_second}
+    return settings
 
 
 async def reconcile_limits(provider: SandboxProvider) -> None:
@@ -251,10 +251,10 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
     try:
         await reconcile_limits(provider)
     except httpx.HTTPError as error:
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise ConfigurationError(
-            f"the limits of the block could not be made on the Prefect server ({said}): see that it answers, and that "
-            "you may change its concurrency limits"
+            f"the limits of the block could not be made on the Prefect server ({reason}): see that it answers, and "
+            "that you may change its concurrency limits"
         ) from error
     if not build_limit_settings(provider):
         yield None

@@ -112,13 +112,13 @@ async def _make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> P
                 except BlockingIOError:
                     await asyncio.sleep(0.1)
             if not folder.exists():
-                half = Path(tempfile.mkdtemp(dir=folder.parent, prefix="half-"))
+                partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix="half-"))
                 try:
-                    half.chmod(0o755)
-                    await make(half)
-                    half.rename(folder)
+                    partial.chmod(0o755)
+                    await make(partial)
+                    partial.rename(folder)
                 finally:
-                    shutil.rmtree(half, ignore_errors=True)
+                    shutil.rmtree(partial, ignore_errors=True)
         finally:
             os.close(lock)
     except OSError as error:

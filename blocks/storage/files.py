@@ -23,43 +23,43 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_file(place: PathOrLocation, data: bytes | Iterable[bytes]) -> None:
+def write_file(path: PathOrLocation, data: bytes | Iterable[bytes]) -> None:
     """Writes a file whole or not at all, with the directories above it; pieces are not held together. Raises OSError.
 
     On this machine it is written beside its place and renamed. At a location that is no object store a reader may see
     a part of it while it is written.
     """
     pieces: Iterable[bytes] = [data] if isinstance(data, bytes) else data
-    if isinstance(place, Location):
+    if isinstance(path, Location):
         if isinstance(data, bytes):
-            place.write(data)
+            path.write(data)
             return
         handle, name = tempfile.mkstemp(prefix="rlm-batch-copy-")
         try:
             with open(handle, "wb") as file:
                 file.writelines(pieces)
-            place.write_from_file(Path(name))
+            path.write_from_file(Path(name))
         finally:
             os.unlink(name)
         return
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with replace_atomically(place) as partial, partial.open("wb") as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replace_atomically(path) as partial, partial.open("wb") as file:
         file.writelines(pieces)
 
 
-def read_file(place: PathOrLocation) -> bytes:
+def read_file(path: PathOrLocation) -> bytes:
     """All that a file has. Raises OSError."""
-    return place.read() if isinstance(place, Location) else place.read_bytes()
+    return path.read() if isinstance(path, Location) else path.read_bytes()
 
 
-def iterate_lines(place: PathOrLocation) -> Iterator[bytes]:
+def iterate_lines(path: PathOrLocation) -> Iterator[bytes]:
     """The lines of a file, each with its end, as a stream. Raises OSError."""
-    with place.open() if isinstance(place, Location) else place.open("rb") as file:
+    with path.open() if isinstance(path, Location) else path.open("rb") as file:
         yield from file
 
 
-def list_names(place: PathOrLocation, pattern: str) -> list[str]:
+def list_names(directory: PathOrLocation, pattern: str) -> list[str]:
     """The names of the files directly below that match, sorted; empty where there is no directory. Raises OSError."""
-    if isinstance(place, Location):
-        return list(place.list_sizes(pattern))
-    return sorted(path.name for path in place.glob(pattern))
+    if isinstance(directory, Location):
+        return list(directory.list_sizes(pattern))
+    return sorted(path.name for path in directory.glob(pattern))

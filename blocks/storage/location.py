@@ -83,10 +83,10 @@ class Location:
         with self._translate_errors():
             return self._files.cat_file(self._path)
 
-    def read_ranges(self, wanted: list[tuple[str, int, int]]) -> list[bytes]:
+    def read_ranges(self, ranges: list[tuple[str, int, int]]) -> list[bytes]:
         """Parts of files directly below, by their names, starts and ends in bytes, fetched at one time."""
         with self._translate_errors():
-            names, starts, ends = (list(column) for column in zip(*wanted, strict=True))
+            names, starts, ends = (list(column) for column in zip(*ranges, strict=True))
             paths = [f"{self._path}/{name}" for name in names]
             return self._files.cat_ranges(paths, starts, ends, on_error="raise")
 
@@ -104,10 +104,10 @@ class Location:
         try:
             with self._translate_errors():
                 self._files.invalidate_cache(self._path)
-                found = self._files.ls(self._path, detail=True)
+                entries = self._files.ls(self._path, detail=True)
         except FileNotFoundError:
             return {}
-        names = ((item["name"].rpartition("/")[2], item) for item in found if item["type"] == "file")
+        names = ((item["name"].rpartition("/")[2], item) for item in entries if item["type"] == "file")
         return {
             name: item["size"] for name, item in sorted(names, key=lambda i: i[0]) if fnmatch.fnmatch(name, pattern)
         }
@@ -135,16 +135,16 @@ class Location:
 
 
 class _TranslatingFile(io.RawIOBase):
-    """A file of fsspec's, whose errors are told as those of its location are."""
+    """A file of fsspec's that raises the errors of its location."""
 
-    def __init__(self, file: Any, told: Any) -> None:
-        self._file, self._as_told = file, told
+    def __init__(self, file: Any, translate_errors: Any) -> None:
+        self._file, self._translate_errors = file, translate_errors
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with self._as_told():
+        with self._translate_errors():
             data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -173,8 +173,8 @@ def collect_secrets(settings: Any, name: str = "") -> Iterator[str]:
 def describe_error(error: BaseException, secrets: tuple[str, ...]) -> str:
     """What the error says, in one line. Its frames are let go: some of fsspec's hold it, and all above them with it."""
     error.__traceback__ = None
-    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    said = next((line.strip() for line in said.splitlines() if line.strip()), "") or type(error).__name__
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    text = next((line.strip() for line in text.splitlines() if line.strip()), "") or type(error).__name__
     for secret in secrets:
-        said = said.replace(secret, "***")
-    return said[:300].rstrip(". ")
+        text = text.replace(secret, "***")
+    return text[:300].rstrip(". ")

@@ -41,13 +41,13 @@ class LocalMirror:
         """
         with self._lock:
             sizes = self._location.list_sizes(pattern)
-            wanted: list[tuple[str, int, int]] = []
+            ranges: list[tuple[str, int, int]] = []
             for name, size in sizes.items():
                 start = self._sizes.get(name, 0)
                 while start < size:  # no more than a bounded piece of a file at one time
-                    wanted.append((name, start, min(size, start + PIECE_BYTES)))
+                    ranges.append((name, start, min(size, start + PIECE_BYTES)))
                     start += PIECE_BYTES
-            for group in _batch_ranges(wanted):
+            for group in _batch_ranges(ranges):
                 for (name, start, _), data in zip(group, self._location.read_ranges(group), strict=True):
                     if start != self._sizes.get(name, 0):
                         continue  # it was cut short since it was listed
@@ -67,15 +67,15 @@ class LocalMirror:
         return self.folder / "file"
 
 
-def _batch_ranges(wanted: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
+def _batch_ranges(ranges: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
     group: list[tuple[str, int, int]] = []
-    held = 0
-    for item in wanted:
+    size_of_group = 0
+    for item in ranges:
         size = item[2] - item[1]
-        if group and held + size > MAX_BATCH_BYTES:
+        if group and size_of_group + size > MAX_BATCH_BYTES:
             yield group
-            group, held = [], 0
+            group, size_of_group = [], 0
         group.append(item)
-        held += size
+        size_of_group += size
     if group:
         yield group
