@@ -1,4 +1,4 @@
-"""What a child of the local provider may do: the policy that the driver applies, Landlock rules and a seccomp filter.
+"""The confinement of local sandboxes: Landlock rules and a seccomp filter, which the driver applies to its children.
 
 Sources: Linux's Documentation/userspace-api/landlock.rst and seccomp_filter.rst, and the kernel's system call tables.
 Linux on x86_64 and aarch64.
@@ -78,12 +78,12 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "setpriority": (141, 140), "ioprio_set": (251, 30), "migrate_pages": (256, 238), "move_pages": (279, 239),
 }  # fmt: skip
 NAMES = list(CALLS)
-DENIED = NAMES[: NAMES.index("chmod")]
-QUIET = NAMES[NAMES.index("chmod") : NAMES.index("setxattr")]
-MARKS = NAMES[NAMES.index("setxattr") : NAMES.index("getxattr")]
-WATCHED = NAMES[NAMES.index("getxattr") : NAMES.index("shmget")]
-SHARED = NAMES[NAMES.index("shmget") : NAMES.index("socket")]
-UNKNOWN = 463  # the first number of a call that this list knows nothing of; from 424 on they are the same everywhere
+DENIED_CALLS = NAMES[: NAMES.index("chmod")]
+IGNORED_CALLS = NAMES[NAMES.index("chmod") : NAMES.index("setxattr")]
+ATTRIBUTE_CHANGES = NAMES[NAMES.index("setxattr") : NAMES.index("getxattr")]
+ATTRIBUTE_READS = NAMES[NAMES.index("getxattr") : NAMES.index("shmget")]
+KERNEL_MEMORY_CALLS = NAMES[NAMES.index("shmget") : NAMES.index("socket")]
+FIRST_UNKNOWN_CALL = 463  # that this list does not name; from 424 on they are the same everywhere
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000  # SECCOMP_RET_*
@@ -130,7 +130,7 @@ class Policy:
     abi: int
 
     def build_landlock_rules(self) -> dict[str, Any]:
-        """The settings of driver.Confinement for Landlock."""
+        """The driver's settings for Landlock (sandbox/driver/confinement.py)."""
         abi = min(self.abi, LATEST_ABI)
         handled = (1 << 13) - 1
         handled |= (1 << 13 if abi >= 2 else 0) | (TRUNCATE if abi >= 3 else 0) | (IOCTL_DEV if abi >= 5 else 0)
@@ -149,7 +149,7 @@ class Policy:
         return {**attributes, "attributes": list(attributes), "rules": rules}
 
     def build_seccomp_filter(self, arch: str) -> str:
-        """The filter as hexadecimal BPF, for driver.Confinement."""
+        """The seccomp filter as hexadecimal BPF, for the driver."""
         column, audit = MACHINES[arch]
         program: list[tuple[int, int, int, int]] = []
         load, jump_equal, jump_ge, jump_set, mask, give = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
@@ -172,16 +172,16 @@ class Policy:
         add((load, 0, 0, 4), (jump_equal, 1, 0, audit), (give, 0, 0, KILL), (load, 0, 0, 0))
         if arch == "x86_64":
             add((jump_ge, 0, 1, 0x40000000), refuse(EPERM))  # the x32 numbers, which would go around the rest
-        for name in DENIED:
+        for name in DENIED_CALLS:
             on(name, refuse(EPERM))
-        add((jump_ge, 0, 1, UNKNOWN), refuse(ENOSYS))
+        add((jump_ge, 0, 1, FIRST_UNKNOWN_CALL), refuse(ENOSYS))
         if not self.own_mounts:
             # Done, says the kernel: so shutil.copy2 works, and nothing has changed.
-            for name in [*MARKS, *([] if self.own_uid else QUIET)]:
+            for name in [*ATTRIBUTE_CHANGES, *([] if self.own_uid else IGNORED_CALLS)]:
                 on(name, refuse(0))
-            for name in WATCHED:
+            for name in ATTRIBUTE_READS:
                 on(name, refuse(ENOTSUP))
-            for name in SHARED:
+            for name in KERNEL_MEMORY_CALLS:
                 on(name, refuse(EPERM))
         on("clone3", refuse(ENOSYS))  # its flags are in memory, where no filter sees them; the C library falls back
         on("clone", (load, 0, 0, argument(0)), (jump_set, 0, 1, NEW_NAMESPACES), refuse(EPERM), allow)

@@ -20,6 +20,7 @@ MODULES = (
     "wire.strict_json",
     "wire.frames",
     "wire.pipes",
+    "driver.signals",
     "driver.confinement",
     "driver.processes",
     "driver.execution",

@@ -282,8 +282,8 @@ def encode_request(
     for name in (*variables, *(encoded or ()), *(files or ())):
         if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
-        taken = name == "SUBMIT" or name in VOLUME_NAMES or name in tools
-        if taken or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):
+        is_taken = name == "SUBMIT" or name in VOLUME_NAMES or name in tools
+        if is_taken or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):
             raise ConfigurationError(
                 f"the variable {name!r} would hide a function or a constant of that name: rename it"
             )
@@ -367,24 +367,24 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     name, message = str(outcome.get("type", "")), str(outcome.get("message", ""))
     line = outcome.get("line") if isinstance(outcome.get("line"), int) else None
     where = f" (line {line})" if line is not None else ""
-    lost = " The state that earlier executions had left is lost." if header.get("state_lost") else ""
+    state_note = " The state that earlier executions had left is lost." if header.get("state_lost") else ""
     details: dict[str, Any] = {
         "type": name, "message": message, "traceback": traceback, "stdout": meta.stdout, "line": line,
     }  # fmt: skip
     if status == "timeout":
         return ExecutionTimeout(
             f"the code was still running{where} after its timeout of {timeout:g} s; give it more with timeout=, or "
-            f"less to do.{lost}" + (f"\n{traceback}" if traceback else ""),
+            f"less to do.{state_note}" + (f"\n{traceback}" if traceback else ""),
             timeout=timeout or 0.0,
             traceback=traceback,
             stdout=meta.stdout,
         )
     if status == "crashed":
-        return _build_crash(header, lost, meta)
+        return _build_crash(header, state_note, meta)
     if status == "channel":
         return CodeCrashed(
             f"the code wrote to a descriptor that is the sandbox's own ({message}); write to files and to descriptors "
-            f"that the code has opened.{lost}",
+            f"that the code has opened.{state_note}",
             **details,
         )
     if status == "lost":
@@ -399,7 +399,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             "missing for others: run it again"
         )
     if status == "cancelled":
-        return CodeCrashed(f"the execution was cancelled.{lost}", **details)
+        return CodeCrashed(f"the execution was cancelled.{state_note}", **details)
     if kind == "submit":
         return SubmitError(f"{message}{where}")
     if kind == "volume":
@@ -422,7 +422,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     return CodeError(f"the code raised {name}{where}: {message}\n{traceback}", **details)
 
 
-def _build_crash(header: dict[str, Any], lost: str, meta: Meta) -> CodeCrashed:
+def _build_crash(header: dict[str, Any], state_note: str, meta: Meta) -> CodeCrashed:
     code, signal, memory = header.get("exit_code"), header.get("signal"), bool(header.get("out_of_memory"))
     if memory:
         text = "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"
@@ -434,5 +434,9 @@ def _build_crash(header: dict[str, Any], lost: str, meta: Meta) -> CodeCrashed:
     else:
         text = f"the code's process exited with status {code} before the code had ended: look for os._exit"
     return CodeCrashed(
-        f"{text}.{lost}" if lost else text, exit_code=code, signal=signal, out_of_memory=memory, stdout=meta.stdout
+        f"{text}.{state_note}" if state_note else text,
+        exit_code=code,
+        signal=signal,
+        out_of_memory=memory,
+        stdout=meta.stdout,
     )

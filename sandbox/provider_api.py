@@ -1,4 +1,4 @@
-"""What a provider gives: an open sandbox, and a channel to the driver in it."""
+"""The interface of a provider's sandbox: an open sandbox, and a channel to the driver in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DriverSettings:
     reaches the code and nothing else; `path` is appended to `sys.path`. `heartbeat` is the number of seconds after
     which a side that has said nothing sends a beat, and after `silence` seconds without any frame each side takes the
     other for dead; None where the wire's end is enough. `lifetime` is the number of seconds after which the driver ends
-    whatever the host says. `confinement` is what each child does to itself (driver.Confinement). `volume` is the
+    whatever the host says. `confinement` is what each child does to itself. `volume` is the
     directory where the volume is mounted, None without one. `files` is a directory in which the driver leaves large
     bodies, for a wire that they are too much for; None where all goes over the wire. `commit` is a command that runs
     when an execution has ended and before its result is handed back, empty for none: where a volume has to be told to

@@ -10,21 +10,16 @@ from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from ..wire.strict_json import dumps
 from .child.channel import CHANNEL_IN, CHANNEL_OUT, MAX_CALL_BYTES
 from .child.runner import CodeRunner
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable
     from typing import Any
 
     from .confinement import Confinement
     from .event_loop import EventLoop
     from .execution import Execution
-else:
-    try:
-        import _signal as signal
-    except ImportError:  # another Python than CPython
-        import signal
 
 CHANNEL_PIPE_BYTES = 1024 * 1024  # of pipe to a child, the most that an ordinary user may ask for
 INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)

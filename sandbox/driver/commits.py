@@ -9,17 +9,12 @@ from ..wire.names import COMMIT_TIMEOUT_SECONDS
 from ..wire.pipes import READ_BYTES
 from ..wire.strict_json import dumps
 from .processes import KILL_GRACE_SECONDS, send_signal
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable
     from typing import Any
-else:
-    try:
-        import _signal as signal
-    except ImportError:  # another Python than CPython
-        import signal
 
 MAX_COMPLAINT_CHARACTERS = 2000  # of what the command said before it failed
 

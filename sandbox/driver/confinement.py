@@ -9,16 +9,12 @@ import os
 import resource
 import sys
 
+from .signals import signal
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable
     from typing import Any
-else:
-    try:
-        import _signal as signal
-    except ImportError:  # another Python than CPython
-        import signal
 
 
 def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:

@@ -6,16 +6,8 @@ import fcntl
 import os
 
 from .processes import fork_supervisor
+from .signals import signal
 from .supervisor import Supervisor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-else:
-    try:
-        import _signal as signal
-    except ImportError:  # another Python than CPython
-        import signal
 
 
 def main(watched: bool = False, first: str = "") -> None:

@@ -6,16 +6,11 @@ import os
 import time
 
 from .confinement import Confinement
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Container
-else:
-    try:
-        import _signal as signal
-    except ImportError:  # another Python than CPython
-        import signal
 
 KILL_GRACE_SECONDS = 1.0  # that an interrupted execution has to unwind before it is killed
 END_TIMEOUT_SECONDS = 5.0  # in which all that a driver leaves is ended

@@ -27,16 +27,11 @@ from .processes import (
     kill_strangers,
     send_signal,
 )
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from typing import Any
-else:
-    try:
-        import _signal as signal
-    except ImportError:  # another Python than CPython
-        import signal
 
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # an error's traceback, or the fields and what stands around them
 SUBMIT_GRACE_SECONDS = 5.0  # for `finally` blocks after SUBMIT; the result stands already

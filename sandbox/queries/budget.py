@@ -92,16 +92,16 @@ class Budget:
         calls = self._settled.calls + len(self._reserved)
         if self._calls is not None and calls + 1 > self._calls:
             raise BudgetExceeded(f"all {self._calls} calls of the model are used up: ask for less, or raise the limit")
-        taken = self._settled.tokens + sum(held for held, _ in self._reserved.values())
-        if self._tokens is not None and taken + tokens > self._tokens:
+        tokens_taken = self._settled.tokens + sum(reserved for reserved, _ in self._reserved.values())
+        if self._tokens is not None and tokens_taken + tokens > self._tokens:
             raise BudgetExceeded(
-                f"the call could take {tokens:,} tokens, and of {self._tokens:,} {max(0, self._tokens - taken):,} are "
-                "left: ask for less, or raise the limit"
+                f"the call could take {tokens:,} tokens, and of {self._tokens:,} "
+                f"{max(0, self._tokens - tokens_taken):,} are left: ask for less, or raise the limit"
             )
-        spent = (self._settled.cost or 0.0) + sum(held for _, held in self._reserved.values())
-        if self._cost is not None and spent + cost > self._cost * (1 + ROUNDING_TOLERANCE):
+        cost_taken = (self._settled.cost or 0.0) + sum(reserved for _, reserved in self._reserved.values())
+        if self._cost is not None and cost_taken + cost > self._cost * (1 + ROUNDING_TOLERANCE):
             raise BudgetExceeded(
-                f"the call could cost ${cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - spent):.6f} are "
+                f"the call could cost ${cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - cost_taken):.6f} are "
                 "left: ask for less, or raise max_cost"
             )
 

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
+from ..signals import signal
 from .submit import Submitted
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-else:
-    try:
-        import _signal as signal
-    except ImportError:  # another Python than CPython
-        import signal
 
 
 class Interrupted(KeyboardInterrupt):

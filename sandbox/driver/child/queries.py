@@ -77,8 +77,8 @@ class Queries:
 
     def _rlm_query(self, prompt: str, *, context: str = "") -> str:
         """The answer of a recursive language model, which has Python of its own and finds the text as `context`."""
-        with QueryContext("rlm_query", context) as place:
-            return self._ask_one("rlm_query", prompt, {"context": place})
+        with QueryContext("rlm_query", context) as query_context:
+            return self._ask_one("rlm_query", prompt, {"context": query_context})
 
     def _llm_query_batched(
         self, prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise"
@@ -90,8 +90,8 @@ class Queries:
         self, prompts: list[str], *, concurrency: int | None = None, on_error: str = "raise", context: str = ""
     ) -> list[Any]:
         """The answers of recursive language models to the prompts, in their order."""
-        with QueryContext("rlm_query_batched", context) as place:
-            return self._ask_many("rlm_query_batched", prompts, concurrency, on_error, {"context": place})
+        with QueryContext("rlm_query_batched", context) as query_context:
+            return self._ask_many("rlm_query_batched", prompts, concurrency, on_error, {"context": query_context})
 
     def _ask_one(self, name: str, prompt: str, options: dict[str, Any]) -> str:
         if not isinstance(prompt, str):  # type: ignore[reportUnnecessaryIsInstance]

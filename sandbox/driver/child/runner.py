@@ -7,6 +7,7 @@ import os
 import sys
 
 from ...wire.strict_json import dumps, loads
+from ..signals import signal
 from .channel import Channel
 from .error_report import clear_frames, describe_error
 from .interrupts import InterruptShield
@@ -16,16 +17,10 @@ from .volume import Volume
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable
     from typing import Any, NoReturn
 
     from ..confinement import Confinement
-else:
-    try:
-        import _signal as signal
-    except ImportError:  # another Python than CPython
-        import signal
 
 CODE_NAME = "<code>"
 MAX_SOURCES = 100  # executions of a context whose lines a traceback can show
