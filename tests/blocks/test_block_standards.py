@@ -1,6 +1,8 @@
 """What a person finds in a block's form: every field explained, secrets hidden, an example, where to read on."""
 
 import re
+import subprocess
+import sys
 import typing
 from typing import ClassVar
 
@@ -9,8 +11,7 @@ from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites.blocks import BlockStandardTestSuite
 from pydantic import SecretStr
 
-from rlm_batch import DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox
-from rlm_batch.blocks import collection
+from rlm_batch import DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox, blocks
 
 OURS: list[type[Block]] = [LocalSandbox, DaytonaSandbox, ModalSandbox, LanguageModel]
 
@@ -42,7 +43,17 @@ class TestEveryBlock(BlockStandardTestSuite):
 
 
 def test_no_block_that_prefect_registers_is_left_out_here() -> None:
-    assert {getattr(collection, name) for name in collection.__all__} == set(OURS)
+    assert {getattr(blocks, name) for name in blocks.__all__} == set(OURS)
+
+
+def test_prefect_registers_them_by_the_name_of_their_room() -> None:
+    """What `prefect block register --module rlm_batch.blocks` looks through, with no Prefect for who needs none."""
+    program = (
+        "import inspect, sys, rlm_batch.blocks as blocks; assert 'prefect' not in sys.modules; "
+        "print([name for name, value in inspect.getmembers(blocks) if inspect.isclass(value)])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == str(sorted(block.__name__ for block in OURS))
 
 
 def _parts(annotation: object) -> set[object]:

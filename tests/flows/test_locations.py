@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, batch, sweep
@@ -84,20 +85,21 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
     report = await sweep("SUBMIT(loss=x)", {"x": [2, 1]}, objective="loss", provider="local:none", results_path=place)
     assert report.results_path == place
     assert report.best.loss == 1
-    found = open_run_ledger(place)
-    assert [outcome.loss for outcome in found.read_outcomes()] == [2, 1]
+    assert [outcome.loss for outcome in open_run_ledger(place).read_outcomes()] == [2, 1]
     s3.ask("refuse", methods=["PUT"])
     with pytest.raises(ConfigurationError, match="expired") as raised:
         await batch(["1"], provider="local:none", results_path=f"{block}/other")
     s3.ask("refuse", methods=[])
     async with get_client() as client:
-        run = await client.read_flow_run(uuid.UUID(found.records[0].flow_run_id))
-        logs = [line.message for line in await client.read_logs()]
-        artifacts = [str(artifact.data) for artifact in await client.read_artifacts()]
-    ledger = Ledger(place)
-    kept = [read_file(ledger.path / name).decode() for name in ledger.path.list_sizes()]  # type: ignore[union-attr]
+        run = await client.read_flow_run(uuid.UUID(open_run_ledger(place).records[0].flow_run_id))
+        of_run = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+        logs = [line.message for line in await client.read_logs(of_run)]
+        published = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
+        artifacts = [str(artifact.data) for artifact in await client.read_artifacts(artifact_filter=published)]
+    ledger = parse_location(place)
+    kept = [read_file(ledger / name).decode() for name in ledger.list_sizes()]  # type: ignore[union-attr]
     assert len(kept) == 2
-    del found, ledger  # the error below holds this frame, and Prefect the error
+    assert len(artifacts) > 0
     told = [str(run.parameters), str(raised.value), repr(raised.value.__cause__), caplog.text, *kept, *artifacts]
     assert any(place in text for text in (*logs, caplog.text))
     for text in (*told, *logs):

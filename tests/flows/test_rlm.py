@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, LocalSandbox, batch, rlm
 
@@ -63,8 +65,9 @@ async def test_its_report_has_the_whole_answer_and_what_the_model_took(chat):
     chat.script = plays(("", "SUBMIT(answer='forty-two')"))
     found = await rlm("What is it?", NAME)
     async with get_client() as client:
-        (artifact,) = [a for a in await client.read_artifacts() if str(a.flow_run_id) in found.results_path]
-    assert artifact.key == "rlm-report"
+        flow_run = ArtifactFilterFlowRunId(any_=[uuid.UUID(Path(found.results_path).name)])
+        report = ArtifactFilter(flow_run_id=flow_run, key=ArtifactFilterKey(any_=["rlm-report"]))
+        (artifact,) = await client.read_artifacts(artifact_filter=report)
     said = str(artifact.data)
     assert "```text\nforty-two\n```" in said
     assert f"{chat.stats.prompt_tokens:,} + {chat.stats.completion_tokens:,} tokens" in said.replace("\\", "")
