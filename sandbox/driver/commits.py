@@ -8,8 +8,7 @@ import time
 from ..wire.names import COMMIT_TIMEOUT_SECONDS
 from ..wire.pipes import READ_BYTES
 from ..wire.strict_json import dumps
-from .processes import KILL_GRACE_SECONDS, send_signal
-from .signals import signal
+from .processes import KILL_GRACE_SECONDS, send_signal, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 
-from .signals import signal
+from .processes import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

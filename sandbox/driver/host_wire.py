@@ -6,7 +6,7 @@ import os
 import time
 
 from ..wire.frames import FrameReader, encode_frame
-from ..wire.pipes import READ_BYTES, write_available
+from ..wire.pipes import READ_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,24 +80,17 @@ class HostWire:
         """Leaves the body in a file that the header names; returns what has to go on the wire nonetheless."""
         path = f"{self.files_folder}/out.{self._secret}.{self._frames_sent}"
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                view = memoryview(body)
-                while view:
-                    view = view[os.write(fd, view) :]
-            finally:
-                os.close(fd)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(body)
         except OSError:
             return body  # a full disk: slower, not wrong
         header["file"] = path
         return None
 
     def _flush(self) -> None:
-        if self._backlog and not write_available(self.writes, self._backlog):
+        if not self._loop.flush(self.writes, self._backlog, self._flush):
             self.is_closed = True
-            return
-        self._loop.watch_backlog(self.writes, self._backlog, self._flush)
-        if not self.is_paused and len(self._backlog) > MAX_BACKLOG_BYTES:
+        elif not self.is_paused and len(self._backlog) > MAX_BACKLOG_BYTES:
             self.is_paused = True
             self._pause(True)
         elif self.is_paused and not self._backlog:

@@ -83,7 +83,7 @@ class FrameReader:
         try:
             header: Any = loads(line.decode("utf-8"))
         except (ValueError, RecursionError):
-            raise BadFrameError(f"a line that is no frame: {line[:80]!r}") from None
+            header = None
         if not isinstance(header, dict):
             raise BadFrameError(f"a line that is no frame: {line[:80]!r}")
         frame: dict[str, Any] = header  # type: ignore[reportUnknownVariableType]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..signals import signal
+from ..processes import signal
 from .submit import Submitted
 
 

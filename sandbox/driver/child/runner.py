@@ -7,7 +7,7 @@ import os
 import sys
 
 from ...wire.strict_json import dumps, loads
-from ..signals import signal
+from ..processes import signal
 from .channel import Channel
 from .error_report import clear_frames, describe_error
 from .interrupts import InterruptShield
