@@ -15,7 +15,7 @@ RetryRule = Literal["never", "if asked", "if idempotent", "always"]
 
 
 class RlmBatchError(Exception):
-    """What all our errors have in common.
+    """What all our errors have in common: a text, and by keyword the attributes that a class has beside it.
 
     `meta` is what is known of the execution that failed (its output, its sandbox, its seconds), or None where there
     was none.
@@ -24,9 +24,13 @@ class RlmBatchError(Exception):
     retry_rule: ClassVar[RetryRule] = "never"
     details: ClassVar[tuple[str, ...]] = ()  # the attributes that stand in the JSON beside the text
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, **attributes: Any) -> None:
         super().__init__(text)
         self.meta: Meta | None = None
+        for name, value in attributes.items():
+            if not hasattr(self, name):
+                raise TypeError(f"{type(self).__name__} has no {name}")
+            setattr(self, name, value)
 
     @property
     def summary(self) -> str:
@@ -46,23 +50,11 @@ class CodeError(RlmBatchError):
 
     retry_rule = "if asked"
     details = ("type", "message", "traceback", "stdout", "line")
-
-    def __init__(
-        self,
-        text: str,
-        *,
-        type: str = "",
-        message: str = "",
-        traceback: str = "",
-        stdout: str = "",
-        line: int | None = None,
-    ) -> None:
-        super().__init__(text)
-        self.type = type
-        self.message = message
-        self.traceback = traceback
-        self.stdout = stdout
-        self.line = line
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    stdout: str = ""
+    line: int | None = None
 
 
 class CodeSyntaxError(CodeError):
@@ -77,20 +69,9 @@ class CodeCrashed(CodeError):
     """
 
     details = (*CodeError.details, "exit_code", "signal", "out_of_memory")
-
-    def __init__(
-        self,
-        text: str,
-        *,
-        exit_code: int | None = None,
-        signal: int | None = None,
-        out_of_memory: bool = False,
-        **details: Any,
-    ) -> None:
-        super().__init__(text, **details)
-        self.exit_code = exit_code
-        self.signal = signal
-        self.out_of_memory = out_of_memory
+    exit_code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
 
 
 class ExecutionTimeout(RlmBatchError):
@@ -98,12 +79,9 @@ class ExecutionTimeout(RlmBatchError):
 
     retry_rule = "if asked"
     details = ("timeout", "traceback", "stdout")
-
-    def __init__(self, text: str, *, timeout: float = 0.0, traceback: str = "", stdout: str = "") -> None:
-        super().__init__(text)
-        self.timeout = timeout
-        self.traceback = traceback
-        self.stdout = stdout
+    timeout: float = 0.0
+    traceback: str = ""
+    stdout: str = ""
 
 
 class SubmitError(RlmBatchError):
@@ -141,10 +119,7 @@ class QuotaExceeded(RlmBatchError):
 
     retry_rule = "always"
     details = ("retry_after",)
-
-    def __init__(self, text: str, *, retry_after: float | None = None) -> None:
-        super().__init__(text)
-        self.retry_after = retry_after
+    retry_after: float | None = None
 
 
 class ConfigurationError(RlmBatchError):
@@ -175,10 +150,7 @@ class SandboxesLeft(RlmBatchError):
     """Sandboxes that nobody uses any more could not be removed: those in `sandboxes`, by their ids."""
 
     details = ("sandboxes",)
-
-    def __init__(self, text: str, *, sandboxes: list[str] | None = None) -> None:
-        super().__init__(text)
-        self.sandboxes = sandboxes or []
+    sandboxes: Sequence[str] = ()
 
 
 class ExecutionsFailed(RlmBatchError):
@@ -189,19 +161,9 @@ class ExecutionsFailed(RlmBatchError):
     """
 
     details = ("results_path",)
-
-    def __init__(
-        self,
-        text: str,
-        *,
-        results: Sequence[Any] = (),
-        failures: Sequence[Any] = (),
-        results_path: str = "",
-    ) -> None:
-        super().__init__(text)
-        self.results = results
-        self.failures = failures
-        self.results_path = results_path
+    results: Sequence[Any] = ()
+    failures: Sequence[Any] = ()
+    results_path: str = ""
 
 
 def _restore_error(data: dict[str, Any], attributes: dict[str, Any]) -> RlmBatchError:

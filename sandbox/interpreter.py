@@ -198,25 +198,17 @@ class Interpreter:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             if not protocol.pending:
                 await protocol.sandbox.refresh_volume()
-            if queries is None:
-                pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output)
-                return await self._wait(protocol, channel, pending, frame)
-            if queries.is_top_level:
-                queries.session.set_deadline(seconds)
-            tools.update(queries.tools)
+            if queries is not None:
+                if queries.is_top_level:
+                    queries.session.set_deadline(seconds)
+                tools.update(queries.tools)
             pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output)
-            try:
-                result = await self._wait(protocol, channel, pending, frame)
-            except RlmBatchError as error:
-                if error.meta is not None:
-                    error.meta = replace(error.meta, queries=queries.session.summarize())
-                raise
-            result.meta = replace(result.meta, queries=queries.session.summarize())
-            return result
+            await self._wait(protocol, channel, pending, frame)
+            if queries is not None:
+                pending.meta = replace(pending.meta, queries=queries.session.summarize())
+            return protocol.take_result(pending)
 
-    async def _wait(
-        self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes
-    ) -> Result:
+    async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
         ended = self._waiters[pending.id] = asyncio.get_running_loop().create_future()
         try:
             await self._send(channel, frame)
@@ -234,7 +226,6 @@ class Interpreter:
             self._waiters.pop(pending.id, None)
             for call in self._calls.pop(pending.id, ()):
                 call.cancel()
-        return protocol.take_result(pending)
 
     async def upload(self, path: str, data: bytes) -> None:
         """Writes a file in the sandbox; see `Sandbox.upload`. Opens the sandbox if it is not yet."""

@@ -13,7 +13,7 @@ import keyword
 import math
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -49,34 +49,21 @@ Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
 
 
+@dataclass(slots=True, eq=False)
 class PendingExecution:
     """An execution that has been sent, with its output so far. `end` is its last frame, once it is there."""
 
-    __slots__ = (
-        "caller_context", "context", "end", "files", "id", "listener_error", "meta", "on_output", "output", "timeout",
-        "tools",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        number: int,
-        meta: Meta,
-        timeout: float | None,
-        context: str | None,
-        tools: Tools,
-        on_output: Callable[[str, str], None] | None,
-    ) -> None:
-        self.id = number
-        self.meta = meta
-        self.timeout = timeout
-        self.context = context
-        self.tools = tools
-        self.on_output = on_output
-        self.output: dict[str, list[str]] = {"stdout": [], "stderr": []}
-        self.files: tuple[str, ...] = ()
-        self.end: Frame | None = None
-        self.listener_error: Exception | None = None
-        self.caller_context = contextvars.copy_context()  # the context variables that its tools see
+    id: int
+    meta: Meta
+    timeout: float | None
+    context: str | None
+    tools: Tools
+    on_output: Callable[[str, str], None] | None
+    output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
+    files: tuple[str, ...] = ()
+    end: Frame | None = None
+    listener_error: Exception | None = None
+    caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)  # that its tools see
 
     def add_output(self, stream: str, text: str, dropped: int) -> None:
         """Notes what the code has written, and hands it to the listener; one that fails is not called again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ..wire.frames import FrameReader, encode_frame
+from ..wire.frames import FrameReader, encode_frame, take_file
 from ..wire.pipes import READ_BYTES
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ class HostWire:
                 continue
             self._last_number = header["n"]
             if "file" in header:
-                body = _take_file(header["file"])
+                body = take_file(header["file"])
             frames.append((header, body))
         return frames
 
@@ -96,10 +96,3 @@ class HostWire:
         elif self.is_paused and not self._backlog:
             self.is_paused = False
             self._pause(False)
-
-
-def _take_file(path: str) -> bytes:
-    with open(path, "rb") as file:
-        body = file.read()
-    os.unlink(path)
-    return body

@@ -52,7 +52,7 @@ class Budget:
         self._calls = calls
         self._tokens = tokens
         self._cost = cost
-        self._parent = parent
+        self._ancestry: list[Budget] = [self] if parent is None else [self, *parent._ancestry]
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self._settled = Usage()
         self._reserved: dict[Reservation, tuple[int, float]] = {}
@@ -72,21 +72,23 @@ class Budget:
     @property
     def needs_estimates(self) -> bool:
         """Whether a reservation has to say how many tokens, and what cost, it can take."""
-        return (
-            self._tokens is not None
-            or self._cost is not None
-            or (self._parent is not None and self._parent.needs_estimates)
-        )
+        return any(budget._tokens is not None or budget._cost is not None for budget in self._ancestry)
 
     def reserve(self, tokens: int = 0, cost: float = 0.0) -> Reservation:
         """Sets one call aside, with the most tokens and cost that it can take. Raises BudgetExceeded."""
         reservation = Reservation(self)
         with self._lock:
-            for budget in self._list_ancestry():
+            for budget in self._ancestry:
                 budget._check(tokens, cost)
-            for budget in self._list_ancestry():
+            for budget in self._ancestry:
                 budget._reserved[reservation] = (tokens, cost)
         return reservation
+
+    def _settle(self, reservation: Reservation, usage: Usage) -> None:
+        with self._lock:
+            for budget in self._ancestry:
+                if budget._reserved.pop(reservation, None) is not None:
+                    budget._settled += usage
 
     def _check(self, tokens: int, cost: float) -> None:
         calls = self._settled.calls + len(self._reserved)
@@ -105,20 +107,6 @@ class Budget:
                 "left: ask for less, or raise max_cost"
             )
 
-    def _list_ancestry(self) -> list[Budget]:
-        budgets: list[Budget] = []
-        budget: Budget | None = self
-        while budget is not None:
-            budgets.append(budget)
-            budget = budget._parent
-        return budgets
-
-    def _close(self, reservation: Reservation, usage: Usage | None) -> None:
-        with self._lock:
-            for budget in self._list_ancestry():
-                if budget._reserved.pop(reservation, None) is not None and usage is not None:
-                    budget._settled += usage
-
 
 class Reservation:
     """What a call has set aside; it is settled or released once, and what comes after that counts for nothing."""
@@ -128,8 +116,8 @@ class Reservation:
 
     def settle(self, usage: Usage) -> None:
         """Replaces what was set aside by what was used."""
-        self._budget._close(self, usage)  # type: ignore[reportPrivateUsage]
+        self._budget._settle(self, usage)  # type: ignore[reportPrivateUsage]
 
     def release(self) -> None:
         """Gives back what was set aside."""
-        self._budget._close(self, None)  # type: ignore[reportPrivateUsage]
+        self.settle(Usage())

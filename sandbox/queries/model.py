@@ -35,7 +35,7 @@ class Model(Protocol):
     name: str
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """The model's answer. Raises QueryError, and Unanswered where there is none and tokens were used."""
+        """The model's answer. Raises QueryError, and NoAnswerError where there is none and tokens were used."""
         ...
 
     async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:

@@ -13,6 +13,8 @@ the host's wire, ``n``, a number that grows by one: a frame that comes again is 
 
 from __future__ import annotations
 
+import os
+
 from .strict_json import dumps, loads
 
 TYPE_CHECKING = False
@@ -32,6 +34,17 @@ def encode_frame(header: dict[str, Any], body: bytes | None = None) -> bytes:
         return dumps(header).encode("utf-8", "replace") + b"\n"
     header["body"] = len(body)
     return b"".join((dumps(header).encode("utf-8", "replace"), b"\n", body, b"\n"))
+
+
+def take_file(path: str) -> bytes:
+    """What a file holds that stands for a body or a value; the file goes."""
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # it is another's, or has gone
+    return data
 
 
 class FrameReader:

@@ -82,39 +82,28 @@ class Channel:
     def wait(self, number: int, waiter: Waiter) -> tuple[dict[str, Any], bytes | None]:
         """Blocks until the waiter's frame is there, reading for every other waiter meanwhile if nobody does."""
         try:
-            self._shield.enter()
-            try:
-                with self.lock:
-                    waiter.is_waiting = True
-                    if not self._has_reader:
-                        self._has_reader = waiter.is_reader = True
-            finally:
-                self._shield.leave()
+            with self._shield, self.lock:
+                waiter.is_waiting = True
+                if not self._has_reader:
+                    self._has_reader = waiter.is_reader = True
             while waiter.frame is None:
                 if not waiter.is_reader:
                     waiter.event.acquire()
                     continue
                 if self._shield.is_running:
                     self._poll.poll()  # where an interrupt may raise; reading must not be torn by one
-                self._shield.enter()
-                try:
+                with self._shield:
                     self._read()
-                finally:
-                    self._shield.leave()
             return waiter.frame
         finally:
-            self._shield.enter()
-            try:
-                with self.lock:
-                    self._waiters.pop(number, None)
-                    if waiter.is_reader:
-                        heir = next((w for w in self._waiters.values() if w.is_waiting and w.frame is None), None)
-                        self._has_reader = heir is not None
-                        if heir is not None:
-                            heir.is_reader = True
-                            heir.wake()
-            finally:
-                self._shield.leave()
+            with self._shield, self.lock:
+                self._waiters.pop(number, None)
+                if waiter.is_reader:
+                    heir = next((w for w in self._waiters.values() if w.is_waiting and w.frame is None), None)
+                    self._has_reader = heir is not None
+                    if heir is not None:
+                        heir.is_reader = True
+                        heir.wake()
 
     def _read(self) -> None:
         data = os.read(CHANNEL_IN, READ_BYTES)
@@ -143,15 +132,12 @@ class Channel:
         if len(body) > MAX_CALL_BYTES:
             raise ValueError(f"{name} was given {len(body):,} bytes, more than {MAX_CALL_BYTES:,}: pass a path instead")
         waiter = Waiter()
-        self._shield.enter()
-        try:
+        with self._shield:
             with self.lock:
                 self._calls += 1
                 number = self._calls
                 self._waiters[number] = waiter
             self.send({"op": "call", "token": self.token, "call": number, "name": name}, body)
-        finally:
-            self._shield.leave()
         _, answer = self.wait(number, waiter)
         reply = loads((answer or b"{}").decode("utf-8"))
         if "error" in reply:

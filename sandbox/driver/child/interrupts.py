@@ -13,7 +13,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class InterruptShield:
-    """Handles SIGINT for the code; what runs between `enter` and `leave` on the main thread is not interrupted.
+    """Handles SIGINT for the code; what the main thread does in it is not interrupted.
 
     `is_running` says whether code runs, `has_submitted` whether it has handed something back.
     """
@@ -33,11 +33,11 @@ class InterruptShield:
         """Forgets the last execution."""
         self.has_submitted = self._is_pending = False
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         if self.get_thread_id() == self.main_thread:
             self._depth += 1
 
-    def leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Raises an interrupt that came meanwhile."""
         if self.get_thread_id() == self.main_thread:
             self._depth -= 1

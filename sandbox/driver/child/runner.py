@@ -6,12 +6,13 @@ import gc
 import os
 import sys
 
+from ...wire.frames import take_file
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel
 from .error_report import clear_frames, describe_error
 from .interrupts import InterruptShield
-from .queries import Queries
+from .queries import make_query_names
 from .submit import Submitted, encode_submission
 from .volume import Volume
 
@@ -128,7 +129,7 @@ class CodeRunner:
         namespace["SUBMIT"] = submit
         namespace.update(request["variables"])
         for name, path in request.get("files", {}).items():
-            namespace[name] = self._read_variable(path)
+            namespace[name] = loads(take_file(path).decode("utf-8"))  # a value that was too large for a frame
         source = self._sources[self._file_name] = request["code"]
         if len(self._sources) > MAX_SOURCES:
             del self._sources[next(iter(self._sources))]
@@ -142,8 +143,8 @@ class CodeRunner:
     def _provide_names(self, can_query: bool) -> dict[str, Any]:
         """The names that every execution finds, made once; `can_query` if there is a model behind the queries."""
         if can_query not in self._provided_names:
-            queries = Queries(self._channel.call_host if can_query else None)
-            self._provided_names[can_query] = {**self._volume.make_names(), **queries.make_names()}
+            query_names = make_query_names(self._channel.call_host if can_query else None)
+            self._provided_names[can_query] = {**self._volume.make_names(), **query_names}
         return self._provided_names[can_query]
 
     def _make_tool(self, name: str) -> Callable[..., Any]:
@@ -161,29 +162,15 @@ class CodeRunner:
         if token != channel.token:
             raise Submitted  # from a thread that an earlier execution left behind
         body = encode_submission(values, fields, expected)
-        shield.enter()
-        try:
+        with shield:
             with channel.lock:
                 is_first, shield.has_submitted = not shield.has_submitted, True
             if is_first:
                 channel.send({"op": "submit", "token": channel.token}, body)
-        finally:
-            shield.leave()
         if shield.get_thread_id() != shield.main_thread:
             signal.pthread_kill(shield.main_thread, signal.SIGINT)
             raise SystemExit  # which is how a thread ends without a word
         raise Submitted
-
-    @staticmethod
-    def _read_variable(path: str) -> Any:
-        """The value of a variable that was too large for a frame; the file is not the code's and goes."""
-        with open(path, "rb") as file:
-            value = loads(file.read().decode("utf-8"))
-        try:
-            os.unlink(path)
-        except OSError:
-            pass
-        return value
 
     @staticmethod
     def _finish_as_script() -> None:

@@ -215,11 +215,8 @@ class Volume:
         """Writes a file in one go, and renames it if `then` says so; removes it again if either fails."""
         file = -1
         try:
-            self._shield.enter()
-            try:
+            with self._shield:
                 file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o666)
-            finally:
-                self._shield.leave()
             rest = memoryview(data).cast("B")
             while rest:
                 rest = rest[os.write(file, rest) :]
