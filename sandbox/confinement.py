@@ -32,12 +32,8 @@ ETC = (  # what the C library, ssl and Python read; not all of /etc, for it has 
     "/etc/services", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/timezone",
 )  # fmt: skip
 KERNEL = (
-    "/proc/cpuinfo",
-    "/proc/meminfo",
-    "/proc/filesystems",
-    "/proc/sys/vm/overcommit_memory",
-    "/sys/devices/system/cpu",
-)
+    "/proc/cpuinfo", "/proc/meminfo", "/proc/filesystems", "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu",
+)  # fmt: skip
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 # name: number on x86_64, number on aarch64 (None: there is none)

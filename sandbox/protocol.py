@@ -300,9 +300,7 @@ def _decode_file_names(body: bytes) -> tuple[str, ...]:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):
         return ()
-    if not isinstance(value, list):
-        return ()
-    names: list[Any] = value  # type: ignore[reportUnknownVariableType]
+    names: list[Any] = value if isinstance(value, list) else []  # type: ignore[reportUnknownVariableType]
     return tuple(name for name in names[:MAX_REPORTED_FILES] if isinstance(name, str))
 
 

@@ -6,7 +6,7 @@ import os
 import time
 
 from ..wire.names import COMMIT_TIMEOUT_SECONDS
-from ..wire.pipes import READ_BYTES
+from ..wire.pipes import read_available
 from ..wire.strict_json import dumps
 from .processes import KILL_GRACE_SECONDS, send_signal, signal
 
@@ -62,11 +62,7 @@ class VolumeCommits:
     def on_end(self, pid: int, status: int) -> None:
         """The kernel says that the command has ended."""
         commit = self.running.pop(pid)
-        output = b""
-        try:
-            output = os.read(commit.stderr, READ_BYTES)
-        except BlockingIOError:
-            pass
+        output = read_available(commit.stderr) or b""
         complaint = output.decode("utf-8", "replace").strip()[-MAX_COMPLAINT_CHARACTERS:]
         if commit.is_late:
             complaint = f"{self._command[0]} did not end within {COMMIT_TIMEOUT_SECONDS:.0f} s"

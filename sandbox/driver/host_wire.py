@@ -6,7 +6,7 @@ import os
 import time
 
 from ..wire.frames import FrameReader, encode_frame, take_file
-from ..wire.pipes import READ_BYTES
+from ..wire.pipes import read_available
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,12 +54,9 @@ class HostWire:
 
     def read(self) -> list[tuple[dict[str, Any], bytes | None]]:
         """The frames that have come, without those that came before."""
-        try:
-            data = os.read(self.reads, READ_BYTES)
-        except BlockingIOError:
-            return []
+        data = read_available(self.reads)
         if not data:
-            self.is_closed = True
+            self.is_closed = self.is_closed or data is not None
             return []
         self.last_heard = time.monotonic()
         return self.parse(data)

@@ -8,7 +8,7 @@ import sys
 import time
 
 from ..wire.frames import BadFrameError
-from ..wire.pipes import READ_BYTES
+from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
 from .child.runner import CODE_NAME
 from .child.submit import MAX_SUBMIT_BYTES
@@ -64,8 +64,8 @@ class Supervisor:
             os.set_blocking(fd, False)
         gc.disable()  # a collection touches every page that a child would otherwise share
         signal.set_wakeup_fd(wake_writes, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, self._on_child)
-        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # the wake-up descriptor says it to the loop
+        signal.signal(signal.SIGTERM, self._op_stop)
         self._wake = (wake_reads, wake_writes)
         self._loop.watch(wake_reads, self._on_signal)
         self._loop.watch(self._wire.reads, self._on_wire)
@@ -171,7 +171,7 @@ class Supervisor:
     def _op_beat(self, _header: dict[str, Any], _body: bytes | None) -> None:
         pass  # any frame counts as a sign of life
 
-    def _op_stop(self, _header: dict[str, Any], _body: bytes | None) -> None:
+    def _op_stop(self, _header: object, _body: object) -> None:
         self._is_done = True
 
     def _op_execute(self, header: dict[str, Any], body: bytes) -> None:
@@ -275,9 +275,8 @@ class Supervisor:
         Never more at a time than a pipe holds: who writes without end shall not keep the others waiting.
         """
         for _ in range(16):
-            try:
-                data = os.read(process.outputs[stream], READ_BYTES)
-            except BlockingIOError:
+            data = read_available(process.outputs[stream])
+            if data is None:
                 return
             if not data:
                 self._loop.unwatch(process.outputs[stream])
@@ -295,14 +294,11 @@ class Supervisor:
         self._wire.send(header, dumps(text).encode("utf-8", "replace"))
 
     def _on_channel(self, process: ChildProcess) -> None:
-        try:
-            data = os.read(process.reads, READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
+        data = read_available(process.reads)
+        if data:
+            self._read_channel(process, data)
+        elif data is not None:
             self._loop.unwatch(process.reads)  # not an end: the kernel tells when the child has ended
-            return
-        self._read_channel(process, data)
 
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
         if process.broken:
@@ -352,17 +348,8 @@ class Supervisor:
 
     # -- ends
 
-    def _on_child(self, _number: int, _frame: object) -> None:
-        pass  # the wake-up descriptor says it to the loop
-
-    def _on_term(self, _number: int, _frame: object) -> None:
-        self._is_done = True
-
     def _on_signal(self) -> None:
-        try:
-            while os.read(self._wake[0], 4096):
-                pass
-        except BlockingIOError:
+        while read_available(self._wake[0]):
             pass
         has_reaped = False
         while True:
@@ -383,11 +370,8 @@ class Supervisor:
 
     def _on_child_end(self, process: ChildProcess, status: int) -> None:
         """The kernel says that a child has ended: with it, its execution."""
-        try:
-            while data := os.read(process.reads, READ_BYTES):
-                self._read_channel(process, data)
-        except BlockingIOError:
-            pass
+        while data := read_available(process.reads):
+            self._read_channel(process, data)
         for stream in process.outputs:
             self._drain(process, stream)
         if process is self._spare:

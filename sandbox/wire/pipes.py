@@ -1,10 +1,19 @@
-"""Pipes: how much is read of them at a time, and larger ones for what is large."""
+"""Pipes: what is there to be read of them, and larger ones for what is large."""
 
 from __future__ import annotations
 
 import fcntl
+import os
 
 READ_BYTES = 64 * 1024  # that are read at a time; a larger buffer would be mapped anew for each read
+
+
+def read_available(fd: int) -> bytes | None:
+    """What is there to be read, empty at the end; None where there is nothing yet."""
+    try:
+        return os.read(fd, READ_BYTES)
+    except BlockingIOError:
+        return None
 
 
 def widen_pipe(fd: int, size: int) -> None:
