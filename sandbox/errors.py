@@ -23,6 +23,7 @@ class RlmBatchError(Exception):
 
     retry_rule: ClassVar[RetryRule] = "never"
     details: ClassVar[tuple[str, ...]] = ()  # the attributes that stand in the JSON beside the text
+    _kinds: ClassVar[dict[str, type[RlmBatchError]]] = {}  # all of ours, by name
 
     def __init__(self, text: str, **attributes: Any) -> None:
         super().__init__(text)
@@ -32,13 +33,13 @@ class RlmBatchError(Exception):
                 raise TypeError(f"{type(self).__name__} has no {name}")
             setattr(self, name, value)
 
+    def __init_subclass__(cls) -> None:
+        cls._kinds[cls.__name__] = cls
+
     @property
     def summary(self) -> str:
         """The first line of the text, for tables and logs."""
         return str(self).partition("\n")[0]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore_error, (error_to_json(self), self.__dict__)
 
 
 class CodeError(RlmBatchError):
@@ -166,19 +167,6 @@ class ExecutionsFailed(RlmBatchError):
     results_path: str = ""
 
 
-def _restore_error(data: dict[str, Any], attributes: dict[str, Any]) -> RlmBatchError:
-    error = error_from_json(data)
-    error.__dict__.update(attributes)
-    return error
-
-
-def _find_kinds(kind: type[RlmBatchError]) -> dict[str, type[RlmBatchError]]:
-    kinds = {kind.__name__: kind}
-    for child in kind.__subclasses__():
-        kinds.update(_find_kinds(child))
-    return kinds
-
-
 def error_to_json(error: RlmBatchError) -> dict[str, Any]:
     """The error as a dict of JSON values, without its meta."""
     return {"error": type(error).__name__, "text": str(error), **{name: getattr(error, name) for name in error.details}}
@@ -186,6 +174,6 @@ def error_to_json(error: RlmBatchError) -> dict[str, Any]:
 
 def error_from_json(data: dict[str, Any]) -> RlmBatchError:
     """The error that `error_to_json` was given. A type or a detail of a later version reads as the nearest of ours."""
-    kind = _find_kinds(RlmBatchError).get(data["error"], RlmBatchError)
+    kind = RlmBatchError._kinds.get(data["error"], RlmBatchError)  # type: ignore[reportPrivateUsage]
     details = {name: data[name] for name in kind.details if name in data}
     return kind(data["text"], **details)

@@ -1,4 +1,4 @@
-"""Runs code in a child: its globals, its streams, and what becomes of it."""
+"""Runs code in a child: its globals, its streams, and what becomes of it, as the host is told."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import sys
 
 from ...wire.frames import take_file
+from ...wire.names import DRIVER_FILE_PREFIX
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel
-from .error_report import clear_frames, describe_error
 from .interrupts import InterruptShield
 from .queries import make_query_names
-from .submit import Submitted, encode_submission
-from .volume import Volume
+from .submit import SubmitError, Submitted, encode_submission
+from .volume import Volume, VolumeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CODE_NAME = "<code>"
 MAX_SOURCES = 100  # executions of a context whose lines a traceback can show
+MAX_TRACEBACK_CHARACTERS = 20_000
 RESERVE_BYTES = 4 * 1024 * 1024  # of address space, not touched, let go when there is an error to be described
 
 
@@ -198,11 +199,49 @@ class CodeRunner:
                 self._channel.send(header, dumps(files).encode("utf-8", "replace"))
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
+        """What the host is told of the error that ended the code."""
         if isinstance(error, MemoryError):
             if self._is_stateless:
                 self._module.__dict__.clear()
-            clear_frames(error)
-        return describe_error(error, self._file_name, self._sources, self._is_compiled)
+            _clear_frames(error)
+        line = self._find_line(error)  # before the traceback is trimmed
+        try:
+            message = str(error)
+        except BaseException:
+            message = "(its message could not be read)"
+        try:
+            text = _format_traceback(error, self._sources)
+        except BaseException as failure:
+            text = f"(the traceback could not be made: {type(failure).__name__})"
+        code: Any = error.code if isinstance(error, SystemExit) else None
+        return {
+            "kind": self._find_kind(error),
+            "type": type(error).__qualname__,
+            "message": message[:MAX_TRACEBACK_CHARACTERS],
+            "traceback": text,
+            "exit_code": code if type(code) is int and abs(code) < 1 << 31 else None,
+            "line": line,
+        }
+
+    def _find_kind(self, error: BaseException) -> str:
+        kinds = {"memory": MemoryError, "submit": SubmitError, "volume": VolumeError, "exit": SystemExit}
+        for name, kind in kinds.items():
+            if isinstance(error, kind):
+                return name
+        if not self._is_compiled and isinstance(error, (SyntaxError, ValueError, RecursionError, OverflowError)):
+            return "syntax"
+        return "code"
+
+    def _find_line(self, error: BaseException) -> int | None:
+        """The line of the code that failed: the innermost that is the code's own."""
+        if isinstance(error, SyntaxError) and not self._is_compiled:
+            return error.lineno
+        line, trace = None, error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self._file_name:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        return line
 
     def _exit(self) -> NoReturn:
         """Ends the process as a script's would."""
@@ -210,3 +249,38 @@ class CodeRunner:
             self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
         finally:
             os._exit(0)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Lets go of the local variables on the way of an error, so that there is memory to report with."""
+    trace = error.__traceback__
+    while trace is not None:
+        try:
+            trace.tb_frame.clear()
+        except RuntimeError:
+            pass  # a frame that is still running: the driver's own
+        trace = trace.tb_next
+
+
+def _format_traceback(error: BaseException, sources: dict[str, str]) -> str:
+    import linecache
+    import traceback
+
+    for name, source in sources.items():
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
+        first = first.tb_next
+    trace = first
+    last: Any = None
+    while trace is not None:  # and the driver's frames at the other end: SUBMIT's, a tool's, the interrupt's
+        if trace.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
+            break
+        last, trace = trace, trace.tb_next
+    if last is not None:
+        last.tb_next = None
+    text = "".join(traceback.format_exception(type(error), error, first))
+    if len(text) > MAX_TRACEBACK_CHARACTERS:
+        half = MAX_TRACEBACK_CHARACTERS // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+    return text
