@@ -247,9 +247,6 @@ class DriverProtocol:
         return ANSWER_GRACE_SECONDS + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)
 
 
-# ----------------------------------------------------------------------------------------------- requests and replies
-
-
 def encode_request(
     code: str,
     variables: dict[str, Any],
@@ -365,7 +362,14 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             stdout=meta.stdout,
         )
     if status == "crashed":
-        return _build_crash(header, state_note, meta)
+        text = _describe_crash(header)
+        return CodeCrashed(
+            f"{text}.{state_note}" if state_note else text,
+            exit_code=header.get("exit_code"),
+            signal=header.get("signal"),
+            out_of_memory=header.get("out_of_memory", False),
+            **details,
+        )
     if status == "channel":
         return CodeCrashed(
             f"the code wrote to a descriptor that is the sandbox's own ({message}); write to files and to descriptors "
@@ -407,21 +411,15 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     return CodeError(f"the code raised {name}{where}: {message}\n{traceback}", **details)
 
 
-def _build_crash(header: dict[str, Any], state_note: str, meta: Meta) -> CodeCrashed:
-    code, signal, memory = header.get("exit_code"), header.get("signal"), bool(header.get("out_of_memory"))
-    if memory:
-        text = "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"
-    elif signal == SIGXCPU:
-        text = "the code used up its CPU seconds: give the sandbox more, or the code less to do"
-    elif signal is not None:
+def _describe_crash(header: dict[str, Any]) -> str:
+    if header.get("out_of_memory"):
+        return "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"
+    signal = header.get("signal")
+    if signal == SIGXCPU:
+        return "the code used up its CPU seconds: give the sandbox more, or the code less to do"
+    if signal is not None:
         name = SIGNALS.get(signal, f"signal {signal}")
-        text = f"the code's process was killed by {name}: look for native code, or for what sends that signal"
-    else:
-        text = f"the code's process exited with status {code} before the code had ended: look for os._exit"
-    return CodeCrashed(
-        f"{text}.{state_note}" if state_note else text,
-        exit_code=code,
-        signal=signal,
-        out_of_memory=memory,
-        stdout=meta.stdout,
+        return f"the code's process was killed by {name}: look for native code, or for what sends that signal"
+    return (
+        f"the code's process exited with status {header.get('exit_code')} before the code had ended: look for os._exit"
     )

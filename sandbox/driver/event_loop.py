@@ -15,11 +15,9 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._poll = select.epoll()
+        self.fd = self._poll.fileno()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()
-
-    def get_fd(self) -> int:
-        return self._poll.fileno()
 
     def watch(self, fd: int, handler: Callable[[], None], *, is_output: bool = False) -> None:
         """Calls the handler when there is something to read; `is_output` says that it is a child's output."""

@@ -68,7 +68,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._op_stop)
         self._wake = (wake_reads, wake_writes)
         self._loop.watch(wake_reads, self._on_signal)
-        self._loop.watch(self._wire.reads, self._on_wire)
+        self._loop.watch(self._wire.reads, lambda: self._take_frames(self._wire.read()))
         try:
             self._take_frames(self._wire.parse(first))
             while not (self._is_done or self._wire.is_closed):
@@ -130,8 +130,7 @@ class Supervisor:
 
     def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
         """Interrupts an execution, so that it can say where it was and a context keeps its state; then kills it."""
-        if execution.submitted is None:
-            execution.end_cause = execution.end_cause or cause
+        execution.end_cause = execution.end_cause or cause
         execution.set_end(KILL_GRACE_SECONDS)
         if cause == "cancelled" and process.context is None:
             kill_session(process.pid)
@@ -141,9 +140,6 @@ class Supervisor:
         execution.has_second_interrupt = process.context is not None
 
     # -- from the host
-
-    def _on_wire(self) -> None:
-        self._take_frames(self._wire.read())
 
     def _take_frames(self, frames: list[tuple[dict[str, Any], bytes | None]]) -> None:
         for header, body in frames:
@@ -187,14 +183,13 @@ class Supervisor:
         if process is not None and process.execution is not None:
             process.waiting.append((execution, body))  # the last was cancelled, and is about to end
             return
-        if process is None:
-            process, self._spare = self._spare, None
         try:
-            if process is None:
-                process = self._fork()
+            process = process or self._spare or self._fork()
         except OSError as error:
             self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
             return
+        if process is self._spare:
+            self._spare = None
         if context is not None:
             process.context = context
             self._contexts[context] = process
@@ -256,7 +251,7 @@ class Supervisor:
         return process
 
     def _list_fds(self) -> list[int]:
-        fds = [self._wire.reads, self._wire.writes, self._loop.get_fd(), *self._wake]
+        fds = [self._wire.reads, self._wire.writes, self._loop.fd, *self._wake]
         for process in self._processes.values():
             fds += process.list_fds()
         return fds + [commit.stderr for commit in self._commits.running.values()]
@@ -308,7 +303,7 @@ class Supervisor:
                 self._take_child_frame(process, header, body)
         except BadFrameError as error:
             process.broken = str(error)
-            if process.execution is not None and process.execution.submitted is None:
+            if process.execution is not None:
                 process.execution.end_cause = process.execution.end_cause or "channel"
             kill_session(process.pid)
 

@@ -18,8 +18,6 @@ PREVIEW_CHARACTERS = 1000  # of a context that a model is shown
 class QueryError(RuntimeError):
     """No model answered. Of a batch: `results` and `errors` are the answers and the errors by index."""
 
-    __module__ = "builtins"  # tracebacks name it as the code knows it
-
     def __init__(
         self, message: str, results: dict[int, str] | None = None, errors: dict[int, Exception] | None = None
     ) -> None:
@@ -31,22 +29,18 @@ class QueryError(RuntimeError):
 class BudgetExceeded(QueryError):
     """The query would take more calls, tokens or money than there are left."""
 
-    __module__ = "builtins"
-
 
 class DepthExceeded(QueryError):
     """A recursive query below the greatest depth."""
-
-    __module__ = "builtins"
 
 
 class DeadlineExceeded(QueryError):
     """The time for queries is over."""
 
-    __module__ = "builtins"
-
 
 _ERRORS = {kind.__name__: kind for kind in (QueryError, BudgetExceeded, DepthExceeded, DeadlineExceeded)}
+for _error in _ERRORS.values():
+    _error.__module__ = "builtins"  # tracebacks name it as the code knows it
 
 
 def make_query_names(call_host: CallHost) -> dict[str, Any]:

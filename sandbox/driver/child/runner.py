@@ -117,17 +117,10 @@ class CodeRunner:
         self._volume.begin_execution()
         request = loads(body.decode("utf-8"))
         namespace = self._module.__dict__
-        token, expected = self._channel.token, request["output_fields"]
-
-        def submit(*values: Any, **fields: Any) -> None:
-            """Ends the execution and hands the fields back."""
-            self._submit(token, values, fields, expected)
-
-        submit.__name__ = submit.__qualname__ = "SUBMIT"
         namespace.update(self._provide_names(request["queries"]))
         for name in request["names"]:
             namespace[name] = self._make_tool(name)
-        namespace["SUBMIT"] = submit
+        namespace["SUBMIT"] = self._make_submit(self._channel.token, request["output_fields"])
         namespace.update(request["variables"])
         for name, path in request.get("files", {}).items():
             namespace[name] = loads(take_file(path).decode("utf-8"))  # a value that was too large for a frame
@@ -155,23 +148,27 @@ class CodeRunner:
         tool.__name__ = tool.__qualname__ = name
         return tool
 
-    def _submit(
-        self, token: str, values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None
-    ) -> None:
+    def _make_submit(self, token: str, expected: list[dict[str, str]] | None) -> Callable[..., NoReturn]:
         channel, shield = self._channel, self._shield
-        channel.check_process("SUBMIT")
-        if token != channel.token:
-            raise Submitted  # from a thread that an earlier execution left behind
-        body = encode_submission(values, fields, expected)
-        with shield:
-            with channel.lock:
-                is_first, shield.has_submitted = not shield.has_submitted, True
-            if is_first:
-                channel.send({"op": "submit", "token": channel.token}, body)
-        if shield.get_thread_id() != shield.main_thread:
-            signal.pthread_kill(shield.main_thread, signal.SIGINT)
-            raise SystemExit  # which is how a thread ends without a word
-        raise Submitted
+
+        def submit(*values: Any, **fields: Any) -> NoReturn:
+            """Ends the execution and hands the fields back."""
+            channel.check_process("SUBMIT")
+            if token != channel.token:
+                raise Submitted  # from a thread that an earlier execution left behind
+            body = encode_submission(values, fields, expected)
+            with shield:
+                with channel.lock:
+                    is_first, shield.has_submitted = not shield.has_submitted, True
+                if is_first:
+                    channel.send({"op": "submit", "token": channel.token}, body)
+            if shield.get_thread_id() != shield.main_thread:
+                signal.pthread_kill(shield.main_thread, signal.SIGINT)
+                raise SystemExit  # which is how a thread ends without a word
+            raise Submitted
+
+        submit.__name__ = submit.__qualname__ = "SUBMIT"
+        return submit
 
     @staticmethod
     def _finish_as_script() -> None:
