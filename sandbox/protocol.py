@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import itertools
-import json
 import keyword
 import math
 import unicodedata
@@ -34,7 +33,7 @@ from .meta import Meta
 from .result import Result
 from .wire.frames import BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES, QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
-from .wire.strict_json import NotJsonError, encode_fields
+from .wire.strict_json import NotJsonError, dumps, encode_fields, loads
 
 if TYPE_CHECKING:
     from .provider_api import Sandbox
@@ -84,7 +83,11 @@ class PendingExecution:
     def bind_tool(self, call: Frame) -> Callable[[], Any]:
         """The tool that the code calls, with its arguments. The code may have written them: any error is possible."""
         header, body = call
-        args, kwargs = _decode_arguments(body)
+        arguments = loads(body.decode("utf-8"))
+        args: list[Any] = arguments["args"]
+        kwargs: dict[str, Any] = arguments["kwargs"]
+        if type(args) is not list or type(kwargs) is not dict:
+            raise ValueError("a call without arguments")
         return functools.partial(self.tools[header["name"]], *args, **kwargs)
 
 
@@ -183,7 +186,7 @@ class DriverProtocol:
             if pending is None:
                 continue  # a beat, or of an execution that nobody waits for any more
             if op == "output":
-                pending.add_output(header["stream"], json.loads(body or b'""'), header["dropped"])
+                pending.add_output(header["stream"], loads((body or b'""').decode("utf-8")), header["dropped"])
                 continue
             if op == "files":
                 pending.files = _decode_file_names(body or b"[]")
@@ -206,9 +209,9 @@ class DriverProtocol:
         header, body = pending.end
         meta = replace(pending.build_meta(), seconds=header.get("seconds", 0.0))
         try:
-            outcome = json.loads(body, parse_constant=_refuse_constant)
+            outcome = loads(body.decode("utf-8"))
             if b"\\u" in body:  # the driver escapes no letters; whoever wrote this may have escaped half a one
-                json.dumps(outcome, ensure_ascii=False).encode("utf-8")
+                dumps(outcome).encode("utf-8")
         except (ValueError, RecursionError):
             header, outcome = {"status": "channel"}, {"message": "an outcome that is no JSON"}
         content: dict[str, Any] = outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]
@@ -293,8 +296,8 @@ def encode_request(
 def _decode_file_names(body: bytes) -> tuple[str, ...]:
     """Names of files; the code may have written them, and anything else is none."""
     try:
-        value: Any = json.loads(body)
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        value = loads(body.decode("utf-8"))
+        dumps(value).encode("utf-8")
     except (ValueError, RecursionError):
         return ()
     names: list[Any] = value if isinstance(value, list) else []  # type: ignore[reportUnknownVariableType]
@@ -309,16 +312,6 @@ def resolve_timeout(timeout: float | None, default: float | None) -> float | Non
     if seconds is not None and not seconds > 0:
         raise ConfigurationError(f"timeout is {seconds!r}: it is a number of seconds above zero, or None for no limit")
     return seconds
-
-
-def _decode_arguments(body: bytes) -> tuple[list[Any], dict[str, Any]]:
-    """What a tool was called with. The code may have written it: anything wrong is a ValueError."""
-    call = json.loads(body, parse_constant=_refuse_constant)
-    args: list[Any] = call["args"]
-    kwargs: dict[str, Any] = call["kwargs"]
-    if type(args) is not list or type(kwargs) is not dict:
-        raise ValueError("a call without arguments")
-    return args, kwargs
 
 
 def encode_value(name: str, value: Any) -> bytes:
@@ -336,10 +329,6 @@ def encode_exception(error: BaseException) -> bytes:
     except Exception:  # noqa: BLE001 - an exception may do anything when it is asked for its text
         message = "(its message could not be read)"
     return encode_fields({"error": {"type": type(error).__name__, "message": message}})
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:

@@ -45,7 +45,6 @@ class Channel(Protocol):
 
     async def send(self, data: bytes) -> None:
         """Hands over the bytes, all of them, after those of earlier sends. Raises SandboxLost."""
-        ...
 
 
 class Sandbox(ABC):

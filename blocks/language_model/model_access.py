@@ -19,7 +19,7 @@ from .settings import LanguageModelSettings
 
 if TYPE_CHECKING:
     from ...sandbox.interpreter import Interpreter
-    from ...sandbox.queries.model import Model
+    from ...sandbox.queries.session import Model
 
 SLUG = "language-model"
 

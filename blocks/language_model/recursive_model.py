@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...sandbox.interpreter import Interpreter
-    from ...sandbox.queries.model import Message
-    from ...sandbox.queries.session import Queries, Query, QueryContext
+    from ...sandbox.queries.session import Message, Queries, Query, QueryContext
     from ...sandbox.result import Result
 
 T = TypeVar("T")

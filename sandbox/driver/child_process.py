@@ -88,7 +88,6 @@ class Execution:
         self.is_ending, self.due_at = True, time.monotonic() + grace
 
     def read_output(self, stream: str, data: bytes) -> str:
-        """What of these bytes may be sent now."""
         if stream not in self.streams:
             self.streams[stream] = OutputStream(self._output_cap)
         return self.streams[stream].feed(data)

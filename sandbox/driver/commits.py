@@ -60,7 +60,6 @@ class VolumeCommits:
                 send_signal(pid, signal.SIGKILL)
 
     def on_end(self, pid: int, status: int) -> None:
-        """The kernel says that the command has ended."""
         commit = self.running.pop(pid)
         output = read_available(commit.stderr) or b""
         complaint = output.decode("utf-8", "replace").strip()[-MAX_COMPLAINT_CHARACTERS:]

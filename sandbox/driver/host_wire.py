@@ -53,7 +53,6 @@ class HostWire:
         self._flush()
 
     def read(self) -> list[tuple[dict[str, Any], bytes | None]]:
-        """The frames that have come, without those that came before."""
         data = read_available(self.reads)
         if not data:
             self.is_closed = self.is_closed or data is not None

@@ -27,7 +27,6 @@ def main(watched: bool = False, first: str = "") -> None:
 
 
 def _close_wire() -> None:
-    """Puts /dev/null in the place of descriptors 0 and 1."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)

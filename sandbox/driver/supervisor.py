@@ -231,7 +231,6 @@ class Supervisor:
             kill_session(process.pid)
 
     def _find_process(self, number: int) -> ChildProcess | None:
-        """The child that runs the execution of that number."""
         for process in self._processes.values():
             if process.execution is not None and process.execution.id == number:
                 return process

@@ -54,20 +54,14 @@ class Budget:
         self._cost = cost
         self._ancestry: list[Budget] = [self] if parent is None else [self, *parent._ancestry]
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
-        self._settled = Usage()
+        self.usage = Usage()  # what settled calls have taken
         self._reserved: dict[Reservation, tuple[int, float]] = {}
-
-    @property
-    def usage(self) -> Usage:
-        """What settled calls have taken."""
-        with self._lock:
-            return self._settled
 
     @property
     def remaining_calls(self) -> int | None:
         """The calls that can still be reserved, by this budget's own limit; None is no limit."""
         with self._lock:
-            return None if self._calls is None else max(0, self._calls - self._settled.calls - len(self._reserved))
+            return None if self._calls is None else max(0, self._calls - self.usage.calls - len(self._reserved))
 
     @property
     def needs_estimates(self) -> bool:
@@ -88,19 +82,19 @@ class Budget:
         with self._lock:
             for budget in self._ancestry:
                 if budget._reserved.pop(reservation, None) is not None:
-                    budget._settled += usage
+                    budget.usage += usage
 
     def _check(self, tokens: int, cost: float) -> None:
-        calls = self._settled.calls + len(self._reserved)
+        calls = self.usage.calls + len(self._reserved)
         if self._calls is not None and calls + 1 > self._calls:
             raise BudgetExceeded(f"all {self._calls} calls of the model are used up: ask for less, or raise the limit")
-        tokens_taken = self._settled.tokens + sum(reserved for reserved, _ in self._reserved.values())
+        tokens_taken = self.usage.tokens + sum(reserved for reserved, _ in self._reserved.values())
         if self._tokens is not None and tokens_taken + tokens > self._tokens:
             raise BudgetExceeded(
                 f"the call could take {tokens:,} tokens, and of {self._tokens:,} "
                 f"{max(0, self._tokens - tokens_taken):,} are left: ask for less, or raise the limit"
             )
-        cost_taken = (self._settled.cost or 0.0) + sum(reserved for _, reserved in self._reserved.values())
+        cost_taken = (self.usage.cost or 0.0) + sum(reserved for _, reserved in self._reserved.values())
         if self._cost is not None and cost_taken + cost > self._cost * (1 + ROUNDING_TOLERANCE):
             raise BudgetExceeded(
                 f"the call could cost ${cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - cost_taken):.6f} are "

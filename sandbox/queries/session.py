@@ -12,16 +12,47 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
 from .budget import Budget, Usage
-from .model import Answer, Message, Model, NoAnswerError
 
+Message = dict[str, str]  # role and content, as in OpenAI's chat API
 RECORDED_CHARACTERS = 200  # of a prompt and of an error that stand in a record
 MAX_RECORDED_QUERIES = 1000  # of a session; the rest are counted
 DEADLINE_MARGIN_SECONDS = 1.0  # or a twentieth of a shorter timeout: in them code can submit what it has
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model answered, and what that took."""
+
+    text: str
+    usage: Usage
+
+
+class NoAnswerError(Exception):
+    """A request that was taken and counted, and has no answer: `usage` is what it took nonetheless.
+
+    Between a model and the session that asks it; code gets a QueryError.
+    """
+
+    def __init__(self, message: str, usage: Usage) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+class Model(Protocol):
+    """A language model. `name` is its own, and stands in records."""
+
+    name: str
+
+    async def ask(self, messages: list[Message]) -> Answer:
+        """The model's answer. Raises QueryError, and NoAnswerError where there is none and tokens were used."""
+
+    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
+        """The most tokens, and the most US dollars, that an answer can take. Raises ConfigurationError."""
 
 
 @dataclass(slots=True)

@@ -30,10 +30,10 @@ class BadFrameError(Exception):
 
 def encode_frame(header: dict[str, Any], body: bytes | None = None) -> bytes:
     """A frame's bytes."""
-    if body is None:
-        return dumps(header).encode("utf-8", "replace") + b"\n"
-    header["body"] = len(body)
-    return b"".join((dumps(header).encode("utf-8", "replace"), b"\n", body, b"\n"))
+    if body is not None:
+        header["body"] = len(body)
+    line = dumps(header).encode("utf-8", "replace") + b"\n"
+    return line if body is None else b"".join((line, body, b"\n"))
 
 
 def take_file(path: str) -> bytes:

@@ -1,5 +1,7 @@
 """A child's channel to its supervisor: what the code asks of its host goes out, and the replies come in.
 
+An interrupt is raised between two instructions of the code, never inside what is done for it here.
+
 No thread of ours runs beside the code. Of the threads that wait for a reply one reads the channel for all of them, and
 hands that duty on when it has its own.
 """
@@ -12,12 +14,12 @@ import select
 from ...wire.frames import FrameReader, encode_frame
 from ...wire.pipes import READ_BYTES
 from ...wire.strict_json import NotJsonError, encode_fields, loads
+from ..processes import signal
+from .submit import Submitted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from .interrupts import InterruptShield
 
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # the descriptors of a child's own channel
 MAX_CALL_BYTES = 16 * 1024 * 1024  # of one call's arguments
@@ -27,6 +29,58 @@ class ToolError(RuntimeError):
     """A function of the host failed; the message begins with the type of its error."""
 
     __module__ = "builtins"  # tracebacks name it as the code knows it
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ends an execution that has outlived its timeout or was cancelled."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
+
+
+class InterruptShield:
+    """Handles SIGINT for the code; what the main thread does in it is not interrupted.
+
+    `is_running` says whether code runs, `has_submitted` whether it has handed something back.
+    """
+
+    def __init__(self) -> None:
+        import _thread
+
+        self.get_thread_id = _thread.get_ident
+        self.main_thread = _thread.get_ident()
+        self.is_running = False
+        self.has_submitted = False
+        self._depth = 0
+        self._is_pending = False
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def reset(self) -> None:
+        self.has_submitted = self._is_pending = False
+
+    def __enter__(self) -> None:
+        if self.get_thread_id() == self.main_thread:
+            self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Raises an interrupt that came meanwhile."""
+        if self.get_thread_id() == self.main_thread:
+            self._depth -= 1
+            if self._is_pending and not self._depth:
+                self._raise()
+
+    def _on_interrupt(self, _number: int, _frame: object) -> None:
+        if not self.is_running:
+            return
+        if self._depth:
+            self._is_pending = True
+        else:
+            self._raise()
+
+    def _raise(self) -> None:
+        self._is_pending = False
+        if self.has_submitted:
+            raise Submitted
+        raise Interrupted
 
 
 class Waiter:
@@ -75,7 +129,6 @@ class Channel:
                 data = data[os.write(CHANNEL_OUT, data) :]
 
     def expect_execution(self) -> Waiter:
-        """The waiter for the next execution."""
         waiter = self._waiters[self.NEXT] = Waiter()
         return waiter
 

@@ -10,8 +10,7 @@ from ...wire.frames import take_file
 from ...wire.names import DRIVER_FILE_PREFIX
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
-from .channel import Channel
-from .interrupts import InterruptShield
+from .channel import Channel, InterruptShield
 from .queries import make_query_names
 from .submit import SubmitError, Submitted, encode_submission
 from .volume import Volume, VolumeError

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .interrupts import InterruptShield
+    from .channel import InterruptShield
 
 
 class VolumeError(OSError):
@@ -70,11 +70,11 @@ class Volume:
             if event == "open":
                 if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
                     self._note_path(arguments[0])
-            elif event == "os.rename":
-                self._forget_path(arguments[0])
-                self._note_path(arguments[1])
-            elif event == "os.remove":
-                self._forget_path(arguments[0])
+            elif event in ("os.rename", "os.remove"):
+                if self._written:
+                    self._written.pop(self._find_path_inside(arguments[0]) or "", None)
+                if event == "os.rename":
+                    self._note_path(arguments[1])
         except Exception:
             pass  # what it raises the code would get: for want of a working directory, or of arguments, say
 
@@ -82,10 +82,6 @@ class Volume:
         inside = self._find_path_inside(path)
         if inside is not None and len(self._written) < MAX_REPORTED_FILES:
             self._written[inside] = None
-
-    def _forget_path(self, path: Any) -> None:
-        if self._written:
-            self._written.pop(self._find_path_inside(path) or "", None)
 
     def _find_path_inside(self, path: Any) -> str | None:
         """The path in the volume of a file there; None for files elsewhere, our own, and what is no path."""
@@ -276,7 +272,6 @@ class Volume:
 
 
 def _build_error(error: OSError, path: str, function: str) -> VolumeError:
-    """The error that the function of that name raises for a path of the volume."""
     number = error.errno
     if function != "save_to_volume" and number in (errno.ENOENT, errno.ENOTDIR):
         return VolumeError(f"there is no {path!r} on the volume: list_volume() says what there is")
