@@ -32,12 +32,8 @@ ETC = (  # what the C library, ssl and Python read; not all of /etc, for it has 
     "/etc/services", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/timezone",
 )  # fmt: skip
 KERNEL = (
-    "/proc/cpuinfo",
-    "/proc/meminfo",
-    "/proc/filesystems",
-    "/proc/sys/vm/overcommit_memory",
-    "/sys/devices/system/cpu",
-)
+    "/proc/cpuinfo", "/proc/meminfo", "/proc/filesystems", "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu",
+)  # fmt: skip
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 # name: number on x86_64, number on aarch64 (None: there is none)
@@ -216,13 +212,8 @@ class Policy:
         for name, flags in (("open", 1), ("openat", 2)):
             # Opening for reading with O_TRUNC empties a file, of which Landlock saw nothing before its ABI 3. Opening
             # for neither reading nor writing is no access to it at all, and gives what ioctl works on.
-            emptied = [(jump_equal, 3, 0, O_TRUNC)] if self.abi < 3 and not self.own_mounts else [(jump_equal, 3, 0, 3)]
-            check = [
-                (mask, 0, 0, O_TRUNC | O_ACCMODE),
-                *emptied,
-                (jump_equal, 2, 0, 3),
-                (jump_equal, 1, 0, O_TRUNC | 3),
-            ]
+            first = (jump_equal, 3, 0, O_TRUNC if self.abi < 3 and not self.own_mounts else 3)
+            check = [(mask, 0, 0, O_TRUNC | O_ACCMODE), first, (jump_equal, 2, 0, 3), (jump_equal, 1, 0, O_TRUNC | 3)]
             on(name, (load, 0, 0, argument(flags)), *check, allow, refuse(EPERM))
         add(allow)
         return b"".join(struct.pack("<HBBI", *instruction) for instruction in program).hex()

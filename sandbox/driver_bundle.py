@@ -6,39 +6,22 @@ the host's magic number (`importlib.util.MAGIC_NUMBER`) takes the code and start
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.util
 import marshal
+from collections.abc import Iterator
 from functools import cache
 from types import CodeType
+from typing import Any
 
 from .wire.names import DRIVER_FILE_PREFIX
 
 # In the order in which they import each other.
 MODULES = (
-    "wire.names",
-    "wire.strict_json",
-    "wire.frames",
-    "wire.pipes",
-    "driver.signals",
-    "driver.confinement",
-    "driver.processes",
-    "driver.execution",
-    "driver.event_loop",
-    "driver.host_wire",
-    "driver.contexts",
-    "driver.commits",
-    "driver.child.submit",
-    "driver.child.interrupts",
-    "driver.child.volume",
-    "driver.child.queries",
-    "driver.child.error_report",
-    "driver.child.channel",
-    "driver.child.runner",
-    "driver.child_process",
-    "driver.supervisor",
-    "driver.main",
-)
+    "wire.names", "wire.strict_json", "wire.frames", "wire.pipes",
+    "driver.processes", "driver.confinement", "driver.event_loop", "driver.host_wire", "driver.commits",
+    "driver.child.submit", "driver.child.volume", "driver.child.queries", "driver.child.channel", "driver.child.runner",
+    "driver.child_process", "driver.supervisor", "driver.main",
+)  # fmt: skip
 PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code
 
 # A module is in sys.modules only until the others have imported it: what the code imports is its own.
@@ -69,35 +52,31 @@ if __name__ == "__main__":
 @cache
 def build_driver_text() -> bytes:
     """The program as text, for any Python from 3.9 on."""
-    parts = tuple((name, _find_loader(name).get_source(_find_name(name))) for name in MODULES)
+    parts = tuple((module, loader.get_source(name)) for module, name, loader in _find_loaders())
     return PROGRAM.replace(repr(PARTS), repr(parts)).encode()
 
 
 @cache
 def build_driver_code() -> bytes:
-    """The program as a marshalled code object, for a Python with this one's magic number."""
-    parts = tuple((name, _compile_module(name)) for name in MODULES)
+    """The program as a marshalled code object, for a Python with this one's magic number.
+
+    The modules' code is from Python's own cache where it is there; file names are as where the sandbox compiles it.
+    """
+    parts = tuple(
+        (module, _rename_file(loader.get_code(name), f"{DRIVER_FILE_PREFIX}{module.replace('.', '/')}.py"))
+        for module, name, loader in _find_loaders()
+    )
     program = compile(PROGRAM, f"{DRIVER_FILE_PREFIX}__init__.py", "exec", dont_inherit=True)
     constants = tuple(parts if constant == PARTS else constant for constant in program.co_consts)
     return marshal.dumps(program.replace(co_consts=constants))
 
 
-def _find_name(module: str) -> str:
-    return f"{__package__}.{module}"
-
-
-def _find_loader(module: str) -> importlib.abc.InspectLoader:
-    spec = importlib.util.find_spec(_find_name(module))
-    assert spec is not None
-    assert isinstance(spec.loader, importlib.abc.InspectLoader)
-    return spec.loader
-
-
-def _compile_module(module: str) -> CodeType:
-    """A module's code, from Python's own cache where it is there; file names are as where the sandbox compiles it."""
-    code = _find_loader(module).get_code(_find_name(module))
-    assert code is not None
-    return _rename_file(code, f"{DRIVER_FILE_PREFIX}{module.replace('.', '/')}.py")
+def _find_loaders() -> Iterator[tuple[str, str, Any]]:
+    """Each module's name in the program, its name here, and its loader."""
+    for module in MODULES:
+        name = f"{__package__}.{module}"
+        spec: Any = importlib.util.find_spec(name)
+        yield module, name, spec.loader
 
 
 def _rename_file(code: CodeType, file_name: str) -> CodeType:

@@ -15,7 +15,7 @@ RetryRule = Literal["never", "if asked", "if idempotent", "always"]
 
 
 class RlmBatchError(Exception):
-    """What all our errors have in common.
+    """What all our errors have in common: a text, and by keyword the attributes that a class has beside it.
 
     `meta` is what is known of the execution that failed (its output, its sandbox, its seconds), or None where there
     was none.
@@ -23,18 +23,23 @@ class RlmBatchError(Exception):
 
     retry_rule: ClassVar[RetryRule] = "never"
     details: ClassVar[tuple[str, ...]] = ()  # the attributes that stand in the JSON beside the text
+    _kinds: ClassVar[dict[str, type[RlmBatchError]]] = {}  # all of ours, by name
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, **attributes: Any) -> None:
         super().__init__(text)
         self.meta: Meta | None = None
+        for name, value in attributes.items():
+            if not hasattr(self, name):
+                raise TypeError(f"{type(self).__name__} has no {name}")
+            setattr(self, name, value)
+
+    def __init_subclass__(cls) -> None:
+        cls._kinds[cls.__name__] = cls
 
     @property
     def summary(self) -> str:
         """The first line of the text, for tables and logs."""
         return str(self).partition("\n")[0]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore_error, (error_to_json(self), self.__dict__)
 
 
 class CodeError(RlmBatchError):
@@ -46,23 +51,11 @@ class CodeError(RlmBatchError):
 
     retry_rule = "if asked"
     details = ("type", "message", "traceback", "stdout", "line")
-
-    def __init__(
-        self,
-        text: str,
-        *,
-        type: str = "",
-        message: str = "",
-        traceback: str = "",
-        stdout: str = "",
-        line: int | None = None,
-    ) -> None:
-        super().__init__(text)
-        self.type = type
-        self.message = message
-        self.traceback = traceback
-        self.stdout = stdout
-        self.line = line
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    stdout: str = ""
+    line: int | None = None
 
 
 class CodeSyntaxError(CodeError):
@@ -77,20 +70,9 @@ class CodeCrashed(CodeError):
     """
 
     details = (*CodeError.details, "exit_code", "signal", "out_of_memory")
-
-    def __init__(
-        self,
-        text: str,
-        *,
-        exit_code: int | None = None,
-        signal: int | None = None,
-        out_of_memory: bool = False,
-        **details: Any,
-    ) -> None:
-        super().__init__(text, **details)
-        self.exit_code = exit_code
-        self.signal = signal
-        self.out_of_memory = out_of_memory
+    exit_code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
 
 
 class ExecutionTimeout(RlmBatchError):
@@ -98,12 +80,9 @@ class ExecutionTimeout(RlmBatchError):
 
     retry_rule = "if asked"
     details = ("timeout", "traceback", "stdout")
-
-    def __init__(self, text: str, *, timeout: float = 0.0, traceback: str = "", stdout: str = "") -> None:
-        super().__init__(text)
-        self.timeout = timeout
-        self.traceback = traceback
-        self.stdout = stdout
+    timeout: float = 0.0
+    traceback: str = ""
+    stdout: str = ""
 
 
 class SubmitError(RlmBatchError):
@@ -141,10 +120,7 @@ class QuotaExceeded(RlmBatchError):
 
     retry_rule = "always"
     details = ("retry_after",)
-
-    def __init__(self, text: str, *, retry_after: float | None = None) -> None:
-        super().__init__(text)
-        self.retry_after = retry_after
+    retry_after: float | None = None
 
 
 class ConfigurationError(RlmBatchError):
@@ -175,10 +151,7 @@ class SandboxesLeft(RlmBatchError):
     """Sandboxes that nobody uses any more could not be removed: those in `sandboxes`, by their ids."""
 
     details = ("sandboxes",)
-
-    def __init__(self, text: str, *, sandboxes: list[str] | None = None) -> None:
-        super().__init__(text)
-        self.sandboxes = sandboxes or []
+    sandboxes: Sequence[str] = ()
 
 
 class ExecutionsFailed(RlmBatchError):
@@ -189,32 +162,9 @@ class ExecutionsFailed(RlmBatchError):
     """
 
     details = ("results_path",)
-
-    def __init__(
-        self,
-        text: str,
-        *,
-        results: Sequence[Any] = (),
-        failures: Sequence[Any] = (),
-        results_path: str = "",
-    ) -> None:
-        super().__init__(text)
-        self.results = results
-        self.failures = failures
-        self.results_path = results_path
-
-
-def _restore_error(data: dict[str, Any], attributes: dict[str, Any]) -> RlmBatchError:
-    error = error_from_json(data)
-    error.__dict__.update(attributes)
-    return error
-
-
-def _find_kinds(kind: type[RlmBatchError]) -> dict[str, type[RlmBatchError]]:
-    kinds = {kind.__name__: kind}
-    for child in kind.__subclasses__():
-        kinds.update(_find_kinds(child))
-    return kinds
+    results: Sequence[Any] = ()
+    failures: Sequence[Any] = ()
+    results_path: str = ""
 
 
 def error_to_json(error: RlmBatchError) -> dict[str, Any]:
@@ -224,6 +174,6 @@ def error_to_json(error: RlmBatchError) -> dict[str, Any]:
 
 def error_from_json(data: dict[str, Any]) -> RlmBatchError:
     """The error that `error_to_json` was given. A type or a detail of a later version reads as the nearest of ours."""
-    kind = _find_kinds(RlmBatchError).get(data["error"], RlmBatchError)
+    kind = RlmBatchError._kinds.get(data["error"], RlmBatchError)  # type: ignore[reportPrivateUsage]
     details = {name: data[name] for name in kind.details if name in data}
     return kind(data["text"], **details)

@@ -63,7 +63,7 @@ class Interpreter:
         self._channel: Channel | None = None
         self._context_locks: dict[str, asyncio.Lock] = {}
         self._start_lock = asyncio.Lock()
-        self._waiters: dict[int, asyncio.Future[None]] = {}  # by execution; 0 for the driver's own start
+        self._waiters: dict[int, asyncio.Event] = {}  # by execution; 0 for the driver's own start
         self._calls: dict[int, set[asyncio.Task[None]]] = {}
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_shut_down = False
@@ -111,13 +111,13 @@ class Interpreter:
 
     async def _start_driver(self, protocol: DriverProtocol) -> Channel:
         loop = asyncio.get_running_loop()
-        ready = self._waiters[0] = loop.create_future()
+        ready = self._waiters[0] = asyncio.Event()
         self._sent_at = self._received_at = loop.time()
         channel = await protocol.sandbox.connect(self._receive, self._close)
         try:
             await channel.send(protocol.encode_start())
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
-                await ready
+                await ready.wait()
         except SandboxLost:
             protocol.close_at_hangup()
         except TimeoutError:
@@ -167,9 +167,9 @@ class Interpreter:
         takes the interpreter's. Without a `context` the code finds fresh globals in a process of its own; with one, it
         finds what earlier executions of that context have left. With `output_fields` (name, and optionally type: str,
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
-        "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as
-        compact JSON: those over 256 KiB are handed over as files, and none of them stands in the result's meta.
-        `queries` are what the code may ask of a model.
+        "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as compact JSON: those
+        over 256 KiB are handed over as files, and none of them stands in the result's meta. `queries` are what the code
+        may ask of a model.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
         OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks for the context
@@ -198,30 +198,22 @@ class Interpreter:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             if not protocol.pending:
                 await protocol.sandbox.refresh_volume()
-            if queries is None:
-                pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output)
-                return await self._wait(protocol, channel, pending, frame)
-            if queries.is_top_level:
-                queries.session.set_deadline(seconds)
-            tools.update(queries.tools)
+            if queries is not None:
+                if queries.is_top_level:
+                    queries.session.set_deadline(seconds)
+                tools.update(queries.tools)
             pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output)
-            try:
-                result = await self._wait(protocol, channel, pending, frame)
-            except RlmBatchError as error:
-                if error.meta is not None:
-                    error.meta = replace(error.meta, queries=queries.session.summarize())
-                raise
-            result.meta = replace(result.meta, queries=queries.session.summarize())
-            return result
+            await self._wait(protocol, channel, pending, frame)
+            if queries is not None:
+                pending.meta = replace(pending.meta, queries=queries.session.summarize())
+            return protocol.take_result(pending)
 
-    async def _wait(
-        self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes
-    ) -> Result:
-        ended = self._waiters[pending.id] = asyncio.get_running_loop().create_future()
+    async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
+        ended = self._waiters[pending.id] = asyncio.Event()
         try:
             await self._send(channel, frame)
             async with asyncio.timeout(protocol.compute_answer_timeout(pending)):
-                await ended
+                await ended.wait()
         except TimeoutError:
             protocol.close_at_silence(pending)
             self._wake_all()
@@ -234,7 +226,6 @@ class Interpreter:
             self._waiters.pop(pending.id, None)
             for call in self._calls.pop(pending.id, ()):
                 call.cancel()
-        return protocol.take_result(pending)
 
     async def upload(self, path: str, data: bytes) -> None:
         """Writes a file in the sandbox; see `Sandbox.upload`. Opens the sandbox if it is not yet."""
@@ -264,12 +255,12 @@ class Interpreter:
         if protocol.closed_reason:
             self._wake_all()
         if protocol.is_ready and 0 in self._waiters:
-            _wake(self._waiters.pop(0))
+            self._waiters.pop(0).set()
         for pending, frame in events:
             if pending.end is not None:
                 waiter = self._waiters.get(pending.id)
                 if waiter is not None:
-                    _wake(waiter)
+                    waiter.set()
             else:
                 task = asyncio.get_running_loop().create_task(
                     self._call_tool(protocol, pending, frame), context=pending.caller_context.copy()
@@ -305,7 +296,7 @@ class Interpreter:
 
     def _wake_all(self) -> None:
         for waiter in self._waiters.values():
-            _wake(waiter)
+            waiter.set()
 
     async def _send_heartbeats(
         self, protocol: DriverProtocol, channel: Channel, interval: float, silence: float
@@ -322,8 +313,3 @@ class Interpreter:
                 except SandboxLost:
                     return
             await asyncio.sleep(min(self._sent_at + interval, self._received_at + silence) - loop.time() + 0.01)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextvars
 import functools
 import itertools
-import json
 import keyword
 import math
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -34,7 +33,7 @@ from .meta import Meta
 from .result import Result
 from .wire.frames import BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES, QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
-from .wire.strict_json import NotJsonError, encode_fields
+from .wire.strict_json import NotJsonError, dumps, encode_fields, loads
 
 if TYPE_CHECKING:
     from .provider_api import Sandbox
@@ -49,34 +48,21 @@ Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
 
 
+@dataclass(slots=True, eq=False)
 class PendingExecution:
     """An execution that has been sent, with its output so far. `end` is its last frame, once it is there."""
 
-    __slots__ = (
-        "caller_context", "context", "end", "files", "id", "listener_error", "meta", "on_output", "output", "timeout",
-        "tools",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        number: int,
-        meta: Meta,
-        timeout: float | None,
-        context: str | None,
-        tools: Tools,
-        on_output: Callable[[str, str], None] | None,
-    ) -> None:
-        self.id = number
-        self.meta = meta
-        self.timeout = timeout
-        self.context = context
-        self.tools = tools
-        self.on_output = on_output
-        self.output: dict[str, list[str]] = {"stdout": [], "stderr": []}
-        self.files: tuple[str, ...] = ()
-        self.end: Frame | None = None
-        self.listener_error: Exception | None = None
-        self.caller_context = contextvars.copy_context()  # the context variables that its tools see
+    id: int
+    meta: Meta
+    timeout: float | None
+    context: str | None
+    tools: Tools
+    on_output: Callable[[str, str], None] | None
+    output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
+    files: tuple[str, ...] = ()
+    end: Frame | None = None
+    listener_error: Exception | None = None
+    caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)  # that its tools see
 
     def add_output(self, stream: str, text: str, dropped: int) -> None:
         """Notes what the code has written, and hands it to the listener; one that fails is not called again."""
@@ -97,7 +83,11 @@ class PendingExecution:
     def bind_tool(self, call: Frame) -> Callable[[], Any]:
         """The tool that the code calls, with its arguments. The code may have written them: any error is possible."""
         header, body = call
-        args, kwargs = _decode_arguments(body)
+        arguments = loads(body.decode("utf-8"))
+        args: list[Any] = arguments["args"]
+        kwargs: dict[str, Any] = arguments["kwargs"]
+        if type(args) is not list or type(kwargs) is not dict:
+            raise ValueError("a call without arguments")
         return functools.partial(self.tools[header["name"]], *args, **kwargs)
 
 
@@ -196,7 +186,7 @@ class DriverProtocol:
             if pending is None:
                 continue  # a beat, or of an execution that nobody waits for any more
             if op == "output":
-                pending.add_output(header["stream"], json.loads(body or b'""'), header["dropped"])
+                pending.add_output(header["stream"], loads((body or b'""').decode("utf-8")), header["dropped"])
                 continue
             if op == "files":
                 pending.files = _decode_file_names(body or b"[]")
@@ -219,9 +209,9 @@ class DriverProtocol:
         header, body = pending.end
         meta = replace(pending.build_meta(), seconds=header.get("seconds", 0.0))
         try:
-            outcome = json.loads(body, parse_constant=_refuse_constant)
+            outcome = loads(body.decode("utf-8"))
             if b"\\u" in body:  # the driver escapes no letters; whoever wrote this may have escaped half a one
-                json.dumps(outcome, ensure_ascii=False).encode("utf-8")
+                dumps(outcome).encode("utf-8")
         except (ValueError, RecursionError):
             header, outcome = {"status": "channel"}, {"message": "an outcome that is no JSON"}
         content: dict[str, Any] = outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]
@@ -258,9 +248,6 @@ class DriverProtocol:
 
     def _compute_grace(self) -> float:
         return ANSWER_GRACE_SECONDS + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)
-
-
-# ----------------------------------------------------------------------------------------------- requests and replies
 
 
 def encode_request(
@@ -309,13 +296,11 @@ def encode_request(
 def _decode_file_names(body: bytes) -> tuple[str, ...]:
     """Names of files; the code may have written them, and anything else is none."""
     try:
-        value: Any = json.loads(body)
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        value = loads(body.decode("utf-8"))
+        dumps(value).encode("utf-8")
     except (ValueError, RecursionError):
         return ()
-    if not isinstance(value, list):
-        return ()
-    names: list[Any] = value  # type: ignore[reportUnknownVariableType]
+    names: list[Any] = value if isinstance(value, list) else []  # type: ignore[reportUnknownVariableType]
     return tuple(name for name in names[:MAX_REPORTED_FILES] if isinstance(name, str))
 
 
@@ -327,16 +312,6 @@ def resolve_timeout(timeout: float | None, default: float | None) -> float | Non
     if seconds is not None and not seconds > 0:
         raise ConfigurationError(f"timeout is {seconds!r}: it is a number of seconds above zero, or None for no limit")
     return seconds
-
-
-def _decode_arguments(body: bytes) -> tuple[list[Any], dict[str, Any]]:
-    """What a tool was called with. The code may have written it: anything wrong is a ValueError."""
-    call = json.loads(body, parse_constant=_refuse_constant)
-    args: list[Any] = call["args"]
-    kwargs: dict[str, Any] = call["kwargs"]
-    if type(args) is not list or type(kwargs) is not dict:
-        raise ValueError("a call without arguments")
-    return args, kwargs
 
 
 def encode_value(name: str, value: Any) -> bytes:
@@ -354,10 +329,6 @@ def encode_exception(error: BaseException) -> bytes:
     except Exception:  # noqa: BLE001 - an exception may do anything when it is asked for its text
         message = "(its message could not be read)"
     return encode_fields({"error": {"type": type(error).__name__, "message": message}})
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
@@ -380,7 +351,14 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             stdout=meta.stdout,
         )
     if status == "crashed":
-        return _build_crash(header, state_note, meta)
+        text = _describe_crash(header)
+        return CodeCrashed(
+            f"{text}.{state_note}" if state_note else text,
+            exit_code=header.get("exit_code"),
+            signal=header.get("signal"),
+            out_of_memory=header.get("out_of_memory", False),
+            **details,
+        )
     if status == "channel":
         return CodeCrashed(
             f"the code wrote to a descriptor that is the sandbox's own ({message}); write to files and to descriptors "
@@ -422,21 +400,15 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     return CodeError(f"the code raised {name}{where}: {message}\n{traceback}", **details)
 
 
-def _build_crash(header: dict[str, Any], state_note: str, meta: Meta) -> CodeCrashed:
-    code, signal, memory = header.get("exit_code"), header.get("signal"), bool(header.get("out_of_memory"))
-    if memory:
-        text = "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"
-    elif signal == SIGXCPU:
-        text = "the code used up its CPU seconds: give the sandbox more, or the code less to do"
-    elif signal is not None:
+def _describe_crash(header: dict[str, Any]) -> str:
+    if header.get("out_of_memory"):
+        return "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"
+    signal = header.get("signal")
+    if signal == SIGXCPU:
+        return "the code used up its CPU seconds: give the sandbox more, or the code less to do"
+    if signal is not None:
         name = SIGNALS.get(signal, f"signal {signal}")
-        text = f"the code's process was killed by {name}: look for native code, or for what sends that signal"
-    else:
-        text = f"the code's process exited with status {code} before the code had ended: look for os._exit"
-    return CodeCrashed(
-        f"{text}.{state_note}" if state_note else text,
-        exit_code=code,
-        signal=signal,
-        out_of_memory=memory,
-        stdout=meta.stdout,
+        return f"the code's process was killed by {name}: look for native code, or for what sends that signal"
+    return (
+        f"the code's process exited with status {header.get('exit_code')} before the code had ended: look for os._exit"
     )

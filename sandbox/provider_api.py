@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OUTPUT_CAP_CHARACTERS = (
-    100_000  # characters of each stream that are kept: some 2,000 lines, and harmless in a log or a ledger
-)
+OUTPUT_CAP_CHARACTERS = 100_000  # of each stream that are kept: some 2,000 lines, and harmless in a log or a ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,6 @@ class Channel(Protocol):
 
     async def send(self, data: bytes) -> None:
         """Hands over the bytes, all of them, after those of earlier sends. Raises SandboxLost."""
-        ...
 
 
 class Sandbox(ABC):

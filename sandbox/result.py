@@ -20,9 +20,6 @@ class Result:
 
     __slots__ = ("meta", "outputs")
 
-    outputs: dict[str, Any]
-    meta: Meta
-
     def __init__(self, outputs: dict[str, Any], meta: Meta) -> None:
         self.outputs = outputs
         self.meta = meta
@@ -65,9 +62,6 @@ class Result:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Result, (self.outputs, self.meta)
-
     def __repr__(self) -> str:
         return "Result(" + ", ".join(f"{name}={value!r}" for name, value in self.outputs.items()) + ")"
 
@@ -76,9 +70,6 @@ class Failure:
     """Stands in the place of a result where an execution failed for good: `error` and `meta`."""
 
     __slots__ = ("error", "meta")
-
-    error: RlmBatchError
-    meta: Meta
 
     def __init__(self, error: RlmBatchError, meta: Meta) -> None:
         self.error = error
@@ -94,9 +85,6 @@ class Failure:
 
     def _describe_missing(self, name: str) -> str:
         return f"there is no field {name!r}: this execution failed: {self.error.summary}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Failure, (self.error, self.meta)
 
     def __repr__(self) -> str:
         return f"Failure({type(self.error).__name__}: {self.error.summary})"

@@ -72,12 +72,7 @@ class _BackgroundLoop:
             raise
 
 
-_background = _BackgroundLoop()
-
-
-def run_sync(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs a coroutine on the event loop of the synchronous face, and waits for it."""
-    return _background.run(work)
+run_sync = _BackgroundLoop().run  # of the synchronous face
 
 
 class SyncInterpreter:
@@ -120,19 +115,19 @@ class SyncInterpreter:
         """
         with self._start_lock:
             if self._sandbox is None:
-                sandbox, wire = _background.run(self._open_and_attach)
+                sandbox, wire = run_sync(self._open_and_attach)
                 try:
                     if wire is None:
                         self._interpreter = Interpreter(
                             lambda: _return_sandbox(sandbox), timeout=self.timeout, tools=self.tools
                         )
-                        _background.run(self._interpreter.start)
+                        run_sync(self._interpreter.start)
                     else:
-                        self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, _background.run)
+                        self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
                         self._pipe.start()
                 except BaseException:
                     self._pipe = self._interpreter = None
-                    _background.run(sandbox.remove)
+                    run_sync(sandbox.remove)
                     raise
                 self._sandbox = sandbox
         return self
@@ -154,7 +149,7 @@ class SyncInterpreter:
             body = encode_request(code, variables, tools, output_fields)
             return pipe.execute(body, variables, resolve_timeout(timeout, self.timeout), CONTEXT, tools)
         assert interpreter is not None
-        return _background.run(
+        return run_sync(
             lambda: interpreter.execute(
                 code,
                 variables,
@@ -174,7 +169,7 @@ class SyncInterpreter:
             return None
         if not self._shares_limits:
             return self._make_queries(interpreter, 0)
-        if self._shared_queries is None or self._shared_queries.interpreter is not interpreter:
+        if self._shared_queries is None:
             self._shared_queries = self._make_queries(interpreter, 1)
         return self._shared_queries
 
@@ -184,12 +179,13 @@ class SyncInterpreter:
             sandbox, self._sandbox = self._sandbox, None
             pipe, self._pipe = self._pipe, None
             interpreter, self._interpreter = self._interpreter, None
+            self._shared_queries = None
         if pipe is not None:
             pipe.close()
         if interpreter is not None:
-            _background.run(interpreter.shutdown)
+            run_sync(interpreter.shutdown)
         elif sandbox is not None:
-            _background.run(sandbox.remove)
+            run_sync(sandbox.remove)
 
     def __enter__(self) -> Self:
         return self.start()

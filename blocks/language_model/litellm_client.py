@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Usage
-from ...sandbox.queries.model import Answer, NoAnswerError
+from ...sandbox.queries.session import Answer, NoAnswerError
 from ..retry import call_with_retries
 
 if TYPE_CHECKING:
-    from ...sandbox.queries.model import Message
+    from ...sandbox.queries.session import Message
 
 LATE_SECONDS = 10.0  # seconds beyond a request's timeout: the first request of a process imports for seconds
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry that was given no delay of its own

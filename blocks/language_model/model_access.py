@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import os
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -19,7 +19,7 @@ from .settings import LanguageModelSettings
 
 if TYPE_CHECKING:
     from ...sandbox.interpreter import Interpreter
-    from ...sandbox.queries.model import Model
+    from ...sandbox.queries.session import Model
 
 SLUG = "language-model"
 
@@ -56,15 +56,15 @@ class ModelAccess:
         """The queries of one execution, whose code is at that depth, in the interpreter's sandbox."""
         root, flat = self._models
         session = QuerySession(
-            root=root,
-            flat=flat,
+            root_model=root,
+            flat_model=flat,
             budget=Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent),
             concurrency=self.batch_concurrency,
             max_depth=self.max_depth,
-            recurse=recurse,
+            recurse=partial(recurse, interpreter),
             track=self.track,
         )
-        return Queries(session, interpreter, depth=depth)
+        return Queries(session, depth=depth)
 
 
 async def open_model_access(
@@ -119,10 +119,10 @@ async def resolve_language_model(text: str) -> LanguageModelSettings:
         ) from error
 
 
-async def recurse(queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
+async def recurse(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
     """Answers a recursive query; see `recursive_model.answer`. DSPy is imported for the first, in a thread."""
     recursive_model = await asyncio.to_thread(_import_recursive_model)
-    return await recursive_model.answer(queries, prompt, context, query)
+    return await recursive_model.answer(interpreter, queries, prompt, context, query)
 
 
 def _import_recursive_model() -> Any:

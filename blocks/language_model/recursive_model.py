@@ -26,8 +26,8 @@ from ..dspy_interpreter import DSPyInterpreter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...sandbox.queries.model import Message
-    from ...sandbox.queries.session import Queries, Query, QueryContext
+    from ...sandbox.interpreter import Interpreter
+    from ...sandbox.queries.session import Message, Queries, Query, QueryContext
     from ...sandbox.result import Result
 
 T = TypeVar("T")
@@ -179,12 +179,12 @@ class _Factory:
         return self._make()
 
 
-async def answer(queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
+async def answer(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
     """A recursive model's answer to the prompt. `queries` are those of its code, `query` is its record.
 
     Raises QueryError, BudgetExceeded and DeadlineExceeded.
     """
-    session, interpreter = queries.session, queries.interpreter
+    session = queries.session
     context_name = f"rlm-{uuid.uuid4().hex[:12]}"
     bridge = _Bridge()
     logging.getLogger("dspy.predict.rlm").addFilter(_is_worth_a_line)  # the second time it changes nothing

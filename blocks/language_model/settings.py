@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from .litellm_client import LiteLLMModel, check_installed
 
 if TYPE_CHECKING:
-    from ...sandbox.queries.model import Model
+    from ...sandbox.queries.session import Model
 
 # What a request is made of besides its options.
 RESERVED_OPTIONS = frozenset(

@@ -1,16 +1,18 @@
-"""A child, seen from the supervisor: how it is made, and the pipes to it."""
+"""A child, seen from the supervisor: how it is made, the pipes to it, and the execution that it has."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
+from codecs import getincrementaldecoder
 
 from ..wire.frames import FrameReader, encode_frame
-from ..wire.pipes import READ_BYTES, widen_pipe, write_available
+from ..wire.pipes import READ_BYTES, widen_pipe
 from ..wire.strict_json import dumps
 from .child.channel import CHANNEL_IN, CHANNEL_OUT, MAX_CALL_BYTES
 from .child.runner import CodeRunner
-from .signals import signal
+from .processes import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +21,76 @@ if TYPE_CHECKING:
 
     from .confinement import Confinement
     from .event_loop import EventLoop
-    from .execution import Execution
 
 CHANNEL_PIPE_BYTES = 1024 * 1024  # of pipe to a child, the most that an ordinary user may ask for
+NEVER = float("inf")  # a moment
 INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
+
+
+class OutputStream:
+    """One of an execution's output streams: its first half goes out as it comes, its last half is kept."""
+
+    def __init__(self, cap: int) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._head = cap // 2
+        self._cap = cap - cap // 2
+        self._tail = ""
+        self.dropped = 0  # characters
+
+    def feed(self, data: bytes, final: bool = False) -> str:
+        """What may be sent now."""
+        text = self._decoder.decode(data, final)
+        now = text[: self._head]
+        self._head -= len(now)
+        self._tail += text[len(now) :]
+        if len(self._tail) > 2 * self._cap:
+            self._trim()
+        return now
+
+    def finish(self) -> tuple[str, str]:
+        """What the decoder still held that belongs to the first half, and the last half."""
+        now = self.feed(b"", final=True)
+        self._trim()
+        return now, self._tail
+
+    def _trim(self) -> None:
+        over = len(self._tail) - self._cap
+        if over > 0:
+            self.dropped += over
+            self._tail = self._tail[over:]
+
+
+class Execution:
+    """One execution; `timeout` is in seconds, and `output_cap` is a number of characters of each stream."""
+
+    def __init__(self, number: int, timeout: float | None, output_cap: int, secret: str) -> None:
+        self.id = number
+        self.token = f"{secret}.{number}"
+        self.started_at = 0.0  # monotonic seconds, as below
+        self.due_at = NEVER  # when its timeout is over; once it `is_ending`, when it is killed
+        self.is_ending = False
+        self.has_second_interrupt = False  # to come before it is killed
+        self.end_cause = ""  # why we ended it: timeout, cancelled, channel
+        self.submitted: bytes | None = None
+        self.status = ""  # the child's last word
+        self.outcome: bytes | None = None
+        self.files: bytes | None = None  # that it wrote on the volume
+        self.streams: dict[str, OutputStream] = {}  # of those that it has written to
+        self._timeout = timeout
+        self._output_cap = output_cap
+
+    def start_clock(self) -> None:
+        self.started_at = time.monotonic()
+        self.due_at = NEVER if self._timeout is None else self.started_at + self._timeout
+
+    def set_end(self, grace: float) -> None:
+        """Has it killed if it has not ended after `grace` seconds."""
+        self.is_ending, self.due_at = True, time.monotonic() + grace
+
+    def read_output(self, stream: str, data: bytes) -> str:
+        if stream not in self.streams:
+            self.streams[stream] = OutputStream(self._output_cap)
+        return self.streams[stream].feed(data)
 
 
 class ChildProcess:
@@ -32,7 +100,7 @@ class ChildProcess:
     `broken` is what was wrong with what it wrote to its channel.
     """
 
-    def __init__(self, pid: int, reads: int, writes: int, outputs: dict[str, int]) -> None:
+    def __init__(self, pid: int, reads: int, writes: int, outputs: dict[str, int], loop: EventLoop) -> None:
         self.pid = pid
         self.context: str | None = None
         self.execution: Execution | None = None
@@ -41,13 +109,14 @@ class ChildProcess:
         self.outputs = outputs
         self.unconfined: bytes | None = None
         self.frames = FrameReader(MAX_CALL_BYTES)
-        self.backlog = bytearray()
         self.broken = ""
+        self._backlog = bytearray()
+        self._loop = loop
 
     def list_fds(self) -> list[int]:
         return [self.reads, self.writes, *self.outputs.values()]
 
-    def begin(self, execution: Execution, body: bytes, loop: EventLoop) -> None:
+    def begin(self, execution: Execution, body: bytes) -> None:
         """Hands an execution to the child, which is free."""
         execution.start_clock()
         self.execution = execution
@@ -55,21 +124,19 @@ class ChildProcess:
             execution.status, execution.outcome = "unconfined", self.unconfined
         if len(body) > READ_BYTES:
             widen_pipe(self.writes, CHANNEL_PIPE_BYTES)
-        header = {"op": "execute", "token": execution.token, "once": self.context is None}
-        self.send(encode_frame(header, body), loop)
+        self.send({"op": "execute", "token": execution.token, "once": self.context is None}, body)
 
-    def send(self, data: bytes, loop: EventLoop) -> None:
-        self.backlog += data
-        self._flush(loop)
+    def send(self, header: dict[str, Any], body: bytes) -> None:
+        self._backlog += encode_frame(header, body)
+        self._flush()
 
-    def _flush(self, loop: EventLoop) -> None:
-        if not write_available(self.writes, self.backlog):
-            self.backlog.clear()  # it is dead or dying: the kernel will say so
-        loop.watch_backlog(self.writes, self.backlog, lambda: self._flush(loop))
+    def _flush(self) -> None:
+        # One that takes no more is dead or dying: the kernel will say so.
+        self._loop.flush(self.writes, self._backlog, self._flush)
 
 
 def fork_child(
-    settings: dict[str, Any], confinement: Confinement, list_supervisor_fds: Callable[[], list[int]]
+    settings: dict[str, Any], confinement: Confinement, loop: EventLoop, list_supervisor_fds: Callable[[], list[int]]
 ) -> ChildProcess:
     """Forks a child that runs code; it closes the supervisor's descriptors. Raises OSError."""
     pipes: list[int] = []
@@ -83,25 +150,23 @@ def fork_child(
             os.close(fd)
         raise
     in_reads, in_writes, out_reads, out_writes, stdout_reads, stdout_writes, stderr_reads, stderr_writes = pipes
+    ends = (in_reads, out_writes, stdout_writes, stderr_writes)
     if pid == 0:
         try:
-            ends = (in_reads, out_writes, stdout_writes, stderr_writes)
             _become_child(supervisor, confinement, ends, list_supervisor_fds())
             CodeRunner(settings).serve(confinement)
         except BaseException as error:
             os.write(2, f"the driver failed: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
         finally:
             os._exit(INHERIT_EXIT)
-    for fd in (in_reads, out_writes, stdout_writes, stderr_writes):
+    for fd in ends:
         os.close(fd)
     for fd in (in_writes, out_reads, stdout_reads, stderr_reads):
         os.set_blocking(fd, False)
-    return ChildProcess(pid, out_reads, in_writes, {"stdout": stdout_reads, "stderr": stderr_reads})
+    return ChildProcess(pid, out_reads, in_writes, {"stdout": stdout_reads, "stderr": stderr_reads}, loop)
 
 
-def _become_child(
-    supervisor: int, confinement: Confinement, ends: tuple[int, int, int, int], supervisor_fds: list[int]
-) -> None:
+def _become_child(supervisor: int, confinement: Confinement, ends: tuple[int, ...], supervisor_fds: list[int]) -> None:
     """Leaves everything of the supervisor's behind. Ends the process if the confinement cannot be had."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):

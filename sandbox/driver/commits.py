@@ -6,10 +6,9 @@ import os
 import time
 
 from ..wire.names import COMMIT_TIMEOUT_SECONDS
-from ..wire.pipes import READ_BYTES
+from ..wire.pipes import read_available
 from ..wire.strict_json import dumps
-from .processes import KILL_GRACE_SECONDS, send_signal
-from .signals import signal
+from .processes import KILL_GRACE_SECONDS, send_signal, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,13 +60,8 @@ class VolumeCommits:
                 send_signal(pid, signal.SIGKILL)
 
     def on_end(self, pid: int, status: int) -> None:
-        """The kernel says that the command has ended."""
         commit = self.running.pop(pid)
-        output = b""
-        try:
-            output = os.read(commit.stderr, READ_BYTES)
-        except BlockingIOError:
-            pass
+        output = read_available(commit.stderr) or b""
         complaint = output.decode("utf-8", "replace").strip()[-MAX_COMPLAINT_CHARACTERS:]
         if commit.is_late:
             complaint = f"{self._command[0]} did not end within {COMMIT_TIMEOUT_SECONDS:.0f} s"

@@ -1,7 +1,4 @@
-"""What a child does to itself before it runs code: limits, another user, Landlock, seccomp.
-
-The policy is the host's (``sandbox/confinement.py``); here are only the system calls.
-"""
+"""What a child does to itself before it runs code: limits, another user, Landlock, seccomp."""
 
 from __future__ import annotations
 
@@ -9,12 +6,17 @@ import os
 import resource
 import sys
 
-from .signals import signal
+from .processes import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+PRCTL_OPTIONS = {
+    "PR_SET_PDEATHSIG": 1, "PR_SET_DUMPABLE": 4, "PR_SET_KEEPCAPS": 8, "PR_SET_SECCOMP": 22,
+    "PR_SET_CHILD_SUBREAPER": 36, "PR_SET_NO_NEW_PRIVS": 38, "PR_CAP_AMBIENT": 47,
+}  # fmt: skip
 
 
 def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
@@ -41,21 +43,20 @@ def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
 
 
 class Confinement:
-    """What a child does to itself before it runs code. The policy is the host's; here are only the system calls.
+    """The system calls that confine a child. The policy is the host's (``sandbox/confinement.py``).
 
     Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root), ``gid``
     (of the files that it makes, by default the uid's number), ``umask``, ``search`` (keep the capability to reach the
     interpreter under a closed home), ``landlock`` and ``seccomp``.
     """
 
-    PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
-    PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
     CAP_DAC_READ_SEARCH = 2
     OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # stands in a filter for the id of the process that it confines
     LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same number on every architecture
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._prctl_call, self._errno = _find_prctl()
+        self._settings = settings
         if settings.get("landlock") or settings.get("seccomp") or settings.get("search"):
             import ctypes
 
@@ -64,10 +65,6 @@ class Confinement:
         self._limits: list[tuple[int, int]] = [
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
-        self._uid: int | None = settings.get("uid")
-        self._gid: int | None = settings.get("gid")
-        self._umask: int | None = settings.get("umask")
-        self._search = bool(settings.get("search"))
         self._ruleset = -1
         self._filter: Any = None
         if settings.get("landlock"):
@@ -81,8 +78,8 @@ class Confinement:
             raise OSError(number, f"{name}: {os.strerror(number)}")
         return result
 
-    def _prctl(self, name: str, option: int, *values: int) -> None:
-        self._call("prctl " + name, self._prctl_call(option, *values, *([0] * (4 - len(values)))))
+    def _prctl(self, name: str, *values: int) -> None:
+        self._call("prctl " + name, self._prctl_call(PRCTL_OPTIONS[name], *values, *([0] * (4 - len(values)))))
 
     def _load_filter(self, program: bytes) -> None:
         """Lays the filter out in memory, and notes where the confined process's own id has to stand."""
@@ -111,21 +108,21 @@ class Confinement:
 
     def adopt_orphans(self) -> None:
         """Descendants whose parent has died become children of this process, whatever session they moved to."""
-        self._prctl("PR_SET_CHILD_SUBREAPER", self.PR_SET_CHILD_SUBREAPER, 1)
+        self._prctl("PR_SET_CHILD_SUBREAPER", 1)
 
     def request_term_on_parent_end(self) -> None:
         """SIGTERM when the parent ends, and not SIGKILL: there is something to take along."""
-        self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGTERM)
+        self._prctl("PR_SET_PDEATHSIG", signal.SIGTERM)
 
     def become_supervisor(self) -> None:
         """Makes the calling process a supervisor: told of its parent's end, parent of orphans, closed to others."""
         self.request_term_on_parent_end()
         self.adopt_orphans()
-        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 0)  # /proc/PID/fd and /proc/PID/mem are closed to others
+        self._prctl("PR_SET_DUMPABLE", 0)  # /proc/PID/fd and /proc/PID/mem are closed to others
 
     def confine(self, parent: int) -> None:
         """Confines the calling process, a child of `parent`, for good. Raises OSError; the code must not run then."""
-        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
+        self._prctl("PR_SET_DUMPABLE", 1)
         try:
             with open("/proc/self/oom_score_adj", "w") as adjust:
                 adjust.write("1000")  # where memory runs out, the kernel takes this process and not the supervisor
@@ -138,37 +135,36 @@ class Confinement:
             # At the soft limit of CPU seconds the signal says what it is about; at the hard one it is SIGKILL.
             more = 1 if limit == resource.RLIMIT_CPU and hard in (resource.RLIM_INFINITY, max(hard, value + 1)) else 0
             resource.setrlimit(limit, (value, value + more))
-        if self._umask is not None:
-            os.umask(self._umask)
-        if self._uid is not None:
-            self._change_user(self._uid)
-        self._prctl("PR_SET_PDEATHSIG", self.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if self._settings.get("umask") is not None:
+            os.umask(self._settings["umask"])
+        if self._settings.get("uid") is not None:
+            self._change_user(self._settings["uid"], self._settings.get("gid"))
+        self._prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)  # it ended just before that call
         if self._ruleset >= 0 or self._filter is not None:
-            self._prctl("PR_SET_NO_NEW_PRIVS", self.PR_SET_NO_NEW_PRIVS, 1)
+            self._prctl("PR_SET_NO_NEW_PRIVS", 1)
         if self._ruleset >= 0:
             self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, self._ruleset, 0))
         if self._filter is not None:
             for at in self._own_pid_offsets:
                 self._program[at : at + 4] = os.getpid().to_bytes(4, sys.byteorder)
-            self._prctl("PR_SET_SECCOMP", self.PR_SET_SECCOMP, 2, self._ctypes.addressof(self._filter))
-        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 0)  # closed to other executions until it has its own
+            self._prctl("PR_SET_SECCOMP", 2, self._ctypes.addressof(self._filter))
+        self._prctl("PR_SET_DUMPABLE", 0)  # closed to other executions until it has its own
 
     def open_own_proc(self) -> None:
         """Opens the calling process's own /proc/self to the code that it is about to run."""
-        self._prctl("PR_SET_DUMPABLE", self.PR_SET_DUMPABLE, 1)
+        self._prctl("PR_SET_DUMPABLE", 1)
 
-    def _change_user(self, uid: int) -> None:
-        if self._search:
-            self._prctl("PR_SET_KEEPCAPS", self.PR_SET_KEEPCAPS, 1)
-        gid = uid if self._gid is None else self._gid
+    def _change_user(self, uid: int, gid: int | None) -> None:
+        if self._settings.get("search"):
+            self._prctl("PR_SET_KEEPCAPS", 1)
+        gid = uid if gid is None else gid
         os.setgroups([] if gid == uid else [uid])  # the way to its own folder is open to the group of that number
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-        if self._search:
-            keep = 1 << self.CAP_DAC_READ_SEARCH
-            header = (0x20080522).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
-            sets = b"".join(keep.to_bytes(4, sys.byteorder) for _ in range(3)) + bytes(12)
-            self._call("capset", self._libc.capset(header, sets))
-            self._prctl("PR_CAP_AMBIENT", self.PR_CAP_AMBIENT, 2, self.CAP_DAC_READ_SEARCH)
+        if self._settings.get("search"):
+            keep = (1 << self.CAP_DAC_READ_SEARCH).to_bytes(4, sys.byteorder)
+            header = (0x20080522).to_bytes(4, sys.byteorder) + bytes(4)
+            self._call("capset", self._libc.capset(header, keep * 3 + bytes(12)))
+            self._prctl("PR_CAP_AMBIENT", 2, self.CAP_DAC_READ_SEARCH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 
 TYPE_CHECKING = False
@@ -14,11 +15,9 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._poll = select.epoll()
+        self.fd = self._poll.fileno()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()
-
-    def get_fd(self) -> int:
-        return self._poll.fileno()
 
     def watch(self, fd: int, handler: Callable[[], None], *, is_output: bool = False) -> None:
         """Calls the handler when there is something to read; `is_output` says that it is a child's output."""
@@ -27,21 +26,36 @@ class EventLoop:
         if is_output:
             self._outputs.add(fd)
 
-    def watch_backlog(self, fd: int, backlog: bytearray, handler: Callable[[], None]) -> None:
-        """Calls the handler when the descriptor takes more, for as long as there is a backlog for it."""
+    def unwatch(self, fd: int) -> None:
+        self._outputs.discard(fd)
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def flush(self, fd: int, backlog: bytearray, handler: Callable[[], None]) -> bool:
+        """Writes what the other side takes, and removes it from the backlog; false where the other side is gone.
+
+        For as long as a backlog is left, the handler is called when the descriptor takes more.
+        """
+        is_open, written = True, 0
+        view = memoryview(backlog)
+        try:
+            while written < len(view):
+                written += os.write(fd, view[written:])
+        except BlockingIOError:
+            pass
+        except OSError:
+            is_open, written = False, len(view)
+        view.release()
+        del backlog[:written]
         is_watched = fd in self._handlers
         if backlog and not is_watched:
             self._handlers[fd] = handler
             self._poll.register(fd, select.EPOLLOUT)
         elif not backlog and is_watched:
             self.unwatch(fd)
+        return is_open
 
-    def unwatch(self, fd: int) -> None:
-        self._outputs.discard(fd)
-        if self._handlers.pop(fd, None) is not None:
-            self._poll.unregister(fd)
-
-    def run_once(self, timeout: float | None) -> bool:
+    def run_once(self, timeout: float) -> bool:
         """Waits that many seconds at most, and calls the handlers; whether there were any to call."""
         events = self._poll.poll(timeout)
         if len(events) > 1:

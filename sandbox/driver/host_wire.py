@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from ..wire.frames import FrameReader, encode_frame
-from ..wire.pipes import READ_BYTES, write_available
+from ..wire.frames import FrameReader, encode_frame, take_file
+from ..wire.pipes import read_available
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,13 +53,9 @@ class HostWire:
         self._flush()
 
     def read(self) -> list[tuple[dict[str, Any], bytes | None]]:
-        """The frames that have come, without those that came before."""
-        try:
-            data = os.read(self.reads, READ_BYTES)
-        except BlockingIOError:
-            return []
+        data = read_available(self.reads)
         if not data:
-            self.is_closed = True
+            self.is_closed = self.is_closed or data is not None
             return []
         self.last_heard = time.monotonic()
         return self.parse(data)
@@ -72,7 +68,7 @@ class HostWire:
                 continue
             self._last_number = header["n"]
             if "file" in header:
-                body = _take_file(header["file"])
+                body = take_file(header["file"])
             frames.append((header, body))
         return frames
 
@@ -80,33 +76,19 @@ class HostWire:
         """Leaves the body in a file that the header names; returns what has to go on the wire nonetheless."""
         path = f"{self.files_folder}/out.{self._secret}.{self._frames_sent}"
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                view = memoryview(body)
-                while view:
-                    view = view[os.write(fd, view) :]
-            finally:
-                os.close(fd)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(body)
         except OSError:
             return body  # a full disk: slower, not wrong
         header["file"] = path
         return None
 
     def _flush(self) -> None:
-        if self._backlog and not write_available(self.writes, self._backlog):
+        if not self._loop.flush(self.writes, self._backlog, self._flush):
             self.is_closed = True
-            return
-        self._loop.watch_backlog(self.writes, self._backlog, self._flush)
-        if not self.is_paused and len(self._backlog) > MAX_BACKLOG_BYTES:
+        elif not self.is_paused and len(self._backlog) > MAX_BACKLOG_BYTES:
             self.is_paused = True
             self._pause(True)
         elif self.is_paused and not self._backlog:
             self.is_paused = False
             self._pause(False)
-
-
-def _take_file(path: str) -> bytes:
-    with open(path, "rb") as file:
-        body = file.read()
-    os.unlink(path)
-    return body

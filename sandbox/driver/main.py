@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 
-from .processes import fork_supervisor
-from .signals import signal
+from .confinement import Confinement
+from .processes import kill_all_children, send_signal, signal
 from .supervisor import Supervisor
 
 
@@ -15,21 +15,41 @@ def main(watched: bool = False, first: str = "") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if watched:
-        fork_supervisor()
+        _fork_supervisor()
+    # What reads or writes later where the wire was finds /dev/null.
+    reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
+    _close_wire()
     try:
-        Supervisor(*_take_wire()).run(first.encode("utf-8"))
+        Supervisor(reads, writes).run(first.encode("utf-8"))
     except BrokenPipeError:
         pass
     os._exit(0)
 
 
-def _take_wire() -> tuple[int, int]:
-    """The wire, moved from descriptors 0 and 1 to private ones; what reads or writes there later finds /dev/null."""
-    reads = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 10)
-    writes = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 10)
+def _close_wire() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     if null > 2:
         os.close(null)
-    return reads, writes
+
+
+def _fork_supervisor() -> None:
+    """Forks. The child returns, as the supervisor; the parent stays, and ends what that leaves behind if it is killed.
+
+    For sandboxes that have no process namespace, where what code has moved to a session of its own would live on.
+    """
+    confinement = Confinement({})
+    confinement.request_term_on_parent_end()
+    confinement.adopt_orphans()
+    pid = os.fork()
+    if pid == 0:
+        return
+    # Comes once for each thread of the host that this process was handed on to when they ended.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: send_signal(pid, signal.SIGKILL))
+    _close_wire()  # it is the supervisor's: its end has to be seen
+    while os.waitpid(-1, 0)[0] != pid:
+        pass
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its id may be another's from now on
+    kill_all_children()
+    os._exit(0)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import time
 
-from .confinement import Confinement
-from .signals import signal
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Container
+else:
+    try:
+        import _signal as signal  # `signal` itself imports `enum`
+    except ImportError:  # another Python than CPython
+        import signal
 
 KILL_GRACE_SECONDS = 1.0  # that an interrupted execution has to unwind before it is killed
 END_TIMEOUT_SECONDS = 5.0  # in which all that a driver leaves is ended
@@ -95,31 +98,3 @@ def count_memory_kills() -> int:
             return int(file.read().partition("oom_kill ")[2].partition("\n")[0])
     except (OSError, ValueError):
         return 0
-
-
-def fork_supervisor() -> None:
-    """Forks. The child returns, as the supervisor; the parent stays, and ends what that leaves behind if it is killed.
-
-    For sandboxes that have no process namespace, where what code has moved to a session of its own would live on.
-    """
-    confinement = Confinement({})
-    confinement.request_term_on_parent_end()
-    confinement.adopt_orphans()
-    pid = os.fork()
-    if pid == 0:
-        return
-    ended: list[int] = []
-
-    def end(_number: int, _frame: object) -> None:
-        """Comes once for each thread of the host that this process was handed on to when they ended."""
-        send_signal(pid, signal.SIGKILL)
-
-    signal.signal(signal.SIGTERM, end)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1):
-        os.dup2(null, fd)  # the wire is the supervisor's: its end has to be seen
-    while pid not in ended:
-        ended.append(os.waitpid(-1, 0)[0])
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its id may be another's from now on
-    kill_all_children()
-    os._exit(0)

@@ -7,17 +7,15 @@ import os
 import sys
 import time
 
-from ..wire.frames import BadFrameError, encode_frame
-from ..wire.pipes import READ_BYTES
+from ..wire.frames import BadFrameError
+from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
 from .child.runner import CODE_NAME
 from .child.submit import MAX_SUBMIT_BYTES
-from .child_process import ChildProcess, fork_child
+from .child_process import NEVER, ChildProcess, Execution, fork_child
 from .commits import VolumeCommits
 from .confinement import Confinement
-from .contexts import Contexts
 from .event_loop import EventLoop
-from .execution import Execution
 from .host_wire import HostWire
 from .processes import (
     KILL_GRACE_SECONDS,
@@ -26,8 +24,8 @@ from .processes import (
     kill_session,
     kill_strangers,
     send_signal,
+    signal,
 )
-from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,14 +45,13 @@ class Supervisor:
         self._loop = EventLoop()
         self._wire = HostWire(reads, writes, self._secret, self._loop, self._pause_children)
         self._processes: dict[int, ChildProcess] = {}
-        self._contexts = Contexts()
+        self._contexts: dict[str, ChildProcess] = {}  # children that stay, whose globals persist
+        self._losses: dict[str, str] = {}  # why those that held a context ended
         self._commits = VolumeCommits([], self._wire.send)
         self._spare: ChildProcess | None = None  # confined and waiting, for the next execution
         self._confinement: Confinement | None = None
         self._settings: dict[str, Any] = {}
-        self._beat_seconds: float | None = None
-        self._silence_seconds = 0.0
-        self._expires_at: float | None = None
+        self._beat_seconds = self._silence_seconds = self._expires_at = NEVER
         self._is_warm = False
         self._is_done = False
         self._executions = 0
@@ -67,11 +64,11 @@ class Supervisor:
             os.set_blocking(fd, False)
         gc.disable()  # a collection touches every page that a child would otherwise share
         signal.set_wakeup_fd(wake_writes, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, self._on_child)
-        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # the wake-up descriptor says it to the loop
+        signal.signal(signal.SIGTERM, self._op_stop)
         self._wake = (wake_reads, wake_writes)
         self._loop.watch(wake_reads, self._on_signal)
-        self._loop.watch(self._wire.reads, self._on_wire)
+        self._loop.watch(self._wire.reads, lambda: self._take_frames(self._wire.read()))
         try:
             self._take_frames(self._wire.parse(first))
             while not (self._is_done or self._wire.is_closed):
@@ -97,80 +94,52 @@ class Supervisor:
 
     # -- time
 
-    def _find_wait(self) -> float | None:
+    def _find_wait(self) -> float:
         """Seconds until something is due."""
-        moments: list[float] = []
-        if not self._is_warm and not self._processes and self._settings:
-            moments.append(time.monotonic() + IDLE_SECONDS)
-        if self._beat_seconds is not None:
-            moments += [
-                self._wire.last_sent + self._beat_seconds,
-                self._wire.last_heard + self._silence_seconds,
-            ]
-        if self._expires_at is not None:
-            moments.append(self._expires_at)
-        for process in self._processes.values():
-            execution = process.execution
-            if execution is not None:
-                due = execution.kill_at if execution.kill_at is not None else execution.deadline
-                if due is not None:
-                    moments.append(due)
+        now = time.monotonic()
+        moments = [
+            self._expires_at, self._wire.last_sent + self._beat_seconds, self._wire.last_heard + self._silence_seconds,
+        ]  # fmt: skip
+        moments += [process.execution.due_at for process in self._processes.values() if process.execution is not None]
         moments += [commit.deadline for commit in self._commits.running.values()]
-        if not moments:
-            return None
-        return min(max(0.0, min(moments) - time.monotonic()), MAX_WAIT_SECONDS)
+        if not self._is_warm and not self._processes and self._settings:
+            moments.append(now + IDLE_SECONDS)
+        return min(max(0.0, min(moments) - now), MAX_WAIT_SECONDS)
 
     def _end_overdue(self) -> None:
         """Beats, and ends what has outlived its time: executions, commits, the driver itself."""
-        if (
-            self._beat_seconds is None
-            and self._expires_at is None
-            and not self._processes
-            and not self._commits.running
-        ):
-            return
         now = time.monotonic()
-        if self._beat_seconds is not None:
-            if now >= self._wire.last_heard + self._silence_seconds:
-                self._is_done = True  # the host is gone, and the sandbox must become idle for its provider to end it
-            elif now >= self._wire.last_sent + self._beat_seconds:
-                self._wire.send({"op": "beat", "id": 0})
-        if self._expires_at is not None and now >= self._expires_at:
-            self._is_done = True
+        if now >= min(self._expires_at, self._wire.last_heard + self._silence_seconds):
+            self._is_done = True  # a host that is gone: the sandbox must become idle for its provider to end it
+        elif now >= self._wire.last_sent + self._beat_seconds:
+            self._wire.send({"op": "beat", "id": 0})
         for process in list(self._processes.values()):
             execution = process.execution
-            if execution is None:
+            if execution is None or now < execution.due_at:
                 continue
-            if execution.kill_at is not None:
-                if now >= execution.kill_at:
-                    execution.kill_at = now + KILL_GRACE_SECONDS
-                    if execution.has_second_interrupt:
-                        execution.has_second_interrupt = False
-                        send_signal(process.pid, signal.SIGINT)
-                    else:
-                        kill_session(process.pid)
-            elif execution.deadline is not None and now >= execution.deadline:
+            if not execution.is_ending:
                 self._stop(process, execution, "timeout")
+                continue
+            execution.set_end(KILL_GRACE_SECONDS)
+            if execution.has_second_interrupt:
+                execution.has_second_interrupt = False
+                send_signal(process.pid, signal.SIGINT)
+            else:
+                kill_session(process.pid)
         self._commits.kill_late(now)
 
     def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
         """Interrupts an execution, so that it can say where it was and a context keeps its state; then kills it."""
-        if execution.submitted is None:
-            execution.end_cause = execution.end_cause or cause
-        execution.deadline = None
+        execution.end_cause = execution.end_cause or cause
+        execution.set_end(KILL_GRACE_SECONDS)
         if cause == "cancelled" and process.context is None:
             kill_session(process.pid)
-            execution.kill_at = time.monotonic() + KILL_GRACE_SECONDS
             return
         send_signal(process.pid, signal.SIGINT)
-        execution.kill_at = time.monotonic() + KILL_GRACE_SECONDS
         # Python drops what is raised in a finalizer, and the state is worth a second try.
         execution.has_second_interrupt = process.context is not None
 
     # -- from the host
-
-    def _on_wire(self) -> None:
-        self._take_frames(self._wire.read())
 
     def _take_frames(self, frames: list[tuple[dict[str, Any], bytes | None]]) -> None:
         for header, body in frames:
@@ -178,8 +147,8 @@ class Supervisor:
 
     def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
         settings = self._settings = loads(body.decode("utf-8"))
-        self._beat_seconds = settings["heartbeat"]
-        self._silence_seconds = settings["silence"]
+        if settings["heartbeat"] is not None:
+            self._beat_seconds, self._silence_seconds = settings["heartbeat"], settings["silence"]
         if settings["lifetime"] is not None:
             self._expires_at = time.monotonic() + settings["lifetime"]
         self._wire.files_folder = settings.get("files")
@@ -198,7 +167,7 @@ class Supervisor:
     def _op_beat(self, _header: dict[str, Any], _body: bytes | None) -> None:
         pass  # any frame counts as a sign of life
 
-    def _op_stop(self, _header: dict[str, Any], _body: bytes | None) -> None:
+    def _op_stop(self, _header: object, _body: object) -> None:
         self._is_done = True
 
     def _op_execute(self, header: dict[str, Any], body: bytes) -> None:
@@ -207,25 +176,24 @@ class Supervisor:
             self._warm_up()  # a sandbox that is used twice is likely to be used a hundred times
         execution = Execution(header["id"], header["timeout"], self._settings["output_cap"], self._secret)
         context: str | None = header["context"]
-        loss = self._contexts.find_loss(context)
-        if loss is not None:
-            self._refuse(execution, "lost", loss)
+        if context in self._losses:
+            self._refuse(execution, "lost", self._losses[context])
             return
-        process = self._contexts.find_process(context)
+        process = None if context is None else self._contexts.get(context)
         if process is not None and process.execution is not None:
             process.waiting.append((execution, body))  # the last was cancelled, and is about to end
             return
-        if process is None:
-            process, self._spare = self._spare, None
         try:
-            if process is None:
-                process = self._fork()
+            process = process or self._spare or self._fork()
         except OSError as error:
             self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
             return
+        if process is self._spare:
+            self._spare = None
         if context is not None:
-            self._contexts.add(context, process)
-        process.begin(execution, body, self._loop)
+            process.context = context
+            self._contexts[context] = process
+        process.begin(execution, body)
         if context is None and self._executions > 1 and self._spare is None:
             # While this one runs: the making of its process is half of what a short execution takes.
             try:
@@ -240,8 +208,7 @@ class Supervisor:
     def _op_reply(self, header: dict[str, Any], body: bytes) -> None:
         process = self._find_process(header["id"])
         if process is not None and process.execution is not None:
-            reply = {"op": "reply", "token": process.execution.token, "call": header["call"]}
-            process.send(encode_frame(reply, body), self._loop)
+            process.send({"op": "reply", "token": process.execution.token, "call": header["call"]}, body)
 
     def _op_cancel(self, header: dict[str, Any], _body: bytes | None) -> None:
         process = self._find_process(header["id"])
@@ -256,14 +223,14 @@ class Supervisor:
                     return
 
     def _op_forget(self, header: dict[str, Any], _body: bytes | None) -> None:
-        process = self._contexts.forget(header["context"])
+        self._losses.pop(header["context"], None)
+        process = self._contexts.pop(header["context"], None)
         if process is not None:
             if process.execution is not None:
                 process.execution.end_cause = process.execution.end_cause or "cancelled"
             kill_session(process.pid)
 
     def _find_process(self, number: int) -> ChildProcess | None:
-        """The child that runs the execution of that number."""
         for process in self._processes.values():
             if process.execution is not None and process.execution.id == number:
                 return process
@@ -274,7 +241,7 @@ class Supervisor:
     def _fork(self) -> ChildProcess:
         """A child that is confined and waits for an execution. Raises OSError."""
         assert self._confinement is not None
-        process = fork_child(self._settings, self._confinement, self._list_fds)
+        process = fork_child(self._settings, self._confinement, self._loop, self._list_fds)
         self._processes[process.pid] = process
         for stream, fd in process.outputs.items():
             self._loop.watch(fd, lambda stream=stream: self._drain(process, stream), is_output=True)
@@ -283,7 +250,7 @@ class Supervisor:
         return process
 
     def _list_fds(self) -> list[int]:
-        fds = [self._wire.reads, self._wire.writes, self._loop.get_fd(), *self._wake]
+        fds = [self._wire.reads, self._wire.writes, self._loop.fd, *self._wake]
         for process in self._processes.values():
             fds += process.list_fds()
         return fds + [commit.stderr for commit in self._commits.running.values()]
@@ -302,9 +269,8 @@ class Supervisor:
         Never more at a time than a pipe holds: who writes without end shall not keep the others waiting.
         """
         for _ in range(16):
-            try:
-                data = os.read(process.outputs[stream], READ_BYTES)
-            except BlockingIOError:
+            data = read_available(process.outputs[stream])
+            if data is None:
                 return
             if not data:
                 self._loop.unwatch(process.outputs[stream])
@@ -322,14 +288,11 @@ class Supervisor:
         self._wire.send(header, dumps(text).encode("utf-8", "replace"))
 
     def _on_channel(self, process: ChildProcess) -> None:
-        try:
-            data = os.read(process.reads, READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
+        data = read_available(process.reads)
+        if data:
+            self._read_channel(process, data)
+        elif data is not None:
             self._loop.unwatch(process.reads)  # not an end: the kernel tells when the child has ended
-            return
-        self._read_channel(process, data)
 
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
         if process.broken:
@@ -339,7 +302,7 @@ class Supervisor:
                 self._take_child_frame(process, header, body)
         except BadFrameError as error:
             process.broken = str(error)
-            if process.execution is not None and process.execution.submitted is None:
+            if process.execution is not None:
                 process.execution.end_cause = process.execution.end_cause or "channel"
             kill_session(process.pid)
 
@@ -365,8 +328,7 @@ class Supervisor:
         elif op == "submit":
             if execution.submitted is None and not execution.end_cause:
                 execution.submitted = body
-                execution.deadline = None
-                execution.kill_at = time.monotonic() + SUBMIT_GRACE_SECONDS
+                execution.set_end(SUBMIT_GRACE_SECONDS)
         elif op == "files":
             execution.files = body
         else:
@@ -380,17 +342,8 @@ class Supervisor:
 
     # -- ends
 
-    def _on_child(self, _number: int, _frame: object) -> None:
-        pass  # the wake-up descriptor says it to the loop
-
-    def _on_term(self, _number: int, _frame: object) -> None:
-        self._is_done = True
-
     def _on_signal(self) -> None:
-        try:
-            while os.read(self._wake[0], 4096):
-                pass
-        except BlockingIOError:
+        while read_available(self._wake[0]):
             pass
         has_reaped = False
         while True:
@@ -411,22 +364,23 @@ class Supervisor:
 
     def _on_child_end(self, process: ChildProcess, status: int) -> None:
         """The kernel says that a child has ended: with it, its execution."""
-        try:
-            while data := os.read(process.reads, READ_BYTES):
-                self._read_channel(process, data)
-        except BlockingIOError:
-            pass
+        while data := read_available(process.reads):
+            self._read_channel(process, data)
         for stream in process.outputs:
             self._drain(process, stream)
         if process is self._spare:
             self._spare = None
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        self._contexts.record_end(process, code, number)
+        loss = "its context was forgotten"
+        if process.context is not None and self._contexts.get(process.context) is process:
+            end = f"was killed by signal {number}" if number else f"exited with status {code}"
+            loss = self._losses[process.context] = f"the process that held the state {end}"
+            del self._contexts[process.context]
         if process.execution is not None:
             self._finish(process, process.execution, code, number)
         for waiting, _body in process.waiting:
-            self._refuse(waiting, "lost", self._contexts.find_loss(process.context) or "its context was forgotten")
+            self._refuse(waiting, "lost", loss)
         for fd in process.list_fds():
             self._loop.unwatch(fd)
             os.close(fd)
@@ -436,20 +390,16 @@ class Supervisor:
     ) -> None:
         """Sends an execution's end. `code` and `number` are the child's exit status and signal where it has ended."""
         process.execution = None
-        dropped: dict[str, int] = {}
         for name, stream in execution.streams.items():
             now, tail = stream.finish()
             if now:
                 self._send_output(execution, name, now)
-            if stream.dropped:
-                dropped[name] = stream.dropped
             if tail:
                 self._send_output(execution, name, tail, stream.dropped)
         if execution.files is not None:
             self._wire.send({"op": "files", "id": execution.id}, execution.files)
-        header: dict[str, Any] = {
-            "op": "end", "id": execution.id, "seconds": time.monotonic() - execution.started_at, "dropped": dropped,
-        }  # fmt: skip
+        seconds = time.monotonic() - execution.started_at
+        header: dict[str, Any] = {"op": "end", "id": execution.id, "seconds": seconds}
         body = execution.outcome or b"null"
         if execution.submitted is not None:
             header["status"], body = "submitted", execution.submitted
@@ -469,4 +419,4 @@ class Supervisor:
             header["state_lost"] = True
         self._commits.send_when_committed(header, body)
         if process.waiting and not has_ended:
-            process.begin(*process.waiting.pop(0), self._loop)
+            process.begin(*process.waiting.pop(0))

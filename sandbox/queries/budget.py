@@ -52,72 +52,54 @@ class Budget:
         self._calls = calls
         self._tokens = tokens
         self._cost = cost
-        self._parent = parent
+        self._ancestry: list[Budget] = [self] if parent is None else [self, *parent._ancestry]
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
-        self._settled = Usage()
+        self.usage = Usage()  # what settled calls have taken
         self._reserved: dict[Reservation, tuple[int, float]] = {}
-
-    @property
-    def usage(self) -> Usage:
-        """What settled calls have taken."""
-        with self._lock:
-            return self._settled
 
     @property
     def remaining_calls(self) -> int | None:
         """The calls that can still be reserved, by this budget's own limit; None is no limit."""
         with self._lock:
-            return None if self._calls is None else max(0, self._calls - self._settled.calls - len(self._reserved))
+            return None if self._calls is None else max(0, self._calls - self.usage.calls - len(self._reserved))
 
     @property
     def needs_estimates(self) -> bool:
         """Whether a reservation has to say how many tokens, and what cost, it can take."""
-        return (
-            self._tokens is not None
-            or self._cost is not None
-            or (self._parent is not None and self._parent.needs_estimates)
-        )
+        return any(budget._tokens is not None or budget._cost is not None for budget in self._ancestry)
 
     def reserve(self, tokens: int = 0, cost: float = 0.0) -> Reservation:
         """Sets one call aside, with the most tokens and cost that it can take. Raises BudgetExceeded."""
         reservation = Reservation(self)
         with self._lock:
-            for budget in self._list_ancestry():
+            for budget in self._ancestry:
                 budget._check(tokens, cost)
-            for budget in self._list_ancestry():
+            for budget in self._ancestry:
                 budget._reserved[reservation] = (tokens, cost)
         return reservation
 
+    def _settle(self, reservation: Reservation, usage: Usage) -> None:
+        with self._lock:
+            for budget in self._ancestry:
+                if budget._reserved.pop(reservation, None) is not None:
+                    budget.usage += usage
+
     def _check(self, tokens: int, cost: float) -> None:
-        calls = self._settled.calls + len(self._reserved)
+        calls = self.usage.calls + len(self._reserved)
         if self._calls is not None and calls + 1 > self._calls:
             raise BudgetExceeded(f"all {self._calls} calls of the model are used up: ask for less, or raise the limit")
-        tokens_taken = self._settled.tokens + sum(reserved for reserved, _ in self._reserved.values())
+        tokens_taken = self.usage.tokens + sum(reserved for reserved, _ in self._reserved.values())
         if self._tokens is not None and tokens_taken + tokens > self._tokens:
             raise BudgetExceeded(
                 f"the call could take {tokens:,} tokens, and of {self._tokens:,} "
                 f"{max(0, self._tokens - tokens_taken):,} are left: ask for less, or raise the limit"
             )
-        cost_taken = (self._settled.cost or 0.0) + sum(reserved for _, reserved in self._reserved.values())
+        cost_taken = (self.usage.cost or 0.0) + sum(reserved for _, reserved in self._reserved.values())
         if self._cost is not None and cost_taken + cost > self._cost * (1 + ROUNDING_TOLERANCE):
             raise BudgetExceeded(
                 f"the call could cost ${cost:.6f}, and of ${self._cost:g} ${max(0.0, self._cost - cost_taken):.6f} are "
                 "left: ask for less, or raise max_cost"
             )
-
-    def _list_ancestry(self) -> list[Budget]:
-        budgets: list[Budget] = []
-        budget: Budget | None = self
-        while budget is not None:
-            budgets.append(budget)
-            budget = budget._parent
-        return budgets
-
-    def _close(self, reservation: Reservation, usage: Usage | None) -> None:
-        with self._lock:
-            for budget in self._list_ancestry():
-                if budget._reserved.pop(reservation, None) is not None and usage is not None:
-                    budget._settled += usage
 
 
 class Reservation:
@@ -128,8 +110,8 @@ class Reservation:
 
     def settle(self, usage: Usage) -> None:
         """Replaces what was set aside by what was used."""
-        self._budget._close(self, usage)  # type: ignore[reportPrivateUsage]
+        self._budget._settle(self, usage)  # type: ignore[reportPrivateUsage]
 
     def release(self) -> None:
         """Gives back what was set aside."""
-        self._budget._close(self, None)  # type: ignore[reportPrivateUsage]
+        self.settle(Usage())

@@ -10,18 +10,49 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
-from ..result import Result
 from .budget import Budget, Usage
-from .model import Answer, Message, Model, NoAnswerError
 
+Message = dict[str, str]  # role and content, as in OpenAI's chat API
 RECORDED_CHARACTERS = 200  # of a prompt and of an error that stand in a record
 MAX_RECORDED_QUERIES = 1000  # of a session; the rest are counted
 DEADLINE_MARGIN_SECONDS = 1.0  # or a twentieth of a shorter timeout: in them code can submit what it has
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model answered, and what that took."""
+
+    text: str
+    usage: Usage
+
+
+class NoAnswerError(Exception):
+    """A request that was taken and counted, and has no answer: `usage` is what it took nonetheless.
+
+    Between a model and the session that asks it; code gets a QueryError.
+    """
+
+    def __init__(self, message: str, usage: Usage) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+class Model(Protocol):
+    """A language model. `name` is its own, and stands in records."""
+
+    name: str
+
+    async def ask(self, messages: list[Message]) -> Answer:
+        """The model's answer. Raises QueryError, and NoAnswerError where there is none and tokens were used."""
+
+    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
+        """The most tokens, and the most US dollars, that an answer can take. Raises ConfigurationError."""
 
 
 @dataclass(slots=True)
@@ -57,10 +88,7 @@ class Query:
             "model": self.model,
             "prompt": self.prompt,
             "seconds": round(self.seconds, 6),
-            "calls": self.usage.calls,
-            "prompt_tokens": self.usage.prompt_tokens,
-            "completion_tokens": self.usage.completion_tokens,
-            "cost": self.usage.cost,
+            **asdict(self.usage),
         }
         if self.error:
             record["error"] = self.error
@@ -87,62 +115,33 @@ AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[st
 RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
 
 
-class CodeRunner(Protocol):
-    """What a recursive query needs of the interpreter in whose sandbox its model's code runs."""
-
-    async def execute(
-        self,
-        code: str,
-        variables: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        context: str | None = None,
-        output_fields: list[dict[str, str]] | None = None,
-        queries: Queries | None = None,
-    ) -> Result:
-        """Runs the code and returns what it submitted; see `Interpreter.execute`."""
-        ...
-
-    async def forget_context(self, context: str) -> None:
-        """Ends a context; its name begins anew with the next execution."""
-        ...
-
-
 async def run_untracked(_query: Query, work: Callable[[], Awaitable[str]]) -> str:
     """Does a query's work without telling anybody."""
     return await work()
 
 
+@dataclass(kw_only=True, eq=False)
 class QuerySession:
     """What a top-level execution and all queries below it share.
 
-    `flat` answers `llm_query`, and `root` takes a recursive model's own turns. `concurrency` is how many requests may
-    be under way at once. `recurse` answers a recursive query, and `track` is told of each query. `deadline` is by the
-    event loop's clock, None for none; the execution sets it when its code is sent.
+    `flat_model` answers `llm_query`, and `root_model` takes a recursive model's own turns. `concurrency` is how many
+    requests may be under way at once. `recurse` answers a recursive query, and `track` is told of each query.
+    `deadline` is by the event loop's clock, None for none; the execution sets it when its code is sent.
     """
 
-    def __init__(
-        self,
-        *,
-        root: Model,
-        flat: Model,
-        budget: Budget,
-        concurrency: int,
-        max_depth: int,
-        recurse: AnswerRecursively,
-        track: RunTracked = run_untracked,
-    ) -> None:
-        self.root_model = root
-        self.flat_model = flat
-        self.budget = budget
-        self.concurrency = concurrency
-        self.max_depth = max_depth
-        self.recurse = recurse
-        self.track = track
-        self.deadline: float | None = None
-        self._request_slots = asyncio.Semaphore(concurrency)
+    root_model: Model
+    flat_model: Model
+    budget: Budget
+    concurrency: int
+    max_depth: int
+    recurse: AnswerRecursively
+    track: RunTracked = run_untracked
+    deadline: float | None = None
+    queries: list[Query] = field(default_factory=list[Query])
+
+    def __post_init__(self) -> None:
+        self._request_slots = asyncio.Semaphore(self.concurrency)
         self._asked = self._failed = self._recorded = 0
-        self.queries: list[Query] = []
 
     def set_deadline(self, timeout: float | None) -> None:
         """Sets the deadline of all queries by the timeout of the code that asks, in seconds."""
@@ -203,14 +202,10 @@ class QuerySession:
 
     def summarize(self) -> QuerySummary:
         """The queries' counts, tokens and cost, and the queries as a tree."""
-        usage = self.budget.usage
         return QuerySummary(
             asked=self._asked,
             failed=self._failed,
-            calls=usage.calls,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cost=usage.cost,
+            **asdict(self.budget.usage),
             tree=tuple(query.to_json() for query in self.queries),
         )
 
@@ -219,14 +214,11 @@ class Queries:
     """What code at one depth may ask: `tools` are the functions that its driver calls.
 
     Plain code has depth 0. A query that code at depth d asks runs at d + 1; a recursive one beyond the session's
-    `max_depth` is refused. `interpreter` is the one whose sandbox the code runs in.
+    `max_depth` is refused.
     """
 
-    def __init__(
-        self, session: QuerySession, interpreter: CodeRunner, *, depth: int = 0, parent: Query | None = None
-    ) -> None:
+    def __init__(self, session: QuerySession, *, depth: int = 0, parent: Query | None = None) -> None:
         self.session = session
-        self.interpreter = interpreter
         self.depth = depth
         self.is_top_level = parent is None
         self._parent = parent
@@ -240,61 +232,60 @@ class Queries:
 
     def make_child(self, query: Query) -> Queries:
         """What the code of a recursive query may ask."""
-        return Queries(self.session, self.interpreter, depth=self.depth + 1, parent=query)
+        return Queries(self.session, depth=self.depth + 1, parent=query)
 
     async def _ask_model(self, prompts: list[str], *, concurrency: int | None) -> list[dict[str, str]]:
-        async def answer_one(prompt: str) -> str:
-            model = self.session.flat_model
-            query = Query("llm_query", self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS])
+        session = self.session
 
-            async def work() -> str:
-                return (await self.session.ask(model, [{"role": "user", "content": prompt}], query)).text
+        async def answer(prompt: str, query: Query) -> str:
+            return (await session.ask(session.flat_model, [{"role": "user", "content": prompt}], query)).text
 
-            return await self.session.run_recorded(query, self._parent, work)
-
-        return await self._answer_all(prompts, concurrency, answer_one)
+        return await self._answer_all("llm_query", session.flat_model, prompts, concurrency, answer)
 
     async def _ask_recursive_model(
         self, prompts: list[str], *, concurrency: int | None, context: dict[str, Any]
     ) -> list[dict[str, str]]:
-        query_context = QueryContext(**context)
+        session, query_context = self.session, QueryContext(**context)
 
-        async def answer_one(prompt: str) -> str:
-            query = Query("rlm_query", self.depth + 1, self.session.root_model.name, prompt[:RECORDED_CHARACTERS])
+        async def answer(prompt: str, query: Query) -> str:
+            if query.depth > session.max_depth:
+                raise DepthExceeded(
+                    f"a recursive query here would run at depth {query.depth}, and the greatest is "
+                    f"{session.max_depth}: use llm_query, or raise max_depth"
+                )
+            session.check_seconds_left()
+            try:
+                async with asyncio.timeout_at(session.deadline), self._recursions:
+                    return await session.recurse(self.make_child(query), prompt, query_context, query)
+            except TimeoutError:
+                raise session.make_deadline_error() from None
 
-            async def work() -> str:
-                if self.depth + 1 > self.session.max_depth:
-                    raise DepthExceeded(
-                        f"a recursive query here would run at depth {self.depth + 1}, and the greatest is "
-                        f"{self.session.max_depth}: use llm_query, or raise max_depth"
-                    )
-                self.session.check_seconds_left()
-                try:
-                    async with asyncio.timeout_at(self.session.deadline), self._recursions:
-                        return await self.session.recurse(self.make_child(query), prompt, query_context, query)
-                except TimeoutError:
-                    raise self.session.make_deadline_error() from None
-
-            return await self.session.run_recorded(query, self._parent, work)
-
-        return await self._answer_all(prompts, concurrency, answer_one)
+        return await self._answer_all("rlm_query", session.root_model, prompts, concurrency, answer)
 
     async def _answer_all(
-        self, prompts: list[str], concurrency: int | None, answer_one: Callable[[str], Awaitable[str]]
+        self,
+        kind: str,
+        model: Model,
+        prompts: list[str],
+        concurrency: int | None,
+        answer: Callable[[str, Query], Awaitable[str]],
     ) -> list[dict[str, str]]:
         """Replies in the order of the prompts. What the code has sent is the code's word: it may be anything."""
-        limit = self.session.concurrency if concurrency is None else min(int(concurrency), self.session.concurrency)
+        session = self.session
+        limit = session.concurrency if concurrency is None else min(int(concurrency), session.concurrency)
         slots = asyncio.Semaphore(max(1, limit))
 
         async def reply(prompt: str) -> dict[str, str]:
             try:
                 async with slots:
-                    return {"answer": await answer_one(str(prompt))}
+                    query = Query(kind, self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS])
+                    work = partial(answer, prompt, query)
+                    return {"answer": await session.run_recorded(query, self._parent, work)}
             except RlmBatchError as error:
-                kind = type(error) if type(error) in _ERRORS_OF_CODE else QueryError
-                return {"error": kind.__name__, "message": str(error)}
+                error_kind = type(error) if type(error) in _ERRORS_OF_CODE else QueryError
+                return {"error": error_kind.__name__, "message": str(error)}
 
-        return list(await asyncio.gather(*map(reply, prompts)))
+        return list(await asyncio.gather(*map(reply, map(str, prompts))))
 
 
 _ERRORS_OF_CODE = (BudgetExceeded, DepthExceeded, DeadlineExceeded, QueryError)

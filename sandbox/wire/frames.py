@@ -13,6 +13,8 @@ the host's wire, ``n``, a number that grows by one: a frame that comes again is 
 
 from __future__ import annotations
 
+import os
+
 from .strict_json import dumps, loads
 
 TYPE_CHECKING = False
@@ -28,10 +30,21 @@ class BadFrameError(Exception):
 
 def encode_frame(header: dict[str, Any], body: bytes | None = None) -> bytes:
     """A frame's bytes."""
-    if body is None:
-        return dumps(header).encode("utf-8", "replace") + b"\n"
-    header["body"] = len(body)
-    return b"".join((dumps(header).encode("utf-8", "replace"), b"\n", body, b"\n"))
+    if body is not None:
+        header["body"] = len(body)
+    line = dumps(header).encode("utf-8", "replace") + b"\n"
+    return line if body is None else b"".join((line, body, b"\n"))
+
+
+def take_file(path: str) -> bytes:
+    """What a file holds that stands for a body or a value; the file goes."""
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # it is another's, or has gone
+    return data
 
 
 class FrameReader:
@@ -83,7 +96,7 @@ class FrameReader:
         try:
             header: Any = loads(line.decode("utf-8"))
         except (ValueError, RecursionError):
-            raise BadFrameError(f"a line that is no frame: {line[:80]!r}") from None
+            header = None
         if not isinstance(header, dict):
             raise BadFrameError(f"a line that is no frame: {line[:80]!r}")
         frame: dict[str, Any] = header  # type: ignore[reportUnknownVariableType]

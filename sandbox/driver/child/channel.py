@@ -1,5 +1,7 @@
 """A child's channel to its supervisor: what the code asks of its host goes out, and the replies come in.
 
+An interrupt is raised between two instructions of the code, never inside what is done for it here.
+
 No thread of ours runs beside the code. Of the threads that wait for a reply one reads the channel for all of them, and
 hands that duty on when it has its own.
 """
@@ -12,12 +14,12 @@ import select
 from ...wire.frames import FrameReader, encode_frame
 from ...wire.pipes import READ_BYTES
 from ...wire.strict_json import NotJsonError, encode_fields, loads
+from ..processes import signal
+from .submit import Submitted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from .interrupts import InterruptShield
 
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # the descriptors of a child's own channel
 MAX_CALL_BYTES = 16 * 1024 * 1024  # of one call's arguments
@@ -27,6 +29,58 @@ class ToolError(RuntimeError):
     """A function of the host failed; the message begins with the type of its error."""
 
     __module__ = "builtins"  # tracebacks name it as the code knows it
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ends an execution that has outlived its timeout or was cancelled."""
+
+    __module__ = "builtins"  # tracebacks name it as the code knows it
+
+
+class InterruptShield:
+    """Handles SIGINT for the code; what the main thread does in it is not interrupted.
+
+    `is_running` says whether code runs, `has_submitted` whether it has handed something back.
+    """
+
+    def __init__(self) -> None:
+        import _thread
+
+        self.get_thread_id = _thread.get_ident
+        self.main_thread = _thread.get_ident()
+        self.is_running = False
+        self.has_submitted = False
+        self._depth = 0
+        self._is_pending = False
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def reset(self) -> None:
+        self.has_submitted = self._is_pending = False
+
+    def __enter__(self) -> None:
+        if self.get_thread_id() == self.main_thread:
+            self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Raises an interrupt that came meanwhile."""
+        if self.get_thread_id() == self.main_thread:
+            self._depth -= 1
+            if self._is_pending and not self._depth:
+                self._raise()
+
+    def _on_interrupt(self, _number: int, _frame: object) -> None:
+        if not self.is_running:
+            return
+        if self._depth:
+            self._is_pending = True
+        else:
+            self._raise()
+
+    def _raise(self) -> None:
+        self._is_pending = False
+        if self.has_submitted:
+            raise Submitted
+        raise Interrupted
 
 
 class Waiter:
@@ -75,46 +129,34 @@ class Channel:
                 data = data[os.write(CHANNEL_OUT, data) :]
 
     def expect_execution(self) -> Waiter:
-        """The waiter for the next execution."""
         waiter = self._waiters[self.NEXT] = Waiter()
         return waiter
 
     def wait(self, number: int, waiter: Waiter) -> tuple[dict[str, Any], bytes | None]:
         """Blocks until the waiter's frame is there, reading for every other waiter meanwhile if nobody does."""
         try:
-            self._shield.enter()
-            try:
-                with self.lock:
-                    waiter.is_waiting = True
-                    if not self._has_reader:
-                        self._has_reader = waiter.is_reader = True
-            finally:
-                self._shield.leave()
+            with self._shield, self.lock:
+                waiter.is_waiting = True
+                if not self._has_reader:
+                    self._has_reader = waiter.is_reader = True
             while waiter.frame is None:
                 if not waiter.is_reader:
                     waiter.event.acquire()
                     continue
                 if self._shield.is_running:
                     self._poll.poll()  # where an interrupt may raise; reading must not be torn by one
-                self._shield.enter()
-                try:
+                with self._shield:
                     self._read()
-                finally:
-                    self._shield.leave()
             return waiter.frame
         finally:
-            self._shield.enter()
-            try:
-                with self.lock:
-                    self._waiters.pop(number, None)
-                    if waiter.is_reader:
-                        heir = next((w for w in self._waiters.values() if w.is_waiting and w.frame is None), None)
-                        self._has_reader = heir is not None
-                        if heir is not None:
-                            heir.is_reader = True
-                            heir.wake()
-            finally:
-                self._shield.leave()
+            with self._shield, self.lock:
+                self._waiters.pop(number, None)
+                if waiter.is_reader:
+                    heir = next((w for w in self._waiters.values() if w.is_waiting and w.frame is None), None)
+                    self._has_reader = heir is not None
+                    if heir is not None:
+                        heir.is_reader = True
+                        heir.wake()
 
     def _read(self) -> None:
         data = os.read(CHANNEL_IN, READ_BYTES)
@@ -143,15 +185,12 @@ class Channel:
         if len(body) > MAX_CALL_BYTES:
             raise ValueError(f"{name} was given {len(body):,} bytes, more than {MAX_CALL_BYTES:,}: pass a path instead")
         waiter = Waiter()
-        self._shield.enter()
-        try:
+        with self._shield:
             with self.lock:
                 self._calls += 1
                 number = self._calls
                 self._waiters[number] = waiter
             self.send({"op": "call", "token": self.token, "call": number, "name": name}, body)
-        finally:
-            self._shield.leave()
         _, answer = self.wait(number, waiter)
         reply = loads((answer or b"{}").decode("utf-8"))
         if "error" in reply:

@@ -1,4 +1,4 @@
-"""Runs code in a child: its globals, its streams, and what becomes of it."""
+"""Runs code in a child: its globals, its streams, and what becomes of it, as the host is told."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import gc
 import os
 import sys
 
+from ...wire.frames import take_file
+from ...wire.names import DRIVER_FILE_PREFIX
 from ...wire.strict_json import dumps, loads
-from ..signals import signal
-from .channel import Channel
-from .error_report import clear_frames, describe_error
-from .interrupts import InterruptShield
-from .queries import Queries
-from .submit import Submitted, encode_submission
-from .volume import Volume
+from ..processes import signal
+from .channel import Channel, InterruptShield
+from .queries import make_query_names
+from .submit import SubmitError, Submitted, encode_submission
+from .volume import Volume, VolumeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CODE_NAME = "<code>"
 MAX_SOURCES = 100  # executions of a context whose lines a traceback can show
+MAX_TRACEBACK_CHARACTERS = 20_000
 RESERVE_BYTES = 4 * 1024 * 1024  # of address space, not touched, let go when there is an error to be described
 
 
@@ -115,20 +116,13 @@ class CodeRunner:
         self._volume.begin_execution()
         request = loads(body.decode("utf-8"))
         namespace = self._module.__dict__
-        token, expected = self._channel.token, request["output_fields"]
-
-        def submit(*values: Any, **fields: Any) -> None:
-            """Ends the execution and hands the fields back."""
-            self._submit(token, values, fields, expected)
-
-        submit.__name__ = submit.__qualname__ = "SUBMIT"
         namespace.update(self._provide_names(request["queries"]))
         for name in request["names"]:
             namespace[name] = self._make_tool(name)
-        namespace["SUBMIT"] = submit
+        namespace["SUBMIT"] = self._make_submit(self._channel.token, request["output_fields"])
         namespace.update(request["variables"])
         for name, path in request.get("files", {}).items():
-            namespace[name] = self._read_variable(path)
+            namespace[name] = loads(take_file(path).decode("utf-8"))  # a value that was too large for a frame
         source = self._sources[self._file_name] = request["code"]
         if len(self._sources) > MAX_SOURCES:
             del self._sources[next(iter(self._sources))]
@@ -142,8 +136,8 @@ class CodeRunner:
     def _provide_names(self, can_query: bool) -> dict[str, Any]:
         """The names that every execution finds, made once; `can_query` if there is a model behind the queries."""
         if can_query not in self._provided_names:
-            queries = Queries(self._channel.call_host if can_query else None)
-            self._provided_names[can_query] = {**self._volume.make_names(), **queries.make_names()}
+            query_names = make_query_names(self._channel.call_host if can_query else None)
+            self._provided_names[can_query] = {**self._volume.make_names(), **query_names}
         return self._provided_names[can_query]
 
     def _make_tool(self, name: str) -> Callable[..., Any]:
@@ -153,37 +147,27 @@ class CodeRunner:
         tool.__name__ = tool.__qualname__ = name
         return tool
 
-    def _submit(
-        self, token: str, values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None
-    ) -> None:
+    def _make_submit(self, token: str, expected: list[dict[str, str]] | None) -> Callable[..., NoReturn]:
         channel, shield = self._channel, self._shield
-        channel.check_process("SUBMIT")
-        if token != channel.token:
-            raise Submitted  # from a thread that an earlier execution left behind
-        body = encode_submission(values, fields, expected)
-        shield.enter()
-        try:
-            with channel.lock:
-                is_first, shield.has_submitted = not shield.has_submitted, True
-            if is_first:
-                channel.send({"op": "submit", "token": channel.token}, body)
-        finally:
-            shield.leave()
-        if shield.get_thread_id() != shield.main_thread:
-            signal.pthread_kill(shield.main_thread, signal.SIGINT)
-            raise SystemExit  # which is how a thread ends without a word
-        raise Submitted
 
-    @staticmethod
-    def _read_variable(path: str) -> Any:
-        """The value of a variable that was too large for a frame; the file is not the code's and goes."""
-        with open(path, "rb") as file:
-            value = loads(file.read().decode("utf-8"))
-        try:
-            os.unlink(path)
-        except OSError:
-            pass
-        return value
+        def submit(*values: Any, **fields: Any) -> NoReturn:
+            """Ends the execution and hands the fields back."""
+            channel.check_process("SUBMIT")
+            if token != channel.token:
+                raise Submitted  # from a thread that an earlier execution left behind
+            body = encode_submission(values, fields, expected)
+            with shield:
+                with channel.lock:
+                    is_first, shield.has_submitted = not shield.has_submitted, True
+                if is_first:
+                    channel.send({"op": "submit", "token": channel.token}, body)
+            if shield.get_thread_id() != shield.main_thread:
+                signal.pthread_kill(shield.main_thread, signal.SIGINT)
+                raise SystemExit  # which is how a thread ends without a word
+            raise Submitted
+
+        submit.__name__ = submit.__qualname__ = "SUBMIT"
+        return submit
 
     @staticmethod
     def _finish_as_script() -> None:
@@ -211,11 +195,49 @@ class CodeRunner:
                 self._channel.send(header, dumps(files).encode("utf-8", "replace"))
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
+        """What the host is told of the error that ended the code."""
         if isinstance(error, MemoryError):
             if self._is_stateless:
                 self._module.__dict__.clear()
-            clear_frames(error)
-        return describe_error(error, self._file_name, self._sources, self._is_compiled)
+            _clear_frames(error)
+        line = self._find_line(error)  # before the traceback is trimmed
+        try:
+            message = str(error)
+        except BaseException:
+            message = "(its message could not be read)"
+        try:
+            text = _format_traceback(error, self._sources)
+        except BaseException as failure:
+            text = f"(the traceback could not be made: {type(failure).__name__})"
+        code: Any = error.code if isinstance(error, SystemExit) else None
+        return {
+            "kind": self._find_kind(error),
+            "type": type(error).__qualname__,
+            "message": message[:MAX_TRACEBACK_CHARACTERS],
+            "traceback": text,
+            "exit_code": code if type(code) is int and abs(code) < 1 << 31 else None,
+            "line": line,
+        }
+
+    def _find_kind(self, error: BaseException) -> str:
+        kinds = {"memory": MemoryError, "submit": SubmitError, "volume": VolumeError, "exit": SystemExit}
+        for name, kind in kinds.items():
+            if isinstance(error, kind):
+                return name
+        if not self._is_compiled and isinstance(error, (SyntaxError, ValueError, RecursionError, OverflowError)):
+            return "syntax"
+        return "code"
+
+    def _find_line(self, error: BaseException) -> int | None:
+        """The line of the code that failed: the innermost that is the code's own."""
+        if isinstance(error, SyntaxError) and not self._is_compiled:
+            return error.lineno
+        line, trace = None, error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self._file_name:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        return line
 
     def _exit(self) -> NoReturn:
         """Ends the process as a script's would."""
@@ -223,3 +245,38 @@ class CodeRunner:
             self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
         finally:
             os._exit(0)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Lets go of the local variables on the way of an error, so that there is memory to report with."""
+    trace = error.__traceback__
+    while trace is not None:
+        try:
+            trace.tb_frame.clear()
+        except RuntimeError:
+            pass  # a frame that is still running: the driver's own
+        trace = trace.tb_next
+
+
+def _format_traceback(error: BaseException, sources: dict[str, str]) -> str:
+    import linecache
+    import traceback
+
+    for name, source in sources.items():
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
+        first = first.tb_next
+    trace = first
+    last: Any = None
+    while trace is not None:  # and the driver's frames at the other end: SUBMIT's, a tool's, the interrupt's
+        if trace.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
+            break
+        last, trace = trace, trace.tb_next
+    if last is not None:
+        last.tb_next = None
+    text = "".join(traceback.format_exception(type(error), error, first))
+    if len(text) > MAX_TRACEBACK_CHARACTERS:
+        half = MAX_TRACEBACK_CHARACTERS // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+    return text

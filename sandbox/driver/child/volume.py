@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .interrupts import InterruptShield
+    from .channel import InterruptShield
 
 
 class VolumeError(OSError):
@@ -70,11 +70,11 @@ class Volume:
             if event == "open":
                 if arguments[2] & os.O_ACCMODE != os.O_RDONLY:
                     self._note_path(arguments[0])
-            elif event == "os.rename":
-                self._forget_path(arguments[0])
-                self._note_path(arguments[1])
-            elif event == "os.remove":
-                self._forget_path(arguments[0])
+            elif event in ("os.rename", "os.remove"):
+                if self._written:
+                    self._written.pop(self._find_path_inside(arguments[0]) or "", None)
+                if event == "os.rename":
+                    self._note_path(arguments[1])
         except Exception:
             pass  # what it raises the code would get: for want of a working directory, or of arguments, say
 
@@ -82,10 +82,6 @@ class Volume:
         inside = self._find_path_inside(path)
         if inside is not None and len(self._written) < MAX_REPORTED_FILES:
             self._written[inside] = None
-
-    def _forget_path(self, path: Any) -> None:
-        if self._written:
-            self._written.pop(self._find_path_inside(path) or "", None)
 
     def _find_path_inside(self, path: Any) -> str | None:
         """The path in the volume of a file there; None for files elsewhere, our own, and what is no path."""
@@ -163,8 +159,6 @@ class Volume:
             raise VolumeError(f"{inside!r} is a symbolic link that leaves the volume: name the file itself")
         return inside, real
 
-    # -- saving
-
     def _save(self, path: str | os.PathLike[str], data: str | bytes) -> str:
         inside, real = self._resolve(path, "save_to_volume")
         if isinstance(data, str):
@@ -182,10 +176,9 @@ class Volume:
             folder = os.path.dirname(real)
             os.makedirs(folder, exist_ok=True)
             if self._can_rename(folder):
-                partial = self._partial(folder)
-                self._write(partial, os.O_EXCL, data, then=real)
+                self._write(self._partial(folder), "xb", data, then=real)
             else:
-                self._write(real, os.O_TRUNC, data, then=None)
+                self._write(real, "wb", data, then=None)
         except VolumeError:
             raise
         except OSError as error:
@@ -200,7 +193,7 @@ class Volume:
         """Whether files can be renamed here, found out by renaming an empty one."""
         if self._renames_files is None:
             before, after = self._partial(folder), self._partial(folder)
-            self._write(before, os.O_EXCL, b"", then=None)
+            self._write(before, "xb", b"", then=None)
             try:
                 os.rename(before, after)
                 before = after
@@ -211,33 +204,26 @@ class Volume:
                 os.unlink(before)
         return self._renames_files
 
-    def _write(self, path: str, flag: int, data: Any, then: str | None) -> None:
+    def _write(self, path: str, mode: str, data: Any, then: str | None) -> None:
         """Writes a file in one go, and renames it if `then` says so; removes it again if either fails."""
-        file = -1
+        file: Any = None
         try:
-            self._shield.enter()
-            try:
-                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o666)
-            finally:
-                self._shield.leave()
+            with self._shield:
+                file = open(path, mode, buffering=0)  # noqa: SIM115
             rest = memoryview(data).cast("B")
             while rest:
-                rest = rest[os.write(file, rest) :]
-            open_file, file = file, -2
-            os.close(open_file)  # where what is full, or gone, may be told only now
+                rest = rest[file.write(rest) :]
+            file.close()  # where what is full, or gone, may be told only now
             if then is not None:
                 os.rename(path, then)
         except BaseException:
-            if file >= 0:
-                os.close(file)
-            if file != -1:
+            if file is not None:
+                file.close()
                 try:
                     os.unlink(path)
                 except OSError:
                     pass
             raise
-
-    # -- loading and listing
 
     def _load(self, path: str | os.PathLike[str], binary: bool | None) -> str | bytes:
         inside, real = self._resolve(path, "load_from_volume")
@@ -286,7 +272,6 @@ class Volume:
 
 
 def _build_error(error: OSError, path: str, function: str) -> VolumeError:
-    """The error that the function of that name raises for a path of the volume."""
     number = error.errno
     if function != "save_to_volume" and number in (errno.ENOENT, errno.ENOTDIR):
         return VolumeError(f"there is no {path!r} on the volume: list_volume() says what there is")
