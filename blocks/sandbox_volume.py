@@ -11,8 +11,9 @@ from ..sandbox.wire.strict_json import encode_fields
 from .volume import VolumeFile, VolumeStore, split_volume_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..sandbox.interpreter import Interpreter
-    from .provider import SandboxProvider
 
 TIMEOUT_SECONDS = 600.0  # for one list, or one file
 PAGE_BYTES = 900_000  # bytes of JSON in one answer, which SUBMIT limits to 1 MiB
@@ -51,16 +52,13 @@ except OSError as error:
 
 
 class SandboxVolume(VolumeStore):
-    """The volume `name` of a provider. One sandbox is opened when it is first asked for something, until `close`."""
+    """A volume that sandboxes have; one is opened when it is first asked for something, until `close`."""
 
-    def __init__(self, provider: SandboxProvider, name: str) -> None:
-        # What belongs to the code and not to the volume is left out: it would only take time.
-        plain = {"volume_name": name, "repo_url": None, "repo_ref": None, "repo_token": None, "packages": []}
-        self._provider = provider.model_copy(update=plain)
+    def __init__(self, make_interpreter: Callable[..., Interpreter]) -> None:
+        self._make_interpreter = make_interpreter  # with the `timeout` of each execution, in seconds
         self._interpreter: Interpreter | None = None
 
     async def ls(self, path: str = "") -> list[VolumeFile]:
-        """See `VolumeStore.ls`."""
         files: list[VolumeFile] = []
         has_more, relative_path = True, "/".join(split_volume_path(path))
         while has_more:
@@ -72,19 +70,16 @@ class SandboxVolume(VolumeStore):
         return files
 
     async def get(self, path: str) -> bytes:
-        """See `VolumeStore.get`."""
         interpreter = await self._open()
         result = await interpreter.execute(CHECK, {"path": self._join_file_path(path)})
         return await interpreter.sandbox.download(result["place"])
 
     async def put(self, path: str, data: bytes) -> None:
-        """See `VolumeStore.put`."""
         interpreter = await self._open()
         encoded = {"data": encode_fields({"data": base64.b64encode(data).decode()})[len(b'{"data":') : -1]}
         await interpreter.execute(PUT, {"path": self._join_file_path(path)}, encoded=encoded)
 
     async def delete(self, path: str) -> None:
-        """See `VolumeStore.delete`."""
         interpreter = await self._open()
         await interpreter.execute(DELETE, {"path": self._join_file_path(path)})
 
@@ -104,7 +99,7 @@ class SandboxVolume(VolumeStore):
     async def _open(self) -> Interpreter:
         if self._interpreter is None or not self._interpreter.is_alive:
             await self.close()
-            self._interpreter = self._provider.interpreter(timeout=TIMEOUT_SECONDS)
+            self._interpreter = self._make_interpreter(timeout=TIMEOUT_SECONDS)
             try:
                 await self._interpreter.start()
             except BaseException:
