@@ -6,22 +6,19 @@ import math
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
+from ..sandbox.provider_api import Sandbox
 from . import git as repository
 from .sandbox_volume import SandboxVolume
 from .settings import SandboxSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..sandbox.provider_api import Sandbox
-    from .volume import VolumeStore
+from .volume import VolumeStore
 
 MANAGED_LABELS = {"managed-by": "rlm-batch"}
 

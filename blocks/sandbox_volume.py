@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import base64
-import posixpath
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ..sandbox.errors import VolumeError
+from ..sandbox.interpreter import Interpreter
 from ..sandbox.wire.strict_json import encode_fields
 from .volume import VolumeFile, VolumeStore, split_volume_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..sandbox.interpreter import Interpreter
 
 TIMEOUT_SECONDS = 600.0  # for one list, or one file
 PAGE_BYTES = 900_000  # bytes of JSON in one answer, which SUBMIT limits to 1 MiB
@@ -94,15 +89,12 @@ class SandboxVolume(VolumeStore):
         parts = split_volume_path(path)
         if not parts:
             raise VolumeError("the volume itself is a directory: name a file on it")
-        return posixpath.join(*parts)
+        return "/".join(parts)
 
     async def _open(self) -> Interpreter:
         if self._interpreter is None or not self._interpreter.is_alive:
             await self.close()
-            self._interpreter = self._make_interpreter(timeout=TIMEOUT_SECONDS)
-            try:
-                await self._interpreter.start()
-            except BaseException:
-                self._interpreter = None
-                raise
+            interpreter = self._make_interpreter(timeout=TIMEOUT_SECONDS)
+            await interpreter.start()
+            self._interpreter = interpreter
         return self._interpreter
