@@ -65,7 +65,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, SharedClient]] 
 async def borrow_client(settings: DaytonaSettings) -> SharedClient:
     """This loop's client; `release` it when done. Raises ConfigurationError without credentials."""
     if "daytona._async.daytona" not in sys.modules:
-        # The SDK imports what a client is made of when it is asked for it: seconds and a hundred megabytes, once.
+        # The SDK imports what a client is made of when it is asked for it, which takes seconds.
         await asyncio.to_thread(getattr, daytona, "AsyncDaytona")
     clients = _clients.setdefault(asyncio.get_running_loop(), {})
     api_key = settings.api_key.get_secret_value() if settings.api_key is not None else None

@@ -1,20 +1,21 @@
-"""Daytona as a provider of sandboxes, through its SDK's asynchronous client."""
+"""Daytona as a provider of sandboxes, through its SDK's asynchronous client.
+
+The SDK is imported when the first sandbox is opened: that costs seconds and a hundred megabytes, once for a process.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import PrivateAttr
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
+from ...sandbox.provider_api import Sandbox
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import DaytonaSettings
-
-if TYPE_CHECKING:
-    from .handle import DaytonaSandboxHandle
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -25,7 +26,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
     _is_key_accepted: bool = PrivateAttr(default=False)  # the account has been asked once
     provider_name: ClassVar[str] = "daytona"
 
-    async def open(self, labels: dict[str, str]) -> DaytonaSandboxHandle:
+    async def open(self, labels: dict[str, str]) -> Sandbox:
         """Opens a sandbox, clones the repository into it and installs the packages; see `SandboxProvider.open`."""
         from .creation import open_sandbox
 

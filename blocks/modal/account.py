@@ -42,10 +42,10 @@ async def open_account(settings: ModalSettings) -> Account:
             os.environ["MODAL_MAX_THROTTLE_WAIT"] = str(THROTTLE_SECONDS)
         # It logs every header of every call, the token among them, where a program logs all that there is.
         logging.getLogger("hpack").setLevel(logging.WARNING)
-        credentials = (config.get("token_id"), config.get("token_secret")) if None in token else token
+        token_id, secret = (config.get("token_id"), config.get("token_secret")) if None in token else token
         try:
-            if all(credentials):
-                client = await modal.Client.from_credentials.aio(*credentials)
+            if token_id and secret:
+                client = await modal.Client.from_credentials.aio(token_id, secret)
             else:  # it knows other ways to sign in, and says what is missing; it is one for the whole process
                 client = await modal.Client.from_env.aio()
             app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)

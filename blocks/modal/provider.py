@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from ...sandbox.provider_api import Sandbox
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import PYTHON, ModalSettings
-
-if TYPE_CHECKING:
-    from .handle import ModalSandboxHandle
 
 
 class ModalProvider(ModalSettings, SandboxProvider):
@@ -34,7 +32,7 @@ class ModalProvider(ModalSettings, SandboxProvider):
         has_token = config.get("token_id") and config.get("token_secret")
         return bool(has_token or os.environ.get("MODAL_OAUTH_REFRESH_TOKEN"))
 
-    async def open(self, labels: dict[str, str]) -> ModalSandboxHandle:
+    async def open(self, labels: dict[str, str]) -> Sandbox:
         """Opens a sandbox, with the repository in it; see `SandboxProvider.open`."""
         from .creation import open_sandbox
 
