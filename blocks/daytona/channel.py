@@ -213,10 +213,6 @@ class DaytonaChannel:
         if self._is_broken:  # the SDK hands over what it still holds, markers and all, when this has raised
             return
         self._is_broken = True
-        await self._read_frames(text)
-        self._is_broken = False
-
-    async def _read_frames(self, text: str) -> None:
         for header, body in self._frames.feed(text.encode("utf-8")):
             if header["n"] <= self._last_number:
                 continue
@@ -225,6 +221,7 @@ class DaytonaChannel:
                 body = await self._fetch(path)
             self._last_number = header["n"]
             self._receive(encode_frame(header, body))
+        self._is_broken = False
 
     async def _fetch(self, path: str) -> bytes:
         """A body that was too large for the log."""

@@ -5,21 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import modal
 from modal.config import config
 
-from ...sandbox.errors import (
-    ConfigurationError,
-    QuotaExceeded,
-    RlmBatchError,
-    SandboxLost,
-    SandboxStartError,
-    VolumeError,
-)
+from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ..retry import call_with_retries
 
 T = TypeVar("T")
@@ -80,14 +72,3 @@ def get_last_line(error: BaseException) -> str:
     """What an error says, in one line: of the many of a failed build the last is the complaint."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:500] if lines else type(error).__name__
-
-
-@contextmanager
-def map_file_errors(sandbox_id: str, failure: str) -> Iterator[None]:
-    """Turns the client's errors about files into ours: VolumeError, SandboxLost."""
-    try:
-        yield
-    except modal.exception.SandboxFilesystemError as error:
-        raise VolumeError(f"{failure}: {get_last_line(error)}") from error
-    except modal.exception.Error as error:
-        raise SandboxLost(f"{failure}, for sandbox {sandbox_id} has gone: {get_last_line(error)}") from error

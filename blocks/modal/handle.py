@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import MAGIC_NUMBER
 from pathlib import PurePosixPath
@@ -14,11 +14,11 @@ from typing import Any
 import modal
 
 from ...sandbox.driver_bundle import build_driver_code, build_driver_text
-from ...sandbox.errors import SandboxLost
+from ...sandbox.errors import SandboxLost, VolumeError
 from ...sandbox.provider_api import DriverSettings, Sandbox
 from ..storage.safe_paths import split_path
 from .channel import ModalChannel
-from .errors import get_last_line, map_error, map_file_errors, retry_refused, retry_until_done
+from .errors import get_last_line, map_error, retry_refused, retry_until_done
 from .settings import ModalSettings
 
 RELOAD_SECONDS = 60
@@ -95,12 +95,21 @@ class ModalSandboxHandle(Sandbox):
             ) from error
 
     async def upload(self, path: str, data: bytes) -> None:
-        with map_file_errors(self.id, f"{path} could not be written"):
+        with self._map_file_errors(f"{path} could not be written"):
             await retry_refused(lambda: self._sandbox.filesystem.write_bytes.aio(data, self._resolve_path(path)))
 
     async def download(self, path: str) -> bytes:
-        with map_file_errors(self.id, f"{path} could not be read"):
+        with self._map_file_errors(f"{path} could not be read"):
             return await retry_refused(lambda: self._sandbox.filesystem.read_bytes.aio(self._resolve_path(path)))
+
+    @contextmanager
+    def _map_file_errors(self, failure: str) -> Iterator[None]:
+        try:
+            yield
+        except modal.exception.SandboxFilesystemError as error:
+            raise VolumeError(f"{failure}: {get_last_line(error)}") from error
+        except modal.exception.Error as error:
+            raise SandboxLost(f"{failure}, for sandbox {self.id} has gone: {get_last_line(error)}") from error
 
     def _resolve_path(self, path: str) -> str:
         if path.startswith("/"):
