@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from ..sandbox.errors import (
     CodeError,
@@ -14,6 +14,7 @@ from ..sandbox.errors import (
     RlmBatchError,
     SubmitError,
 )
+from ..sandbox.result import Result
 from ..sandbox.sync_interpreter import SyncInterpreter
 from ..sandbox.wire.names import QUERY_NAMES
 from .language_model.litellm_client import INSTALL_HINT, use_bundled_prices
@@ -23,9 +24,6 @@ try:
 except ImportError as error:
     raise ConfigurationError(INSTALL_HINT) from error
 
-if TYPE_CHECKING:
-    from ..sandbox.result import Result
-
 FACADE = ("__dspy_construct__", "__dspy_call__")  # the tools of DSPy's own sub-agents,
 FACADE_TOKEN = "__dspy_host_token"  # and the variable that the code which installs them is handed
 REFUSED = (
@@ -33,35 +31,10 @@ REFUSED = (
     "llm_query, llm_query_batched, rlm_query and rlm_query_batched"
 )
 
-
-class Run(Protocol):
-    """Runs code where its state is kept, and waits for it. Raises what `Interpreter.execute` raises."""
-
-    def __call__(
-        self,
-        code: str,
-        variables: dict[str, Any],
-        tools: dict[str, Callable[..., Any]],
-        output_fields: list[dict[str, Any]] | None,
-        /,
-    ) -> Result: ...
-
-
-class Tools(dict[str, Callable[..., Any]]):
-    """A mutable dict of tools that does not take some names, and says nothing: DSPy puts its own there each time."""
-
-    def __init__(self, refused: tuple[str, ...]) -> None:
-        super().__init__()
-        self._refused = refused
-
-    def __setitem__(self, name: str, tool: Callable[..., Any]) -> None:
-        if name not in self._refused:
-            super().__setitem__(name, tool)
-
-    def update(self, *others: Any, **more: Any) -> None:
-        """As dict's own."""
-        for name, tool in dict(*others, **more).items():
-            self[name] = tool
+ToolDict = dict[str, Callable[..., Any]]
+OutputFields = list[dict[str, Any]] | None
+# Runs code with its variables where its state is kept, and waits for it. Raises what `Interpreter.execute` raises.
+Run = Callable[[str, dict[str, Any], ToolDict, OutputFields], Result]
 
 
 class DSPyInterpreter:
@@ -72,8 +45,8 @@ class DSPyInterpreter:
     """
 
     def __init__(self, run: Run, start: Callable[[], object], shutdown: Callable[[], None], *, asks: bool) -> None:
-        self.tools: dict[str, Callable[..., Any]] = Tools((*QUERY_NAMES, *FACADE) if asks else ())
-        self.output_fields: list[dict[str, Any]] | None = None
+        self.tools: ToolDict = {}
+        self.output_fields: OutputFields = None
         self._run = run
         self._start = start
         self._shutdown = shutdown
@@ -104,7 +77,8 @@ class DSPyInterpreter:
         def in_context(tool: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *args, **kwargs: context.copy().run(tool, *args, **kwargs)
 
-        tools = {name: in_context(tool) for name, tool in self.tools.items()}
+        refused = (*QUERY_NAMES, *FACADE) if self._asks else ()  # DSPy puts its own there each time
+        tools = {name: in_context(tool) for name, tool in self.tools.items() if name not in refused}
         try:
             result = self._run(code, variables, tools, self.output_fields)
         except CodeSyntaxError as error:
@@ -156,12 +130,7 @@ class InterpreterFactory:
         ours = self._make_interpreter()
         ours.share_query_limits()
 
-        def run(
-            code: str,
-            variables: dict[str, Any],
-            tools: dict[str, Callable[..., Any]],
-            output_fields: list[dict[str, Any]] | None,
-        ) -> Result:
+        def run(code: str, variables: dict[str, Any], tools: ToolDict, output_fields: OutputFields) -> Result:
             ours.tools.clear()
             ours.tools.update(tools)
             return ours.execute(code, variables, output_fields=output_fields)

@@ -6,13 +6,11 @@ import base64
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
 
 from ..sandbox.errors import ConfigurationError
 from .subprocess_runner import run_command
-
-if TYPE_CHECKING:
-    from pydantic import SecretStr
 
 ANSWER_TIMEOUT_SECONDS = 60.0  # for a server to answer
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")

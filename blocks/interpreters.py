@@ -53,8 +53,8 @@ class _ProviderInterpreter(SyncInterpreter):
             "max_depth": max_depth,
             "max_llm_calls": max_llm_calls,
             "max_llm_tokens": max_llm_tokens,
+            "max_cost": max_cost,
         }
-        self._max_cost = max_cost
         self._language_model = language_model
         self._model_access: ModelAccess | None = None
         make_queries = None if language_model is None else self._ask
@@ -67,7 +67,7 @@ class _ProviderInterpreter(SyncInterpreter):
     async def _open_sandbox(self) -> Sandbox:
         provider = self._provider
         if self._language_model is not None and self._model_access is None:
-            self._model_access = await open_model_access(self._language_model, max_cost=self._max_cost, **self._limits)
+            self._model_access = await open_model_access(self._language_model, **self._limits)
         # Without that address, asking for a block would start a server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
             try:

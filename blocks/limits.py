@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import httpx
 from prefect.blocks.core import Block
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.settings import PREFECT_API_URL
 
 from ..sandbox.errors import ConfigurationError
 from .provider import SandboxProvider
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import PrefectClient
 
 LEASE_SECONDS = 60.0  # seconds after which a holder that has said nothing loses its slot; the least that Prefect grants
 MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit: it only has to be more than there are
@@ -75,9 +75,6 @@ async def reconcile_limits(provider: SandboxProvider) -> None:
     A limit that the block no longer has is removed, unless its name was given: others may have it too. Does nothing for
     a block that is not saved. Raises httpx.HTTPError where the server does not answer.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-
     names, limits = get_limit_names(provider), build_limit_settings(provider)
     if names is None:
         return
@@ -89,66 +86,39 @@ async def reconcile_limits(provider: SandboxProvider) -> None:
                 await client.upsert_global_concurrency_limit_by_name(name, **settings)
         if provider.limit_name is None:
             for name in {names.sandboxes, names.creations, names.waiting} - set(limits):
-                try:
+                with suppress(ObjectNotFound):
                     await client.delete_global_concurrency_limit_by_name(name)
-                except ObjectNotFound:
-                    continue
 
 
-class Limits(ABC):
-    """Where slots are taken and given back. A slot is known by the id of its lease."""
+class ServerLimits:
+    """The limits on the Prefect server of this client, where slots are taken and given back.
 
-    shared: ClassVar[bool]  # over every flow run and machine of a server
+    A slot is known by the id of its lease. Every method raises httpx.HTTPError.
+    """
 
-    @abstractmethod
-    async def acquire_slot(self, name: str) -> UUID | None:
-        """A slot, None when all are in use. Raises httpx.HTTPError."""
-
-    @abstractmethod
-    async def release_slot(self, lease: UUID) -> None:
-        """Raises httpx.HTTPError; the slot comes back by itself then, when its lease ends."""
-
-    @abstractmethod
-    async def renew_slot(self, lease: UUID) -> bool:
-        """Keeps a slot for another while; False when it had ended. Raises httpx.HTTPError."""
-
-    @abstractmethod
-    async def count_slots_in_use(self, name: str) -> int:
-        """How many slots are in use. Raises httpx.HTTPError."""
-
-    @abstractmethod
-    async def acquire_rate_slot(self, name: str) -> bool:
-        """Takes a slot that decays by itself; False when there is none now. Raises httpx.HTTPError."""
-
-
-class ServerLimits(Limits):
-    """The limits on the Prefect server of this client."""
-
-    shared = True
+    shared: ClassVar[bool] = True  # over every flow run and machine of a server
 
     def __init__(self, client: PrefectClient, provider: SandboxProvider, run_id: str) -> None:
         self._client, self._provider, self._run_id = client, provider, run_id
 
     async def acquire_slot(self, name: str) -> UUID | None:
+        """A slot, None when all are in use."""
         if await self._is_full(name):
             return None
-        from prefect.client.schemas.objects import ConcurrencyLeaseHolder
-
         holder = ConcurrencyLeaseHolder(type="flow_run", id=UUID(self._run_id))
-        try:
-            answer = await self._client.increment_concurrency_slots_with_lease(
-                [name], 1, "concurrency", LEASE_SECONDS, holder
-            )
-        except httpx.HTTPStatusError as error:
-            _raise_unless_full(error)
+        granted = await self._request(
+            self._client.increment_concurrency_slots_with_lease([name], 1, "concurrency", LEASE_SECONDS, holder)
+        )
+        if granted is None or not await self._ensure_exists(granted["limits"]):
             return None
-        granted = answer.json()
-        return UUID(granted["lease_id"]) if await self._ensure_exists(granted["limits"]) else None
+        return UUID(granted["lease_id"])
 
     async def release_slot(self, lease: UUID) -> None:
+        """Where this raises, the slot comes back by itself, when its lease ends."""
         await self._client.release_concurrency_slots_with_lease(lease)
 
     async def renew_slot(self, lease: UUID) -> bool:
+        """Keeps a slot for another while; False when it had ended."""
         try:
             await self._client.renew_concurrency_lease(lease, LEASE_SECONDS)
         except httpx.HTTPStatusError as error:
@@ -161,25 +131,29 @@ class ServerLimits(Limits):
         return (await self._client.read_global_concurrency_limit_by_name(name)).active_slots
 
     async def acquire_rate_slot(self, name: str) -> bool:
+        """Takes a slot that decays by itself; False when there is none now."""
         if await self._is_full(name):
             return False
-        try:
-            answer = await self._client.increment_concurrency_slots([name], 1, "rate_limit")
-        except httpx.HTTPStatusError as error:
-            _raise_unless_full(error)
-            return False
-        return await self._ensure_exists(answer.json())
+        granted = await self._request(self._client.increment_concurrency_slots([name], 1, "rate_limit"))
+        return granted is not None and await self._ensure_exists(granted)
 
     async def _is_full(self, name: str) -> bool:
         """Asks before it takes: a refusal is written to the database, and makes a slot that decays begin again."""
-        from prefect.exceptions import ObjectNotFound
-
         try:
             limit = await self._client.read_global_concurrency_limit_by_name(name)
         except ObjectNotFound:
             await reconcile_limits(self._provider)
             return False
         return limit.active and limit.active_slots >= limit.limit
+
+    async def _request(self, request: Awaitable[httpx.Response]) -> Any:
+        """What the server grants, None where another was quicker."""
+        try:
+            return (await request).json()
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.LOCKED:
+                raise
+            return None
 
     async def _ensure_exists(self, limits: list[Any]) -> bool:
         """Prefect grants slots of a limit that is not there. Someone has removed it: it is made again."""
@@ -188,16 +162,10 @@ class ServerLimits(Limits):
         return bool(limits)
 
 
-def _raise_unless_full(error: httpx.HTTPStatusError) -> None:
-    """Raises the error, unless it only says that another was quicker."""
-    if error.response.status_code != httpx.codes.LOCKED:
-        raise error
-
-
-class ProcessLimits(Limits):
+class ProcessLimits:
     """The same in this process, for every flow run in it."""
 
-    shared = False
+    shared: ClassVar[bool] = False
     _lock: ClassVar[threading.Lock] = threading.Lock()  # flow runs may have an event loop each
     _slots: ClassVar[dict[str, set[UUID]]] = {}
     _ticked: ClassVar[dict[str, float]] = {}
@@ -235,17 +203,17 @@ class ProcessLimits(Limits):
             return True
 
 
+Limits = ServerLimits | ProcessLimits
+
+
 @asynccontextmanager
 async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[Limits | None]:
     """Where the provider's slots are taken by a flow run; None where it has no limit.
 
     Makes the server's limits what the block says. Raises ConfigurationError where the server does not let it.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL
-
+    settings = build_limit_settings(provider)
     if not PREFECT_API_URL.value():
-        settings = build_limit_settings(provider)
         yield ProcessLimits(settings) if settings else None
         return
     try:
@@ -256,7 +224,7 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
             f"the limits of the block could not be made on the Prefect server ({reason}): see that it answers, and "
             "that you may change its concurrency limits"
         ) from error
-    if not build_limit_settings(provider):
+    if not settings:
         yield None
         return
     async with get_client() as client:

@@ -6,21 +6,21 @@ import math
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
+from ..sandbox.provider_api import Sandbox
 from . import git as repository
+from .sandbox_volume import SandboxVolume
 from .settings import SandboxSettings
+from .volume import VolumeStore
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..sandbox.provider_api import Sandbox
-    from .volume import VolumeStore
+MANAGED_LABELS = {"managed-by": "rlm-batch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,11 @@ class SandboxProvider(SandboxSettings, ABC):
             raise ConfigurationError("no volume is named: pass a name, or use a block that has volume_name")
         return await self.open_volume(name)
 
-    @abstractmethod
     async def open_volume(self, name: str) -> VolumeStore:
-        """The volume of that name from the host's side; a `SandboxVolume` where the provider's API has no other way."""
+        """The volume of that name from the host's side: from a sandbox, where the provider's API has no other way."""
+        # What belongs to the code and not to the volume is left out: it would only take time.
+        plain = {"volume_name": name, "repo_url": None, "repo_ref": None, "repo_token": None, "packages": []}
+        return SandboxVolume(self.model_copy(update=plain).interpreter)
 
     async def fingerprint(self) -> dict[str, Any]:
         """The settings that a result depends on, no secrets and no limits: JSON.
@@ -134,7 +136,7 @@ class SandboxProvider(SandboxSettings, ABC):
         """
         now = int(time.time())
         return {
-            "managed-by": "rlm-batch",
+            **MANAGED_LABELS,
             "rlm-batch-run": run,
             **({"rlm-batch-server": server} if server else {}),
             "rlm-batch-host": socket.gethostname(),

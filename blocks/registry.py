@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderEntry:
-    """One provider by its names. A class is `module:Class`, of a module in blocks/."""
+    """One provider: the package blocks/NAME, whose classes and block type are called after it."""
 
     name: str  # of `provider="NAME"`
-    slug: str  # of its block type on a Prefect server
-    provider: str  # the class that opens its sandboxes, without Prefect
-    block: str  # the Prefect block, a public name of the package
-    interpreter: str  # the interpreter for scripts, another
-    sdk: str | None = None  # what its client imports, when the first sandbox is opened
     sign_in: str = ""  # what `doctor` says where there are no credentials
     isolations: tuple[str, ...] = ()  # what `provider="NAME:ISOLATION"` takes
     probed_isolations: tuple[str, ...] = ()  # those of them that `doctor` tries, and of which one has to work
 
     @property
+    def slug(self) -> str:
+        """Of its block type on a Prefect server: `daytona-sandbox`."""
+        return f"{self.name}-sandbox"
+
+    @property
     def block_name(self) -> str:
-        """The block's class by its name alone."""
-        return self.block.partition(":")[2]
+        """Of its block's class, a public name of the package: `DaytonaSandbox`."""
+        return f"{self.name.title()}Sandbox"
 
     def load_provider(self) -> type[SandboxProvider]:
-        """The class that opens sandboxes, imported now."""
-        return _load_class(self.provider)
+        """The class that opens its sandboxes without Prefect, such as `DaytonaProvider`, imported now."""
+        return getattr(import_module(f".{self.name}.provider", __package__), f"{self.name.title()}Provider")
 
     def load_block(self) -> type[Block]:
         """The Prefect block, imported now, and Prefect with it."""
-        return _load_class(self.block)
+        return getattr(import_module(f".{self.name}.block", __package__), self.block_name)
 
 
 PROVIDERS = {
@@ -51,29 +51,15 @@ PROVIDERS = {
     for entry in (
         ProviderEntry(
             name="local",
-            slug="local-sandbox",
-            provider="local.provider:LocalProvider",
-            block="local.block:LocalSandbox",
-            interpreter="interpreters:LocalInterpreter",
             isolations=("bubblewrap", "landlock", "none"),
             probed_isolations=("bubblewrap", "landlock"),
         ),
         ProviderEntry(
             name="daytona",
-            slug="daytona-sandbox",
-            provider="daytona.provider:DaytonaProvider",
-            block="daytona.block:DaytonaSandbox",
-            interpreter="interpreters:DaytonaInterpreter",
-            sdk="daytona",
             sign_in="no key: set the environment variable DAYTONA_API_KEY, or save a block with one, to use it",
         ),
         ProviderEntry(
             name="modal",
-            slug="modal-sandbox",
-            provider="modal.provider:ModalProvider",
-            block="modal.block:ModalSandbox",
-            interpreter="interpreters:ModalInterpreter",
-            sdk="modal",
             sign_in="no token: run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, to use it",
         ),
     )
@@ -91,7 +77,16 @@ async def resolve_provider(text: str) -> SandboxProvider:
     if provider is not None:
         return provider
     slug, _, name = text.partition("/")
-    return await _load_saved_provider(slug, name)
+    for entry in PROVIDERS.values():
+        if entry.slug == slug:
+            try:
+                return await entry.load_block().aload(name)  # type: ignore[return-value]
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"there is no block {slug}/{name} on this Prefect server: save it in the UI or with .save({name!r})"
+                ) from error
+    known = ", ".join(entry.slug for entry in PROVIDERS.values())
+    raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: it is one of {known}")
 
 
 def make_unsaved_provider(text: str) -> SandboxProvider | None:
@@ -112,21 +107,3 @@ def make_unsaved_provider(text: str) -> SandboxProvider | None:
         raise ConfigurationError(f"unknown isolation in {text!r}: it is one of {', '.join(isolations)}")
     settings: dict[str, Any] = {"isolation": isolation}
     return entry.load_provider()(**settings)
-
-
-async def _load_saved_provider(slug: str, name: str) -> SandboxProvider:
-    for entry in PROVIDERS.values():
-        if entry.slug == slug:
-            try:
-                return await entry.load_block().aload(name)  # type: ignore[return-value]
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"there is no block {slug}/{name} on this Prefect server: save it in the UI or with .save({name!r})"
-                ) from error
-    known = ", ".join(entry.slug for entry in PROVIDERS.values())
-    raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: it is one of {known}")
-
-
-def _load_class(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(f".{module}", __package__), name)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import base64
-import posixpath
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ..sandbox.errors import VolumeError
+from ..sandbox.interpreter import Interpreter
 from ..sandbox.wire.strict_json import encode_fields
 from .volume import VolumeFile, VolumeStore, split_volume_path
-
-if TYPE_CHECKING:
-    from ..sandbox.interpreter import Interpreter
-    from .provider import SandboxProvider
 
 TIMEOUT_SECONDS = 600.0  # for one list, or one file
 PAGE_BYTES = 900_000  # bytes of JSON in one answer, which SUBMIT limits to 1 MiB
@@ -51,16 +47,13 @@ except OSError as error:
 
 
 class SandboxVolume(VolumeStore):
-    """The volume `name` of a provider. One sandbox is opened when it is first asked for something, until `close`."""
+    """A volume that sandboxes have; one is opened when it is first asked for something, until `close`."""
 
-    def __init__(self, provider: SandboxProvider, name: str) -> None:
-        # What belongs to the code and not to the volume is left out: it would only take time.
-        plain = {"volume_name": name, "repo_url": None, "repo_ref": None, "repo_token": None, "packages": []}
-        self._provider = provider.model_copy(update=plain)
+    def __init__(self, make_interpreter: Callable[..., Interpreter]) -> None:
+        self._make_interpreter = make_interpreter  # with the `timeout` of each execution, in seconds
         self._interpreter: Interpreter | None = None
 
     async def ls(self, path: str = "") -> list[VolumeFile]:
-        """See `VolumeStore.ls`."""
         files: list[VolumeFile] = []
         has_more, relative_path = True, "/".join(split_volume_path(path))
         while has_more:
@@ -72,19 +65,16 @@ class SandboxVolume(VolumeStore):
         return files
 
     async def get(self, path: str) -> bytes:
-        """See `VolumeStore.get`."""
         interpreter = await self._open()
         result = await interpreter.execute(CHECK, {"path": self._join_file_path(path)})
         return await interpreter.sandbox.download(result["place"])
 
     async def put(self, path: str, data: bytes) -> None:
-        """See `VolumeStore.put`."""
         interpreter = await self._open()
         encoded = {"data": encode_fields({"data": base64.b64encode(data).decode()})[len(b'{"data":') : -1]}
         await interpreter.execute(PUT, {"path": self._join_file_path(path)}, encoded=encoded)
 
     async def delete(self, path: str) -> None:
-        """See `VolumeStore.delete`."""
         interpreter = await self._open()
         await interpreter.execute(DELETE, {"path": self._join_file_path(path)})
 
@@ -99,15 +89,12 @@ class SandboxVolume(VolumeStore):
         parts = split_volume_path(path)
         if not parts:
             raise VolumeError("the volume itself is a directory: name a file on it")
-        return posixpath.join(*parts)
+        return "/".join(parts)
 
     async def _open(self) -> Interpreter:
         if self._interpreter is None or not self._interpreter.is_alive:
             await self.close()
-            self._interpreter = self._provider.interpreter(timeout=TIMEOUT_SECONDS)
-            try:
-                await self._interpreter.start()
-            except BaseException:
-                self._interpreter = None
-                raise
+            interpreter = self._make_interpreter(timeout=TIMEOUT_SECONDS)
+            await interpreter.start()
+            self._interpreter = interpreter
         return self._interpreter

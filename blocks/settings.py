@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Where the code finds the volume.")]
 
 
 class SandboxSettings(BaseModel):
@@ -18,9 +20,7 @@ class SandboxSettings(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="A durable directory that every sandbox of this block has, made when it is first asked for.",
     )
-    volume_mount_path: str = Field(
-        default="/data", title="Mount path", pattern="^/.", description="Where the code finds the volume."
-    )
+    volume_mount_path: MountPath = "/data"
     repo_url: str | None = Field(
         default=None,
         title="Repository",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ..sandbox.sync_interpreter import run_sync
 from .registry import resolve_provider
-
-if TYPE_CHECKING:
-    from .volume import VolumeFile, VolumeStore
+from .volume import VolumeFile, VolumeStore
 
 
 class Volume:

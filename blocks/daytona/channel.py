@@ -6,19 +6,25 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import daytona
 
 from ...sandbox.errors import SandboxLost
 from ...sandbox.wire.frames import BadFrameError, FrameReader, encode_frame
 from ..retry import call_with_retries
-from .calls import CALL_SECONDS, GIVE_UP_SECONDS, SETUP_SECONDS, get_delay, retry_call
-from .driver_files import FILES
-from .errors import get_message, get_status, is_transient
-from .sdk import get_sdk
+from .errors import (
+    CALL_SECONDS,
+    GIVE_UP_SECONDS,
+    SETUP_SECONDS,
+    get_delay,
+    get_message,
+    get_status,
+    is_transient,
+    retry_call,
+)
 
-if TYPE_CHECKING:
-    from daytona import AsyncSandbox
-
+FILES = "/tmp/rlm-batch"  # the driver's own directory in a sandbox
 LAST_WORDS_SECONDS = 5.0  # for a log to come to its end, a second or more after its command's
 INPUT_LIMIT_BYTES = 32 * 1024  # in one input: the pipe behind it holds 64 KiB, and more would block the daemon's call
 
@@ -34,7 +40,7 @@ class DaytonaChannel:
 
     def __init__(
         self,
-        remote: AsyncSandbox,
+        remote: daytona.AsyncSandbox,
         launch: Callable[[dict[str, Any], bytes], Awaitable[tuple[str, str]]],
         receive: Callable[[bytes], None],
         closed: Callable[[str], None],
@@ -90,9 +96,17 @@ class DaytonaChannel:
             self._refuse_queue()
 
     def _refuse_queue(self) -> None:
-        while self._queue:
-            _, done = self._queue.popleft()
-            if not done.done():
+        self._settle([done for _, done in self._queue], is_delivered=False)
+        self._queue.clear()
+
+    def _settle(self, futures: list[asyncio.Future[None]], is_delivered: bool) -> None:
+        """The end of what was to be sent; an input that cannot be sent may have arrived nonetheless."""
+        for done in futures:
+            if done.done():
+                continue
+            if is_delivered:
+                done.set_result(None)
+            else:
                 done.set_exception(self._make_lost_error())
 
     def _make_lost_error(self) -> SandboxLost:
@@ -111,14 +125,14 @@ class DaytonaChannel:
                     futures.append(done)
                     try:
                         data = await self._shrink(data)
-                    except get_sdk().DaytonaError as error:
-                        self._settle(futures, error, delivered=False)
+                    except daytona.DaytonaError as error:
+                        self._end(f"it takes no input: {get_message(error)}")
+                        self._settle(futures, is_delivered=False)
                         return
                     frames.append(data)
                     size += len(data)
                 # Whoever takes the input adds the newline that is missing.
-                if not await self._send_input(b"".join(frames)[:-1].decode("utf-8"), futures):
-                    return
+                await self._send_input(b"".join(frames)[:-1].decode("utf-8"), futures)
 
     async def _shrink(self, data: bytes) -> bytes:
         """A frame as it is, or, where it is large, one that names a file with its body."""
@@ -130,11 +144,11 @@ class DaytonaChannel:
         await retry_call(lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)))
         return encode_frame(header)
 
-    async def _send_input(self, text: str, futures: list[asyncio.Future[None]]) -> bool:
+    async def _send_input(self, text: str, futures: list[asyncio.Future[None]]) -> None:
         """Sends one input; again where it was lost, for the driver passes over what it has had."""
         session, command = self._command
         process, loop = self._remote.process, asyncio.get_running_loop()
-        give_up_at, may_be_delivered = loop.time() + GIVE_UP_SECONDS, False
+        give_up_at, may_be_delivered, is_delivered = loop.time() + GIVE_UP_SECONDS, False, True
 
         def choose_delay(error: Exception, attempt: int) -> float | None:
             nonlocal may_be_delivered
@@ -147,28 +161,15 @@ class DaytonaChannel:
                 lambda: process.send_session_command_input(session, command, text, CALL_SECONDS), choose_delay
             )
         except asyncio.CancelledError:
-            self._settle(futures, None, delivered=True)
+            self._end("it was shut down")
             raise
-        except get_sdk().DaytonaError as error:
+        except daytona.DaytonaError as error:
+            is_delivered = may_be_delivered
             if get_status(error) == 410:  # the log's end says more
                 await asyncio.wait(self._tasks[:1], timeout=LAST_WORDS_SECONDS)
-            self._settle(futures, error, may_be_delivered)
-            return False
-        for done in futures:
-            if not done.done():
-                done.set_result(None)
-        return True
-
-    def _settle(self, futures: list[asyncio.Future[None]], error: Exception | None, delivered: bool) -> None:
-        """The end of an input that cannot be sent, which may have arrived nonetheless."""
-        self._end(f"it takes no input: {get_message(error)}" if error is not None else "it was shut down")
-        for done in futures:
-            if done.done():
-                continue
-            if delivered:
-                done.set_result(None)
-            else:
-                done.set_exception(self._make_lost_error())
+            self._end(f"it takes no input: {get_message(error)}")
+        finally:
+            self._settle(futures, is_delivered)
 
     # -- from the driver
 
@@ -182,7 +183,7 @@ class DaytonaChannel:
             failure: Exception | None = None
             try:
                 await process.get_session_command_logs_async(session, command, self._on_stdout, self._on_stderr)
-            except get_sdk().DaytonaError as error:
+            except daytona.DaytonaError as error:
                 failure = error
                 if isinstance(error.__cause__, BadFrameError):
                     self._end(f"it sent what is no frame ({error.__cause__})")
@@ -191,7 +192,7 @@ class DaytonaChannel:
                 attempt, last_number, last_progress = 0, self._last_number, loop.time()
             try:
                 state = await retry_call(lambda: process.get_session_command(session, command, CALL_SECONDS))
-            except get_sdk().DaytonaError as error:
+            except daytona.DaytonaError as error:
                 if not is_transient(error):
                     self._end(f"Daytona says: {get_message(error)}")
                     return
@@ -212,10 +213,6 @@ class DaytonaChannel:
         if self._is_broken:  # the SDK hands over what it still holds, markers and all, when this has raised
             return
         self._is_broken = True
-        await self._read_frames(text)
-        self._is_broken = False
-
-    async def _read_frames(self, text: str) -> None:
         for header, body in self._frames.feed(text.encode("utf-8")):
             if header["n"] <= self._last_number:
                 continue
@@ -224,13 +221,14 @@ class DaytonaChannel:
                 body = await self._fetch(path)
             self._last_number = header["n"]
             self._receive(encode_frame(header, body))
+        self._is_broken = False
 
     async def _fetch(self, path: str) -> bytes:
         """A body that was too large for the log."""
         body = await retry_call(lambda: self._remote.fs.download_file(path, int(SETUP_SECONDS)))
         try:
             await retry_call(lambda: self._remote.fs.delete_file(path, False, CALL_SECONDS))
-        except get_sdk().DaytonaError as error:  # a call whose answer was lost may have removed it; the body is here
+        except daytona.DaytonaError as error:  # a call whose answer was lost may have removed it; the body is here
             log.debug("%s was not removed from sandbox %s: %s", path, self._remote.id, get_message(error))
         return body or b""
 

@@ -1,4 +1,4 @@
-"""The SDK's client, which all sandboxes of an event loop share."""
+"""The SDK's client, which all sandboxes of an event loop share; how it finds and deletes one."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import asyncio
 import contextvars
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from .sdk import get_sdk, import_client
+import daytona
 
-if TYPE_CHECKING:
-    from daytona import AsyncDaytona
+from ...sandbox.errors import ConfigurationError
+from .errors import CALL_SECONDS, is_transient, map_error, retry_call
+from .settings import DaytonaSettings
 
 CLIENT_IDLE_SECONDS = 30.0  # that a client without sandboxes stays open for the next
+NAME_PREFIX = "rlm-batch-"
 
 
 class SharedClient:
     """The SDK's client of one event loop, with what it costs to make it shared by every sandbox of that loop."""
 
-    def __init__(self, access: tuple[str | None, str | None, str | None], forget: Callable[[], object]) -> None:
-        api_key, url, target = access
-        config = get_sdk().DaytonaConfig(
-            # A log that is followed holds a connection: a pool with a limit would come to a standstill.
-            api_key=api_key, api_url=url, target=target, connection_pool_maxsize=None,
-        )  # fmt: skip
-        self.sdk: AsyncDaytona = get_sdk().AsyncDaytona(config)
+    def __init__(self, config: daytona.DaytonaConfig, forget: Callable[[], object]) -> None:
+        self.sdk = daytona.AsyncDaytona(config)
         self._users = 0
         self._forget = forget
         self._changed = asyncio.Event()
@@ -64,14 +62,68 @@ class SharedClient:
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, SharedClient]] = WeakKeyDictionary()
 
 
-async def borrow_client(access: tuple[str | None, str | None, str | None]) -> SharedClient:
-    """This loop's client; `release` it when done. Raises DaytonaAuthenticationError without credentials."""
+async def borrow_client(settings: DaytonaSettings) -> SharedClient:
+    """This loop's client; `release` it when done. Raises ConfigurationError without credentials."""
     if "daytona._async.daytona" not in sys.modules:
-        await asyncio.to_thread(import_client)
+        # The SDK imports what a client is made of when it is asked for it, which takes seconds.
+        await asyncio.to_thread(getattr, daytona, "AsyncDaytona")
     clients = _clients.setdefault(asyncio.get_running_loop(), {})
+    api_key = settings.api_key.get_secret_value() if settings.api_key is not None else None
     # The SDK reads what is missing from the environment, once.
-    key = (*access, *(os.environ.get(f"DAYTONA_{name}") for name in ("API_KEY", "API_URL", "TARGET")))
+    environment = tuple(os.environ.get(f"DAYTONA_{name}") for name in ("API_KEY", "API_URL", "TARGET"))
+    key = (api_key, settings.api_url, settings.target, *environment)
     client = clients.get(key)
     if client is None:
-        client = clients[key] = SharedClient(access, lambda: clients.pop(key, None))
+        config = daytona.DaytonaConfig(
+            # A log that is followed holds a connection: a pool with a limit would come to a standstill.
+            api_key=api_key, api_url=settings.api_url, target=settings.target, connection_pool_maxsize=None,
+        )  # fmt: skip
+        try:
+            client = clients[key] = SharedClient(config, lambda: clients.pop(key, None))
+        except daytona.DaytonaAuthenticationError as error:
+            raise ConfigurationError(
+                "no credentials for Daytona: set api_key on the block, or the environment variable DAYTONA_API_KEY"
+            ) from error
     return client.borrow()
+
+
+@asynccontextmanager
+async def use_client(settings: DaytonaSettings, failure: str) -> AsyncIterator[SharedClient]:
+    """This loop's client for one call. DaytonaErrors become ours: `failure` is what could not be done."""
+    client = await borrow_client(settings)
+    try:
+        yield client
+    except daytona.DaytonaError as error:
+        raise map_error(error, failure, settings.snapshot) from error
+    finally:
+        client.release()
+
+
+async def find_sandbox(
+    client: SharedClient, name: str, looks: int = 1, tries: int | None = None
+) -> daytona.AsyncSandbox | None:
+    """The sandbox of that name or id, looked for several times where a call that creates it may be under way."""
+    for look in range(looks):
+        if look:
+            await asyncio.sleep(0.5 * 2 ** (look - 1))
+        try:
+            return await retry_call(lambda: client.sdk.get(name, CALL_SECONDS), tries)
+        except daytona.DaytonaNotFoundError:
+            continue
+    return None
+
+
+async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> None:
+    """Deletes it; with `wait`, returns when it has gone, for until then it counts at the provider.
+
+    That it has gone already is success. Raises DaytonaError.
+    """
+
+    def is_passing(error: Exception) -> bool:
+        # A conflict: its state is just changing, and it cannot be removed meanwhile.
+        return is_transient(error) or isinstance(error, daytona.DaytonaConflictError)
+
+    try:
+        await retry_call(lambda: remote.delete(CALL_SECONDS, wait), is_passing=is_passing)
+    except daytona.DaytonaNotFoundError:
+        return

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import daytona
 
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
-from .calls import retry_call
-from .client import SharedClient
-from .errors import get_status, is_transient, is_unreachable, map_error
-from .inventory import delete_abandoned, delete_named, find_sandbox
-from .sdk import get_sdk
+from .client import NAME_PREFIX, SharedClient, borrow_client, delete_sandbox, find_sandbox
+from .errors import get_message, get_status, is_transient, is_unreachable, map_error, retry_call
+from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
 
-if TYPE_CHECKING:
-    from daytona import AsyncSandbox
-
-NAME_PREFIX = "rlm-batch-"
-IDLE_MINUTES = 5  # after which Daytona ends a sandbox that nobody has called: that of a host that died
 START_SECONDS = 120.0  # for a sandbox to start; a cold one takes seconds, one of a new image a minute or more
 STARTING = (
     "creating",
@@ -33,40 +29,77 @@ STARTING = (
     "unknown",
 )
 
+log = logging.getLogger("rlm_batch.daytona")
 
-async def create_sandbox(settings: DaytonaSettings, client: SharedClient, labels: dict[str, str]) -> AsyncSandbox:
-    """A sandbox that has started. Raises ConfigurationError, QuotaExceeded or SandboxStartError, and leaves none then.
 
-    Its name is not used again, so that it can be found whatever the call came to.
+async def open_sandbox(settings: DaytonaSettings, labels: dict[str, str], commit: str | None) -> DaytonaSandboxHandle:
+    """A sandbox that has started, with the repository and the packages in it.
+
+    Raises ConfigurationError, QuotaExceeded or SandboxStartError, and leaves none then.
     """
+    client = await borrow_client(settings)
+    try:
+        remote = await _create(settings, client, labels)
+    except BaseException:
+        client.release()
+        raise
+    handle = DaytonaSandboxHandle(settings, client, remote)
+    try:
+        await handle.set_up(commit)
+    except BaseException as error:
+        await run_shielded(handle.remove())
+        if isinstance(error, daytona.DaytonaError):
+            raise map_error(error, "the sandbox could not be set up", settings.snapshot) from error
+        raise
+    return handle
+
+
+async def _create(settings: DaytonaSettings, client: SharedClient, labels: dict[str, str]) -> daytona.AsyncSandbox:
+    """Its name is not used again, so that it can be found whatever the call came to."""
     name = NAME_PREFIX + uuid.uuid4().hex[:16]
     params = _make_params(settings, name, labels, await _mount_volume(settings, client))
-    wait = settings.has_sandbox_limit
     start_by = asyncio.get_running_loop().time() + START_SECONDS
     creating = asyncio.ensure_future(client.sdk.create(params, timeout=START_SECONDS))
+    may_be_created = True
     try:
-        return await asyncio.shield(creating)
-    except asyncio.CancelledError:
-        await run_shielded(delete_abandoned(client, creating, name, wait))
-        raise
-    except get_sdk().DaytonaError as error:
-        if not is_transient(error):
-            await run_shielded(delete_named(client, name, _count_looks(error), wait))
-            raise map_error(error, "no sandbox could be opened", settings.snapshot) from error
-        failure = error
-    # The call, or one of those by which the SDK waits for the start, was lost: the sandbox may be there.
-    try:
-        return await _find_started(client, name, failure, start_by)
+        try:
+            return await asyncio.shield(creating)
+        except daytona.DaytonaError as error:
+            may_be_created = get_status(error) not in (400, 401, 403, 404, 409, 422)
+            if not is_transient(error):
+                raise
+            # The call, or one of those by which the SDK waits for the start, was lost: the sandbox may be there.
+            return await _find_started(client, name, error, start_by)
     except BaseException as error:
-        if not is_unreachable(error):
-            await run_shielded(delete_named(client, name, 1, wait))
-        if isinstance(error, get_sdk().DaytonaError):
+        if may_be_created and not is_unreachable(error):
+            await run_shielded(_delete_leftover(client, creating, name, settings.has_sandbox_limit))
+        if isinstance(error, daytona.DaytonaError):
             raise map_error(error, "no sandbox could be opened", settings.snapshot) from error
         raise
+
+
+async def _delete_leftover(client: SharedClient, creating: asyncio.Future[Any], name: str, wait: bool) -> None:
+    """Deletes the sandbox of a creation that failed, or that nobody waits for any more, as soon as it can be seen."""
+    pause = 0.05
+    try:
+        while True:
+            is_last_look = creating.done()
+            remote = await find_sandbox(client, name)
+            if remote is not None:
+                await delete_sandbox(remote, wait)
+            if remote is not None or is_last_look:
+                break
+            await asyncio.wait((creating,), timeout=pause)
+            pause = min(2 * pause, 2.0)
+    except daytona.DaytonaError as error:
+        log.warning("sandbox %s could not be removed, and ends with its lifetime: %s", name, get_message(error))
+    creating.cancel()
+    await asyncio.wait((creating,))
+    if not creating.cancelled():
+        creating.exception()
 
 
 def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], mounts: list[Any]) -> Any:
-    sdk = get_sdk()
     common: dict[str, Any] = {
         "name": name,
         "labels": dict(labels),  # the SDK adds one of its own
@@ -79,12 +112,12 @@ def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], m
         "domain_allow_list": settings.domain_allow_list,
     }
     if settings.image is None:
-        return sdk.CreateSandboxFromSnapshotParams(snapshot=settings.snapshot, **common)
-    resources = sdk.Resources(cpu=settings.cpu, memory=settings.memory, disk=settings.disk)
-    return sdk.CreateSandboxFromImageParams(image=settings.image, resources=resources, **common)
+        return daytona.CreateSandboxFromSnapshotParams(snapshot=settings.snapshot, **common)
+    resources = daytona.Resources(cpu=settings.cpu, memory=settings.memory, disk=settings.disk)
+    return daytona.CreateSandboxFromImageParams(image=settings.image, resources=resources, **common)
 
 
-async def _find_started(client: SharedClient, name: str, failure: Exception, start_by: float) -> AsyncSandbox:
+async def _find_started(client: SharedClient, name: str, failure: Exception, start_by: float) -> daytona.AsyncSandbox:
     """The sandbox that a lost call has created, once it has started. Raises `failure` where there is none."""
     loop = asyncio.get_running_loop()
     while True:
@@ -103,27 +136,22 @@ async def _find_started(client: SharedClient, name: str, failure: Exception, sta
         try:
             await remote.wait_for_sandbox_start(timeout=start_by - loop.time())
             return remote
-        except get_sdk().DaytonaError as error:
+        except daytona.DaytonaError as error:
             if not is_transient(error):
                 raise
             failure = error
-
-
-def _count_looks(error: Exception) -> int:
-    """How often to look for a sandbox after this error: not at all where nothing can have been created."""
-    return 0 if get_status(error) in (400, 401, 403, 404, 409, 422) else 1
 
 
 async def _mount_volume(settings: DaytonaSettings, client: SharedClient) -> list[Any]:
     """The mount of the volume, which is made where it is new and waited for; none where there is no volume."""
     if settings.volume_name is None:
         return []
-    sdk, name = get_sdk(), settings.volume_name
+    name = settings.volume_name
 
     async def get_volume() -> Any:
         try:
             return await client.sdk.volume.get(name, create=True)
-        except sdk.DaytonaConflictError:  # somebody else has made it meanwhile
+        except daytona.DaytonaConflictError:  # somebody else has made it meanwhile
             return await client.sdk.volume.get(name)
 
     try:
@@ -134,7 +162,7 @@ async def _mount_volume(settings: DaytonaSettings, client: SharedClient) -> list
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)
                 volume = await retry_call(get_volume)
-    except sdk.DaytonaError as error:
+    except daytona.DaytonaError as error:
         raise map_error(error, f"volume {name!r} could not be had", settings.snapshot) from error
     except TimeoutError:
         raise SandboxStartError(f"volume {name!r} was not ready within {START_SECONDS:.0f} s: try again") from None
@@ -144,7 +172,7 @@ async def _mount_volume(settings: DaytonaSettings, client: SharedClient) -> list
             f"Daytona's volume {name!r} is in the state {_get_text(volume.state)}{reason}: delete it in the dashboard, "
             "or name another with volume_name"
         )
-    return [sdk.VolumeMount(volume_id=volume.id, mount_path=settings.volume_mount_path)]
+    return [daytona.VolumeMount(volume_id=volume.id, mount_path=settings.volume_mount_path)]
 
 
 def _get_text(state: Any) -> str:

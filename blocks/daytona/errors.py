@@ -1,12 +1,24 @@
-"""What the SDK's errors mean: whether a call may be made again, and which of our errors one becomes."""
+"""What the SDK's errors mean: whether a call is made again, and which of our errors one becomes."""
 
 from __future__ import annotations
 
+import random
 import re
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import daytona
 
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
-from .sdk import get_sdk
+from ..retry import call_with_retries
+
+T = TypeVar("T")
+
+CALL_SECONDS = 30.0  # for one call's answer
+SETUP_SECONDS = 1800.0  # for a clone, or for pip: some packages are compiled
+TRIES = 7  # of a call that may be made twice; with the pauses between them some 7 s
+GIVE_UP_SECONDS = 60.0  # without one call's success, or one reconnection's, after which a sandbox is taken for lost
+LONGEST_DELAY_SECONDS = 20.0  # that a refused call waits where it is told to wait longer
 
 # What it says of one that is being removed, or was stopped, comes from its proxy; what is not there its API says.
 GONE = re.compile(r"Sandbox (with ID or name \S+ not found|\S+ is not started)")
@@ -31,11 +43,11 @@ def says_gone(error: BaseException) -> bool:
 
 def is_transient(error: Exception) -> bool:
     """Whether the same call may well succeed in a moment."""
-    sdk, status = get_sdk(), get_status(error)
-    if isinstance(error, sdk.DaytonaConnectionError):
+    status = get_status(error)
+    if isinstance(error, daytona.DaytonaConnectionError):
         return True
     if status is None:  # what never was an answer; a client's own complaint is one of the named types
-        return isinstance(error, sdk.DaytonaTimeoutError) or type(error) is sdk.DaytonaError
+        return isinstance(error, daytona.DaytonaTimeoutError) or type(error) is daytona.DaytonaError
     return status == 429 or status >= 500 or status == 408
 
 
@@ -56,6 +68,32 @@ def get_retry_after(error: BaseException) -> float | None:
             except ValueError:
                 continue
     return None
+
+
+def get_delay(error: Exception, attempt: int) -> float:
+    """Seconds before the next attempt, the first being number 0: what the error asks for, or more each time."""
+    asked = get_retry_after(error) or 0.0
+    return max(min(asked, LONGEST_DELAY_SECONDS), min(0.1 * 2**attempt, 2.0)) * random.uniform(1.0, 1.5)
+
+
+async def retry_call(
+    call: Callable[[], Awaitable[T]],
+    tries: int | None = None,
+    *,
+    is_passing: Callable[[Exception], bool] = is_transient,
+) -> T:
+    """Makes a call that may be made twice, and makes it again where it was lost. Raises the last DaytonaError.
+
+    `is_passing` says which DaytonaErrors it is made again after.
+    """
+
+    def choose_delay(error: Exception, attempt: int) -> float | None:
+        is_last = attempt + 1 >= (tries or TRIES)
+        if is_last or not isinstance(error, daytona.DaytonaError) or not is_passing(error):
+            return None
+        return get_delay(error, attempt)
+
+    return await call_with_retries(call, choose_delay)
 
 
 def map_error(error: BaseException, failure: str, snapshot: str | None = None) -> RlmBatchError:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import logging
+import shlex
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import daytona
+
+from ...sandbox.driver_bundle import build_driver_code, build_driver_text
 from ...sandbox.errors import RlmBatchError, SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.provider_api import DriverSettings, Sandbox
 from ...sandbox.wire.frames import encode_frame
-from .calls import CALL_SECONDS, SETUP_SECONDS, retry_call
-from .channel import DaytonaChannel
-from .client import SharedClient
-from .creation import IDLE_MINUTES
-from .driver_files import FILES, make_driver_files, make_start_command
-from .errors import get_message, get_status, is_transient, says_gone
-from .inventory import delete_sandbox
-from .sdk import get_sdk
+from .channel import FILES, DaytonaChannel
+from .client import SharedClient, delete_sandbox
+from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, get_status, is_transient, retry_call, says_gone
 from .settings import DaytonaSettings
 from .setup import clone_repository, install_packages, open_session
 
-if TYPE_CHECKING:
-    from daytona import AsyncSandbox
-
+IDLE_MINUTES = 5  # after which Daytona ends a sandbox that nobody has called: that of a host that died
 KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # between two of our calls that say that one is in use
+MODULE = "_rlm_batch_driver"  # a name that no code has for a module of its own
+BOOT = f"import sys; sys.path[0] = {FILES!r}; import {MODULE} as d; del sys.path[0]; d.main(first=sys.argv[1])"
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -38,7 +39,7 @@ class DaytonaSandboxHandle(Sandbox):
     layers = ()
     python = "python3"
 
-    def __init__(self, settings: DaytonaSettings, client: SharedClient, remote: AsyncSandbox) -> None:
+    def __init__(self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox) -> None:
         self.id = remote.id
         self.settings = DriverSettings(
             cwd=".",  # where its command starts
@@ -60,13 +61,13 @@ class DaytonaSandboxHandle(Sandbox):
         self._channel = DaytonaChannel(self._remote, self._launch, receive, closed)
         return self._channel
 
-    async def clone(self, commit: str) -> None:
-        """Clones the repository, where the code then runs. Raises as `clone_repository` does."""
-        self._directory = await clone_repository(self._remote, self._provider_settings, commit)
-
-    async def install(self, packages: list[str]) -> None:
-        """Installs packages. Raises as `install_packages` does."""
-        await install_packages(self._remote, packages)
+    async def set_up(self, commit: str | None) -> None:
+        """Clones the repository, where the code then runs, and installs the packages. Raises as `setup` does."""
+        settings = self._provider_settings
+        if commit is not None:
+            self._directory = await clone_repository(self._remote, settings, commit)
+        if settings.packages:
+            await install_packages(self._remote, settings.packages)
 
     async def _launch(self, header: dict[str, Any], body: bytes) -> tuple[str, str]:
         """Starts the driver with its first frame; returns its session and its command. Raises SandboxStartError.
@@ -83,13 +84,13 @@ class DaytonaSandboxHandle(Sandbox):
             if not command:
                 try:
                     session, command = await self._prepare_start(header, body, attempt)
-                except get_sdk().DaytonaError as error:  # after tries of its own
+                except daytona.DaytonaError as error:  # after tries of its own
                     raise self._make_start_error(error) from error
             attempt += 1
-            request = get_sdk().SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
+            request = daytona.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
             try:
                 answer = await self._remote.process.execute_session_command(session, request, int(CALL_SECONDS))
-            except get_sdk().DaytonaError as error:
+            except daytona.DaytonaError as error:
                 if get_status(error) != 429:
                     command = ""
                 raise
@@ -97,7 +98,7 @@ class DaytonaSandboxHandle(Sandbox):
 
         try:
             started = await retry_call(start)
-        except get_sdk().DaytonaError as error:
+        except daytona.DaytonaError as error:
             raise self._make_start_error(error) from error
         self._keeping_awake = asyncio.create_task(self._keep_awake())
         return started
@@ -107,15 +108,16 @@ class DaytonaSandboxHandle(Sandbox):
         body_path = f"{FILES}/in.0.{attempt}"
         uploads = {body_path: body}
         if not attempt:
-            uploads |= {f"{FILES}/{name}": data for name, data in make_driver_files().items()}
-        files = [get_sdk().FileUpload(data, path) for path, data in uploads.items()]
+            uploads |= {f"{FILES}/{name}": data for name, data in _make_driver_files().items()}
+        files = [daytona.FileUpload(data, path) for path, data in uploads.items()]
         # Together: neither needs the other.
         session, _ = await asyncio.gather(
             open_session(self._remote),
             retry_call(functools.partial(self._remote.fs.upload_files, files, int(CALL_SECONDS))),
         )
         first_frame = encode_frame({**header, "file": body_path}).decode()
-        return session, make_start_command(self.python, first_frame, self._directory)
+        command = f"{self.python} -u -c {shlex.quote(BOOT)} {shlex.quote(first_frame)}"
+        return session, f"cd {shlex.quote(self._directory)} && {command}" if self._directory else command
 
     def _make_start_error(self, error: Exception) -> SandboxStartError:
         return SandboxStartError(f"the driver did not start in sandbox {self.id}: {get_message(error)}")
@@ -126,27 +128,24 @@ class DaytonaSandboxHandle(Sandbox):
             await asyncio.sleep(KEEP_AWAKE_SECONDS)
             try:
                 await retry_call(lambda: self._remote.refresh_activity(CALL_SECONDS))
-            except get_sdk().DaytonaError as error:
+            except daytona.DaytonaError as error:
                 log.debug("sandbox %s could not be kept awake: %s", self.id, get_message(error))
 
     def read_stderr_tail(self) -> str:
-        """The end of what the driver has written on standard error."""
         return self._channel.stderr_tail if self._channel is not None else ""
 
     async def upload(self, path: str, data: bytes) -> None:
-        """Writes a file; see `Sandbox.upload`."""
         remote_path = self._resolve_path(path)
         try:
             await retry_call(lambda: self._remote.fs.upload_file(data, remote_path, int(SETUP_SECONDS)))
-        except get_sdk().DaytonaError as error:
+        except daytona.DaytonaError as error:
             raise self._map_file_error(error, path, "written") from error
 
     async def download(self, path: str) -> bytes:
-        """A file's bytes; see `Sandbox.download`."""
         remote_path = self._resolve_path(path)
         try:
             return await retry_call(lambda: self._remote.fs.download_file(remote_path, int(SETUP_SECONDS))) or b""
-        except get_sdk().DaytonaError as error:
+        except daytona.DaytonaError as error:
             raise self._map_file_error(error, path, "read") from error
 
     def _resolve_path(self, path: str) -> str:
@@ -161,7 +160,6 @@ class DaytonaSandboxHandle(Sandbox):
         return VolumeError(f"{path} could not be {action}: {message}")
 
     async def remove(self) -> None:
-        """Removes the sandbox, with all that runs in it."""
         if self._is_removed:
             return
         self._is_removed = True
@@ -171,7 +169,19 @@ class DaytonaSandboxHandle(Sandbox):
             if self._channel is not None:
                 await self._channel.close()
             await delete_sandbox(self._remote, self._provider_settings.has_sandbox_limit)
-        except get_sdk().DaytonaError as error:
+        except daytona.DaytonaError as error:
             log.warning("sandbox %s could not be removed, and ends with its lifetime: %s", self.id, get_message(error))
         finally:
             self._client.release()
+
+
+@functools.cache
+def _make_driver_files() -> dict[str, bytes]:
+    """The driver's text, and compiled for a Python such as ours: in a sandbox that has another the text is compiled."""
+    text = build_driver_text()
+    # A pyc that is taken without a look at its source (PEP 552): the two come from here together.
+    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(text)
+    return {
+        f"{MODULE}.py": text,
+        f"__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc": head + build_driver_code(),
+    }

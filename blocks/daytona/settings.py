@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field, SecretStr, model_validator
 
-from ..settings import SandboxSettings
+from ..settings import MountPath, SandboxSettings
 
 
 class DaytonaSettings(SandboxSettings):
     """The account, what sandboxes are made from, their resources, and what they may reach."""
 
-    volume_mount_path: str = Field(
-        default="/home/daytona/memory",
-        title="Mount path",
-        pattern="^/.",
-        description="Where the code finds the volume.",
-    )
+    volume_mount_path: MountPath = "/home/daytona/memory"
     api_key: SecretStr | None = Field(
         default=None, title="API key", description="By default the environment variable DAYTONA_API_KEY."
     )

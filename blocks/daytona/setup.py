@@ -6,33 +6,29 @@ import asyncio
 import re
 import shlex
 import uuid
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
+
+import daytona
 
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
-from .calls import CALL_SECONDS, SETUP_SECONDS, retry_call
-from .creation import NAME_PREFIX
-from .errors import get_message, is_transient, says_gone
-from .sdk import get_sdk
+from .client import NAME_PREFIX
+from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, retry_call, says_gone
 from .settings import DaytonaSettings
 
-if TYPE_CHECKING:
-    from daytona import AsyncSandbox
 
-
-async def open_session(remote: AsyncSandbox) -> str:
+async def open_session(remote: daytona.AsyncSandbox) -> str:
     """A new session of the sandbox, by its name. Raises DaytonaError."""
     name = f"{NAME_PREFIX}{uuid.uuid4().hex[:8]}"
-    try:
+    with suppress(daytona.DaytonaConflictError):  # a call whose answer was lost has made it
         await retry_call(lambda: remote.process.create_session(name, CALL_SECONDS))
-    except get_sdk().DaytonaConflictError:
-        pass  # a call whose answer was lost has made it
     return name
 
 
-async def run_command(remote: AsyncSandbox, command: str, seconds: float) -> tuple[int, str]:
+async def run_command(remote: daytona.AsyncSandbox, command: str, seconds: float) -> tuple[int, str]:
     """Runs a shell command to its end; returns its status and what it wrote. Raises TimeoutError, DaytonaError.
 
     It is asked for its status, not waited for in one call: a proxy ends a call that takes minutes. Nothing is tried
@@ -40,7 +36,7 @@ async def run_command(remote: AsyncSandbox, command: str, seconds: float) -> tup
     """
     process = remote.process
     session = await open_session(remote)
-    request = get_sdk().SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
+    request = daytona.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
     started = await process.execute_session_command(session, request, int(CALL_SECONDS))
     pause = 0.05
     async with asyncio.timeout(seconds):
@@ -54,13 +50,13 @@ async def run_command(remote: AsyncSandbox, command: str, seconds: float) -> tup
     return state.exit_code, "\n".join(filter(None, (logs.stdout, logs.stderr)))
 
 
-async def clone_repository(remote: AsyncSandbox, settings: DaytonaSettings, commit: str) -> str:
+async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettings, commit: str) -> str:
     """Clones the repository and checks the commit out; returns the clone's directory, below the sandbox's own.
 
     The daemon signs in with the token; nothing in the clone, the environment or a command line has it. Raises
     ConfigurationError, SandboxStartError, DaytonaError.
     """
-    sdk, url = get_sdk(), settings.repo_url
+    url = settings.repo_url
     assert url is not None
     path = re.sub(r"[^A-Za-z0-9._-]", "-", Path(urlsplit(url).path).stem) or "repository"
     token = settings.repo_token.get_secret_value() if settings.repo_token is not None else None
@@ -75,11 +71,11 @@ async def clone_repository(remote: AsyncSandbox, settings: DaytonaSettings, comm
                     url, path, branch=branch, commit_id=commit, request_timeout=SETUP_SECONDS, **credentials
                 )
                 break
-            except sdk.DaytonaError as error:
-                is_refused = isinstance(error, sdk.DaytonaAuthenticationError) or says_gone(error)
+            except daytona.DaytonaError as error:
+                is_refused = isinstance(error, daytona.DaytonaAuthenticationError) or says_gone(error)
                 if branch is None or is_refused or is_transient(error):
                     raise
-    except sdk.DaytonaError as error:
+    except daytona.DaytonaError as error:
         if is_transient(error) or says_gone(error):
             raise
         raise ConfigurationError(
@@ -89,7 +85,7 @@ async def clone_repository(remote: AsyncSandbox, settings: DaytonaSettings, comm
     return path
 
 
-async def install_packages(remote: AsyncSandbox, packages: list[str]) -> None:
+async def install_packages(remote: daytona.AsyncSandbox, packages: list[str]) -> None:
     """Installs packages. Raises ConfigurationError, SandboxStartError or DaytonaError, with pip's last lines."""
     requirements = " ".join(shlex.quote(package) for package in packages)
     command = f"python3 -m pip install --quiet --disable-pip-version-check --no-input -- {requirements}"

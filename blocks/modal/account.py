@@ -1,24 +1,26 @@
 """A client that has signed in to Modal, and what it has for sandboxes: the app, the image, the volume.
 
-Each is made once for the process.
+Each is made once for the process: by whoever asks first, and waited for by those who ask meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Hashable
+import weakref
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
+
+import modal
+from modal.config import config
 
 from ...sandbox.errors import ConfigurationError
-from .calls import THROTTLE_SECONDS
-from .errors import get_last_line, map_error
-from .once import make_once
+from .errors import THROTTLE_SECONDS, get_last_line, map_error
 from .settings import PYTHON, ModalSettings
 
-if TYPE_CHECKING:
-    import modal
+T = TypeVar("T")
 
 INSTALL_GIT = "command -v git || (apt-get update && apt-get install -y --no-install-recommends git)"
 
@@ -33,23 +35,17 @@ class Account:
 
 async def open_account(settings: ModalSettings) -> Account:
     """The client and the app. Raises what `open` raises."""
-    token_id, token_secret = settings.token_id, settings.token_secret
-    token: tuple[str | None, str | None] | None = None
-    if token_id is not None and token_secret is not None:
-        token = token_id.get_secret_value(), token_secret.get_secret_value()
+    token = _get_token(settings)
 
     async def make() -> Account:
-        import modal
-        from modal.config import config
-
         if config.get("max_throttle_wait") is None:
             os.environ["MODAL_MAX_THROTTLE_WAIT"] = str(THROTTLE_SECONDS)
         # It logs every header of every call, the token among them, where a program logs all that there is.
         logging.getLogger("hpack").setLevel(logging.WARNING)
-        credentials = token or (config.get("token_id"), config.get("token_secret"))
+        token_id, secret = (config.get("token_id"), config.get("token_secret")) if None in token else token
         try:
-            if all(credentials):
-                client = await modal.Client.from_credentials.aio(*credentials)
+            if token_id and secret:
+                client = await modal.Client.from_credentials.aio(token_id, secret)
             else:  # it knows other ways to sign in, and says what is missing; it is one for the whole process
                 client = await modal.Client.from_env.aio()
             app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)
@@ -57,15 +53,13 @@ async def open_account(settings: ModalSettings) -> Account:
             raise map_error(error, "signing in to Modal failed") from error
         return Account(client, app)
 
-    return await make_once(("account", *get_account_key(settings)), make)
+    return await _make_once(("account", *_get_account_key(settings)), make)
 
 
 async def build_image(settings: ModalSettings) -> modal.Image:
     """The image, built with its packages. Raises what `open` raises."""
 
     async def make() -> modal.Image:
-        import modal
-
         account = await open_account(settings)
         try:
             if settings.image is None:
@@ -86,7 +80,7 @@ async def build_image(settings: ModalSettings) -> modal.Image:
             raise map_error(error, "the image could not be had") from error
 
     contents = (settings.image, tuple(settings.packages), settings.repo_url is not None)
-    return await make_once(("image", *get_account_key(settings), *contents), make)
+    return await _make_once(("image", *_get_account_key(settings), *contents), make)
 
 
 async def get_volume(settings: ModalSettings) -> modal.Volume | None:
@@ -96,8 +90,6 @@ async def get_volume(settings: ModalSettings) -> modal.Volume | None:
         return None
 
     async def make() -> modal.Volume:
-        import modal
-
         account = await open_account(settings)
         volume = modal.Volume.from_name(name, create_if_missing=True, version=2, client=account.client)
         try:
@@ -111,12 +103,48 @@ async def get_volume(settings: ModalSettings) -> modal.Volume | None:
             raise map_error(error, f"the volume {name} could not be had") from error
         return volume
 
-    return await make_once(("volume", *get_account_key(settings), name), make)
+    return await _make_once(("volume", *_get_account_key(settings), name), make)
 
 
-def get_account_key(settings: ModalSettings) -> tuple[Hashable, ...]:
+def forget_images_and_volumes(settings: ModalSettings) -> None:
+    """Drops those of the account, for others may have removed them."""
+    account_key = _get_account_key(settings)
+    for key in list(_made):
+        if key[0] != "account" and key[1 : 1 + len(account_key)] == account_key:
+            del _made[key]
+
+
+def _get_account_key(settings: ModalSettings) -> tuple[Hashable, ...]:
     """Whose handles they are: Modal's client reads the rest of its configuration from the environment."""
-    token = settings.token_id, settings.token_secret
-    secrets = tuple(None if value is None else value.get_secret_value() for value in token)
     names = ("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT")
-    return (*secrets, settings.app_name, *(os.environ.get(f"MODAL_{name}") for name in names))
+    return (*_get_token(settings), settings.app_name, *(os.environ.get(f"MODAL_{name}") for name in names))
+
+
+def _get_token(settings: ModalSettings) -> tuple[str | None, ...]:
+    token = settings.token_id, settings.token_secret
+    return tuple(None if value is None else value.get_secret_value() for value in token)
+
+
+_made: dict[tuple[Hashable, ...], Any] = {}
+_making: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[Any]]]
+_making = weakref.WeakKeyDictionary()
+
+
+async def _make_once(key: tuple[Hashable, ...], make: Callable[[], Awaitable[T]]) -> T:
+    """What `make` makes, made once for a key; who asks meanwhile waits for it, and may be cancelled alone."""
+    if key in _made:
+        return _made[key]
+    making = _making.setdefault(asyncio.get_running_loop(), {})
+    task = making.get(key)
+    if task is None:
+
+        async def run() -> T:
+            try:
+                _made[key] = await make()
+                return _made[key]
+            finally:
+                del making[key]
+
+        task = making[key] = asyncio.create_task(run())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear it
+    return await asyncio.shield(task)

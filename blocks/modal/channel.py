@@ -7,10 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import modal
+
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import SandboxLost
-from .calls import THROTTLE_SECONDS, retry_refused
-from .errors import get_last_line
+from .errors import THROTTLE_SECONDS, get_last_line, retry_refused
 
 SEND_SECONDS = 90.0  # for the driver to take a piece of its input: as long as it may be silent
 PIECE_BYTES = 4 * 1024 * 1024  # of input at a time; the client takes 16 MiB at most
@@ -50,8 +51,6 @@ class ModalChannel:
         await run_shielded(self._send(data))  # half a frame would be the end of the wire
 
     async def _send(self, data: bytes) -> None:
-        import modal
-
         stdin = self._process.stdin
         async with self._lock:
             if self.end_reason:
@@ -70,8 +69,6 @@ class ModalChannel:
                     self._closed(self.end_reason)
 
     async def _read(self) -> None:
-        import modal
-
         reason = "its process has ended"
         try:
             await self._read_all()
@@ -91,8 +88,6 @@ class ModalChannel:
 
     async def _read_all(self) -> None:
         """Reads to the end. A stream that breaks off is taken up where it was: the client knows how far it has come."""
-        import modal
-
         loop = asyncio.get_running_loop()
         last_heard, delay = loop.time(), 0.1
         while True:

@@ -1,50 +1,56 @@
-"""How a sandbox of Modal comes to be, and what is left where that fails."""
+"""How a sandbox of Modal comes to be, with the repository in it, and what is left where that fails."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING
+
+import modal
 
 from ...sandbox.cancellation import run_shielded
-from ...sandbox.errors import ConfigurationError, SandboxStartError
-from .account import Account, get_account_key
-from .errors import get_last_line, map_error
-from .once import forget_made
+from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
+from .. import git as repository
+from .account import Account, build_image, forget_images_and_volumes, get_volume, open_account
+from .errors import get_last_line, map_error, retry_refused, retry_until_done
+from .handle import ModalSandboxHandle, log, try_to_terminate
 from .settings import ModalSettings
-from .termination import terminate_abandoned, terminate_named
-
-if TYPE_CHECKING:
-    import modal
 
 CREATE_SECONDS = 600.0  # for the answer to a creation: Modal may be looking for a machine
+CLONE_SECONDS = 600
+
+CLONE = """
+set -e
+mkdir -p "$1"
+cd "$1"
+git init -q
+git remote add origin "$2"
+git fetch -q --depth 1 origin "$3" || git fetch -q origin "+refs/heads/*:refs/remotes/origin/*" --tags
+git checkout -q --detach "$3"
+"""
 
 
-async def create_sandbox(
-    settings: ModalSettings,
-    account: Account,
-    image: modal.Image,
-    volume: modal.Volume | None,
-    labels: dict[str, str],
-) -> modal.Sandbox:
-    """A new sandbox. Raises what `open` raises, also when it is cancelled, and leaves none then."""
+async def open_sandbox(settings: ModalSettings, labels: dict[str, str], commit: str | None) -> ModalSandboxHandle:
+    """A new sandbox. Raises what `SandboxProvider.open` raises, also when it is cancelled, and leaves none then."""
+    account, image, volume = await open_account(settings), await build_image(settings), await get_volume(settings)
     creating = asyncio.ensure_future(_create(settings, account, image, volume, labels))
     try:
-        return await asyncio.shield(creating)
+        sandbox = await asyncio.shield(creating)
     except asyncio.CancelledError:
-        await run_shielded(terminate_abandoned(creating, settings.has_sandbox_limit))
+        await run_shielded(_terminate_abandoned(creating, settings.has_sandbox_limit))
         raise
+    handle = ModalSandboxHandle(sandbox, settings)
+    if commit is not None:
+        try:
+            await _clone_repository(sandbox, settings, commit)
+        except BaseException:
+            await run_shielded(handle.remove())
+            raise
+    return handle
 
 
 async def _create(
-    settings: ModalSettings,
-    account: Account,
-    image: modal.Image,
-    volume: modal.Volume | None,
-    labels: dict[str, str],
+    settings: ModalSettings, account: Account, image: modal.Image, volume: modal.Volume | None, labels: dict[str, str]
 ) -> modal.Sandbox:
-    import modal
-
     name = f"rlm-batch-{uuid.uuid4().hex[:20]}"
     memory = settings.memory_mib
     try:
@@ -68,7 +74,7 @@ async def _create(
                 client=account.client,
             )
     except TimeoutError:
-        await terminate_named(settings, account, name)
+        await _terminate_named(settings, account, name)
         raise SandboxStartError(f"Modal did not open a sandbox within {CREATE_SECONDS:.0f} s") from None
     except (ValueError, TypeError) as error:  # of the client, before it sends anything
         raise ConfigurationError(
@@ -77,12 +83,60 @@ async def _create(
         ) from error
     except modal.exception.ResourceExhaustedError as error:
         # Its client tries again by itself: what is refused may be a second try, whose first has opened one.
-        await terminate_named(settings, account, name)
+        await _terminate_named(settings, account, name)
         raise map_error(error, "Modal opens no sandbox for now") from error
-    except modal.exception.NotFoundError as error:
-        forget_made(get_account_key(settings))  # the image or the volume has been removed since
+    except modal.exception.NotFoundError as error:  # the image or the volume has been removed since
+        forget_images_and_volumes(settings)
         raise SandboxStartError(f"Modal has lost what a sandbox is made of: {get_last_line(error)}") from error
     except modal.exception.Error as error:
         if not isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
-            await terminate_named(settings, account, name)
+            await _terminate_named(settings, account, name)
         raise map_error(error, "no sandbox could be opened") from error
+
+
+async def _terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
+    """Waits for a creation that nobody wants any more, and ends what it made."""
+    try:
+        sandbox = await creating
+    except RlmBatchError:
+        return
+    await try_to_terminate(sandbox, wait=wait)
+
+
+async def _terminate_named(settings: ModalSettings, account: Account, name: str) -> None:
+    """Ends a sandbox that may have been made although the answer to its creation did not come."""
+    try:
+        sandbox = await retry_until_done(
+            lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)
+        )
+    except modal.exception.NotFoundError:
+        return
+    except modal.exception.Error as error:
+        log.warning(
+            "Modal did not say whether it opened sandbox %s (%s); if it did, it ends it after %s s at most",
+            *(name, get_last_line(error), settings.idle_timeout),
+        )
+        return
+    await try_to_terminate(sandbox, wait=settings.has_sandbox_limit)
+
+
+async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, commit: str) -> None:
+    """Clones the repository. The token is in the environment of git alone, which has ended when code runs."""
+    url = settings.repo_url
+    assert url is not None
+    words = ("sh", "-c", CLONE, "clone", settings.workdir, url, commit)
+    sign_in = repository.build_sign_in_environment(settings.repo_token)
+    environment: dict[str, str | None] = {"GIT_TERMINAL_PROMPT": "0", **sign_in}
+    try:
+        process = await retry_refused(
+            lambda: sandbox.exec.aio(*words, text=False, env=environment, timeout=CLONE_SECONDS)
+        )
+        status = await retry_refused(process.wait.aio)
+        if status == 0:
+            return
+        complaint = (await process.stderr.read.aio()).decode("utf-8", "replace").strip()[-1000:]
+    except modal.exception.Error as error:
+        raise map_error(error, f"{url} could not be cloned") from error
+    raise SandboxStartError(
+        f"{url} could not be cloned in the sandbox: {complaint or f'git ended with status {status}'}"
+    )

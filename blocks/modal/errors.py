@@ -1,65 +1,74 @@
-"""What the errors of Modal's client mean: which of ours one becomes."""
+"""What the errors of Modal's client mean: after which a call is made again, and which of ours one becomes."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from ...sandbox.errors import (
-    ConfigurationError,
-    QuotaExceeded,
-    RlmBatchError,
-    SandboxLost,
-    SandboxStartError,
-    VolumeError,
-)
-from .calls import THROTTLE_SECONDS
+import modal
+from modal.config import config
+
+from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
+from ..retry import call_with_retries
+
+T = TypeVar("T")
+
+THROTTLE_SECONDS = 60  # for which a refused call is tried again, unless MODAL_MAX_THROTTLE_WAIT says otherwise
+DELAYS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0)  # between attempts at what has to be done in the end
+
+
+async def retry_refused(call: Callable[[], Awaitable[T]]) -> T:
+    """Makes a call that may be made again, and does so while it is refused, for a bounded time."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + float(config.get("max_throttle_wait") or 0)
+
+    def choose_delay(error: Exception, attempt: int) -> float | None:
+        delay = min(0.1 * 2**attempt, 5.0) * random.uniform(1.0, 1.5)
+        is_refused = isinstance(error, modal.exception.ResourceExhaustedError)
+        return delay if is_refused and loop.time() + delay <= give_up_at else None
+
+    return await call_with_retries(call, choose_delay)
+
+
+async def retry_until_done(call: Callable[[], Awaitable[T]]) -> T:
+    """Makes a call again whatever Modal says, but that what it is about is not there. Raises the last error."""
+
+    def choose_delay(error: Exception, attempt: int) -> float | None:
+        is_final = not isinstance(error, modal.exception.Error) or isinstance(error, modal.exception.NotFoundError)
+        return None if is_final or attempt == len(DELAYS_SECONDS) else DELAYS_SECONDS[attempt]
+
+    return await call_with_retries(call, choose_delay)
 
 
 def map_error(error: Exception, failure: str) -> RlmBatchError:
     """Our error for one of the client's: `failure` is what could not be done."""
-    import modal
-
     reason = get_last_line(error)
     exceptions = modal.exception
     if isinstance(error, exceptions.ResourceExhaustedError):
         details = getattr(error, "_grpc_details", None) or ()
         waits = [entry.retry_after_secs for entry in details if hasattr(entry, "retry_after_secs")]
-        asked = f", and asks for {waits[0]:.1f} s more" if waits else ""
+        if not waits:
+            return QuotaExceeded(f"{failure}: {reason} Use fewer workers, or ask Modal for a higher limit")
         limit = os.environ.get("MODAL_MAX_THROTTLE_WAIT", THROTTLE_SECONDS)
         return QuotaExceeded(
-            f"{failure}: {reason} It was tried for {limit} s{asked}: use fewer workers, or ask Modal for a higher limit"
-            if waits
-            else f"{failure}: {reason} Use fewer workers, or ask Modal for a higher limit",
-            retry_after=waits[0] if waits else None,
+            f"{failure}: {reason} It was tried for {limit} s, and asks for {waits[0]:.1f} s more: use fewer workers, "
+            "or ask Modal for a higher limit",
+            retry_after=waits[0],
         )
     if isinstance(error, (exceptions.AuthError, exceptions.PermissionDeniedError)):
         return ConfigurationError(
             f"{failure}: {reason} Set token_id and token_secret of the block, or MODAL_TOKEN_ID and "
             "MODAL_TOKEN_SECRET, or run `modal token new`"
         )
-    if isinstance(error, exceptions.ConflictError):
-        return SandboxStartError(f"{failure}: {reason}")
-    if isinstance(error, (exceptions.InvalidError, exceptions.VersionError, exceptions.UnimplementedError)):
-        return ConfigurationError(f"{failure}: {reason}")
-    return SandboxStartError(f"{failure}: {reason}")
+    is_refused = isinstance(error, (exceptions.InvalidError, exceptions.VersionError, exceptions.UnimplementedError))
+    is_settings = is_refused and not isinstance(error, exceptions.ConflictError)
+    return (ConfigurationError if is_settings else SandboxStartError)(f"{failure}: {reason}")
 
 
 def get_last_line(error: BaseException) -> str:
     """What an error says, in one line: of the many of a failed build the last is the complaint."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:500] if lines else type(error).__name__
-
-
-@contextmanager
-def map_file_errors(sandbox_id: str, failure: str) -> Iterator[None]:
-    """Turns the client's errors about files into ours: VolumeError, SandboxLost."""
-    import modal
-
-    try:
-        yield
-    except modal.exception.SandboxFilesystemError as error:
-        raise VolumeError(f"{failure}: {get_last_line(error)}") from error
-    except modal.exception.Error as error:
-        raise SandboxLost(f"{failure}, for sandbox {sandbox_id} has gone: {get_last_line(error)}") from error

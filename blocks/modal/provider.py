@@ -13,18 +13,9 @@ import os
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from ...sandbox.cancellation import run_shielded
-from ..provider import SandboxInfo, SandboxProvider
-from ..sandbox_volume import SandboxVolume
-from .account import build_image, get_volume, open_account
-from .clone import clone_repository
-from .creation import create_sandbox
-from .errors import map_error
-from .handle import ModalSandboxHandle
+from ...sandbox.provider_api import Sandbox
+from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import PYTHON, ModalSettings
-from .termination import terminate_sandbox
-
-MANAGED_LABELS = {"managed-by": "rlm-batch"}
 
 
 class ModalProvider(ModalSettings, SandboxProvider):
@@ -38,27 +29,21 @@ class ModalProvider(ModalSettings, SandboxProvider):
             return True
         from modal.config import config
 
-        return bool(config.get("token_id") and config.get("token_secret")) or bool(
-            os.environ.get("MODAL_OAUTH_REFRESH_TOKEN")
-        )
+        has_token = config.get("token_id") and config.get("token_secret")
+        return bool(has_token or os.environ.get("MODAL_OAUTH_REFRESH_TOKEN"))
 
-    async def open(self, labels: dict[str, str]) -> ModalSandboxHandle:
+    async def open(self, labels: dict[str, str]) -> Sandbox:
         """Opens a sandbox, with the repository in it; see `SandboxProvider.open`."""
-        account, image, volume = await open_account(self), await build_image(self), await get_volume(self)
-        commit = await self.commit()
-        sandbox = await create_sandbox(self, account, image, volume, labels)
-        handle = ModalSandboxHandle(sandbox, self)
-        if commit is not None:
-            try:
-                await clone_repository(sandbox, self, commit)
-            except BaseException:
-                await run_shielded(handle.remove())
-                raise
-        return handle
+        from .creation import open_sandbox
+
+        return await open_sandbox(self, labels, await self.commit())
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """The sandboxes of the app that carry our labels."""
         import modal
+
+        from .account import open_account
+        from .errors import map_error
 
         account = await open_account(self)
         sandboxes: list[SandboxInfo] = []
@@ -73,25 +58,25 @@ class ModalProvider(ModalSettings, SandboxProvider):
         return sandboxes
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        """Terminates the sandbox."""
         import modal
+
+        from .account import open_account
+        from .errors import map_error
+        from .handle import terminate_sandbox
 
         account = await open_account(self)
         try:
-            await terminate_sandbox(await modal.Sandbox.from_id.aio(sandbox_id, client=account.client))
-        except modal.exception.NotFoundError:
-            pass
+            with suppress(modal.exception.NotFoundError):
+                await terminate_sandbox(await modal.Sandbox.from_id.aio(sandbox_id, client=account.client))
         except modal.exception.Error as error:
             raise map_error(error, f"sandbox {sandbox_id} could not be removed") from error
 
     async def check(self) -> str:
         """That the token is good; which app sandboxes belong to."""
+        from .account import open_account
+
         account = await open_account(self)
         return f"Modal's own sandboxes, of its app {self.app_name} ({account.app.app_id})"
-
-    async def open_volume(self, name: str) -> SandboxVolume:
-        """The volume of that name, reached from a sandbox."""
-        return SandboxVolume(self, name)
 
     async def fingerprint(self) -> dict[str, Any]:
         """The common settings, the image, the resources and the network."""

@@ -21,14 +21,10 @@ def find_imports(path: str) -> set[str]:
     return {f".{node.module}:{alias.name}" for node in nodes if node.level for alias in node.names}
 
 
-def split(path: str) -> tuple[str, str]:
-    module, _, name = path.partition(":")
-    return module, name
-
-
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_classes_of_an_entry_are_public_names(entry: ProviderEntry) -> None:
-    for module, name in map(split, (entry.block, entry.interpreter)):
+    interpreter = f"{entry.name.title()}Interpreter"
+    for module, name in ((f"{entry.name}.block", entry.block_name), ("interpreters", interpreter)):
         line = f"from .blocks.{module} import {name}"
         assert f".blocks.{module}:{name}" in find_imports("__init__.py"), f"add to __init__.py, for editors: {line}"
         assert name in rlm_batch.__all__, f'add to __all__ in __init__.py: "{name}"'
@@ -36,7 +32,7 @@ def test_the_classes_of_an_entry_are_public_names(entry: ProviderEntry) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_prefect_registers_the_block_of_an_entry(entry: ProviderEntry) -> None:
-    module, name = split(entry.block)
+    module, name = f"{entry.name}.block", entry.block_name
     line = f"from .{module} import {name}"
     assert f".{module}:{name}" in find_imports("blocks/collection.py"), f"add to blocks/collection.py: {line}"
     assert entry.load_block().get_block_type_slug() == entry.slug
@@ -45,7 +41,7 @@ def test_prefect_registers_the_block_of_an_entry(entry: ProviderEntry) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_package_of_an_entry_is_in_the_wheel(entry: ProviderEntry) -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    package = f"rlm_batch.blocks.{split(entry.block)[0].rpartition('.')[0]}"
+    package = f"rlm_batch.blocks.{entry.name}"
     assert package in packages, f'add to packages in pyproject.toml: "{package}"'
 
 
@@ -63,7 +59,7 @@ def test_knowing_the_providers_imports_none_of_them() -> None:
         found = {name.partition(".")[0] for name in sys.modules}
         print(sorted(found & set(sys.argv[1:])), [name for name in sys.modules if name.startswith("rlm_batch.blocks.")])
         """
-    sdks = [entry.sdk for entry in PROVIDERS.values() if entry.sdk is not None]
-    command = [sys.executable, "-c", "\n".join(line.strip() for line in program.splitlines()), "prefect", *sdks]
+    sdks = ("prefect", "daytona", "modal")
+    command = [sys.executable, "-c", "\n".join(line.strip() for line in program.splitlines()), *sdks]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[] ['rlm_batch.blocks.registry']"

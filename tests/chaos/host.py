@@ -12,10 +12,10 @@ import sys
 import traceback
 from typing import Any
 
+import daytona
 import modal  # noqa: F401 - what a provider would import with its first sandbox
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from rlm_batch.blocks.daytona.sdk import import_client
 from rlm_batch.flows.batch import batch
 from rlm_batch.flows.reap import reap
 from rlm_batch.sandbox.errors import ExecutionsFailed
@@ -46,7 +46,7 @@ def run(request: dict[str, Any]) -> int:
 
 def main() -> None:
     """Forks and waits, as it is asked to."""
-    import_client()
+    _ = daytona.AsyncDaytona  # the SDK imports most when it is asked for it
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

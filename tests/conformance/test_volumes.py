@@ -353,7 +353,7 @@ async def test_the_host_sees_what_many_pages_of_a_list_hold(provider: SandboxPro
     code = "for n in range(30):\n    save_to_volume(f'{n:03}' + 'x' * 200, '')"
     async with with_volume.interpreter(timeout=60) as interpreter:
         await interpreter.execute(code)
-    store = SandboxVolume(with_volume, volume_name)
+    store = SandboxVolume(with_volume.interpreter)
     try:
         whole = await store.ls()
         with pytest.MonkeyPatch.context() as patch:

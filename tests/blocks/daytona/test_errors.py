@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, QuotaExceeded, SandboxStartError, batch
+from rlm_batch.blocks.daytona.client import borrow_client
 from rlm_batch.blocks.daytona.handle import DaytonaSandboxHandle
 from rlm_batch.sandbox.errors import RlmBatchError
 
@@ -36,7 +37,7 @@ def refusal(provider: DaytonaSandbox) -> RlmBatchError:
 
 async def _warm(provider: DaytonaSandbox) -> None:
     """Has the SDK imported."""
-    (await provider._borrow_client()).release()
+    (await borrow_client(provider)).release()
 
 
 def test_a_wrong_key(daytona: Any) -> None:

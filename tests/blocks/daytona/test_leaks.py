@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, OutcomeUnknown, QuotaExceeded, SandboxLost, SandboxStartError
-from rlm_batch.blocks.daytona import calls, creation, handle
+from rlm_batch.blocks.daytona import creation, errors, handle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left")]
 
@@ -128,7 +128,7 @@ async def test_a_failed_set_up_leaves_nothing(standin: Any) -> None:
 async def test_a_driver_that_cannot_start_leaves_nothing_and_says_why(standin: Any) -> None:
     standin.set(fault_rate=1.0, faults=["502"], fault_where=r"^POST .*/exec$")
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(calls, "TRIES", 2)
+    monkey.setattr(errors, "TRIES", 2)
     with pytest.raises(SandboxStartError, match="did not start"):
         await DaytonaSandbox().interpreter().start()
     monkey.undo()
@@ -155,7 +155,7 @@ async def test_a_removal_that_fails_for_a_while_is_done(standin: Any) -> None:
 async def test_a_removal_that_cannot_be_done_is_no_error_and_is_left_to_the_lifetime(
     standin: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(calls, "TRIES", 2)
+    monkeypatch.setattr(errors, "TRIES", 2)
     standin.set(minute=0.5)
     box = await opened(DaytonaSandbox(lifetime=120))
     standin.set(minute=0.5, fault_rate=1.0, faults=["503"], fault_where=r"^DELETE")

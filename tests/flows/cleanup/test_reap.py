@@ -355,7 +355,7 @@ async def test_whoever_asks_first_makes_the_servers_id_and_all_have_the_same(mon
 async def test_one_that_cannot_be_removed_keeps_no_other_and_is_told_at_the_end(
     running_daytona: object, daytona: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlm_batch.blocks.daytona import calls as module
+    from rlm_batch.blocks.daytona import errors as module
 
     monkeypatch.setattr(module, "TRIES", 2)
     block = DaytonaSandbox()
