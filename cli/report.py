@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ..blocks.storage.files import replace_atomically
-from ..blocks.storage.location import Location
+from ..blocks.storage.location import Location, replace_atomically
 from ..blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
 from ..flows.prefect_server import embedded_server
 from ..flows.reporting.export import write_csv, write_parquet

@@ -11,15 +11,13 @@ import importlib.util
 import logging
 import os
 import random
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Usage
-from ...sandbox.queries.session import Answer, NoAnswerError
+from ...sandbox.queries.session import Answer, Message, NoAnswerError
 from ..retry import call_with_retries
-
-if TYPE_CHECKING:
-    from ...sandbox.queries.session import Message
 
 LATE_SECONDS = 10.0  # seconds beyond a request's timeout: the first request of a process imports for seconds
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry that was given no delay of its own
@@ -42,12 +40,17 @@ def use_bundled_prices() -> None:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
-def _import_litellm() -> Any:
+async def import_in_thread(name: str) -> Any:
+    """A module of this room's, or another, that imports LiteLLM or DSPy. Raises ConfigurationError."""
     use_bundled_prices()
     try:
-        litellm: Any = importlib.import_module("litellm")
+        return await asyncio.to_thread(importlib.import_module, name, __package__)
     except ImportError as error:
         raise ConfigurationError(INSTALL_HINT) from error
+
+
+async def _import_litellm() -> Any:
+    litellm = await import_in_thread("litellm")
     litellm.suppress_debug_info = True  # or it prints where to get help, on standard output
     if "LITELLM_LOG" not in os.environ:
         # It warns each time that a program begins another event loop, which is no news to anyone.
@@ -55,63 +58,48 @@ def _import_litellm() -> Any:
     return litellm
 
 
-async def import_litellm() -> Any:
-    """LiteLLM. Raises ConfigurationError."""
-    return await asyncio.to_thread(_import_litellm)
-
-
+@dataclass(eq=False, repr=False)  # there is a secret in it
 class LiteLLMModel:
     """One model of a `LanguageModel`; see `LanguageModelSettings` for what its settings mean."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        api_key: str | None,
-        api_base: str | None,
-        sampling: dict[str, Any],
-        timeout: float,
-        retries: int,
-        price: tuple[float | None, float | None],
-    ) -> None:
-        self.name = name
-        self._api_key = api_key
-        self._api_base = api_base
-        self._sampling = sampling
-        self._timeout = timeout
-        self._retries = retries
-        self._own_price = price
-        self._litellm: Any = None
+    name: str
+    api_key: str | None
+    api_base: str | None
+    sampling: dict[str, Any]
+    timeout: float
+    retries: int
+    own_price: tuple[float | None, float | None]
+    _litellm: Any = field(default=None, init=False)
 
     async def ask(self, messages: list[Message]) -> Answer:
         """The answer, after retries where that can help. Raises QueryError, Unanswered and ConfigurationError."""
-        litellm = self._litellm = self._litellm or await import_litellm()
+        litellm = self._litellm = self._litellm or await _import_litellm()
         tries = 0
 
         async def request() -> Any:
             nonlocal tries
             tries += 1
             # Its own timeout begins anew with each piece of an answer: one that trickles in would never end.
-            whole = asyncio.timeout(self._timeout + LATE_SECONDS)
+            whole = asyncio.timeout(self.timeout + LATE_SECONDS)
             try:
                 async with whole:
                     return await litellm.acompletion(
                         model=self.name,
                         messages=messages,
-                        api_key=self._api_key,
-                        api_base=self._api_base,
-                        timeout=self._timeout,
+                        api_key=self.api_key,
+                        api_base=self.api_base,
+                        timeout=self.timeout,
                         num_retries=0,  # they are ours: LiteLLM's would hide what they cost
                         max_retries=0,
-                        **self._sampling,
+                        **self.sampling,
                     )
             except Exception:
                 if whole.expired():
-                    raise TimeoutError(f"its answer was not whole after {self._timeout:g} s") from None
+                    raise TimeoutError(f"its answer was not whole after {self.timeout:g} s") from None
                 raise
 
         def choose_delay(error: Exception, attempt: int) -> float | None:
-            return _get_delay(error, attempt) if attempt < self._retries and self._is_passing(error) else None
+            return _get_delay(error, attempt) if attempt < self.retries and self._is_passing(error) else None
 
         try:
             response = await call_with_retries(request, choose_delay)
@@ -122,19 +110,10 @@ class LiteLLMModel:
 
     def _is_passing(self, error: Exception) -> bool:
         """Whether asking again may help."""
-        exceptions = self._litellm.exceptions
-        return isinstance(
-            error,
-            (
-                TimeoutError,
-                exceptions.Timeout,
-                exceptions.RateLimitError,
-                exceptions.InternalServerError,
-                exceptions.ServiceUnavailableError,
-                exceptions.BadGatewayError,
-                exceptions.APIConnectionError,
-            ),
-        )
+        known = self._litellm.exceptions
+        of_server = (known.InternalServerError, known.ServiceUnavailableError, known.BadGatewayError)
+        of_network = (TimeoutError, known.Timeout, known.APIConnectionError)
+        return isinstance(error, (known.RateLimitError, *of_server, *of_network))
 
     def _describe(self, error: Exception) -> str:
         """The error's text without a key: servers repeat the one that they refuse."""
@@ -142,7 +121,7 @@ class LiteLLMModel:
         text = str(error).removeprefix("litellm.").partition("Traceback (most recent call last)")[0].strip()
         text = text or type(error).__name__
         secrets = [value for name, value in os.environ.items() if name.endswith("_API_KEY")]
-        for secret in (self._api_key, *secrets):
+        for secret in (self.api_key, *secrets):
             if secret:
                 text = text.replace(secret, HIDDEN)
         return text[:MAX_MESSAGE_LENGTH]
@@ -169,7 +148,7 @@ class LiteLLMModel:
         else:
             cost = response._hidden_params.get("response_cost")  # with discounts, such as those of a provider's cache
         price = self._price()
-        if price is not None and (cost is None or self._own_price != (None, None)):
+        if price is not None and (cost is None or self.own_price != (None, None)):
             cost = price[0] * prompt + price[1] * completion
         if not cost:
             cost = None if price is None else 0.0
@@ -177,8 +156,9 @@ class LiteLLMModel:
 
     async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
         """The most tokens and US dollars; see `Model.estimate_max_usage`. A token has a byte at least."""
-        self._litellm = self._litellm or await import_litellm()
-        price, answer = self._price(), self._longest_answer()
+        self._litellm = self._litellm or await _import_litellm()
+        price = self._price()
+        answer = self.sampling.get("max_tokens") or self._listed().get("max_output_tokens")
         if price is None:
             raise ConfigurationError(
                 f"no price of the model {self.name} is known, so that its cost cannot be limited: set "
@@ -195,13 +175,10 @@ class LiteLLMModel:
     def _price(self) -> tuple[float, float] | None:
         """US dollars for a token of a prompt and of an answer, None where that is unknown."""
         listed = self._listed()
-        inward, outward = self._own_price
+        inward, outward = self.own_price
         inward = listed.get("input_cost_per_token") if inward is None else inward
         outward = listed.get("output_cost_per_token") if outward is None else outward
         return None if inward is None or outward is None else (inward, outward)
-
-    def _longest_answer(self) -> int | None:
-        return self._sampling.get("max_tokens") or self._listed().get("max_output_tokens")
 
     def _listed(self) -> dict[str, Any]:
         """What LiteLLM's list says of the model. Its own function for that would ask Ollama's server."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import os
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from pydantic import ValidationError
 
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.budget import Budget
 from ...sandbox.queries.session import Queries, Query, QueryContext, QuerySession, RunTracked, run_untracked
-from .litellm_client import INSTALL_HINT, use_bundled_prices
+from .litellm_client import import_in_thread
 from .settings import LanguageModelSettings
-
-if TYPE_CHECKING:
-    from ...sandbox.interpreter import Interpreter
-    from ...sandbox.queries.session import Model
 
 SLUG = "language-model"
 
@@ -47,10 +42,7 @@ class ModelAccess:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigurationError(f"{name} is {value}: it is {least} or more")
-
-    @cached_property
-    def _models(self) -> tuple[Model, Model]:
-        return self.model.make_root_model(), self.model.make_flat_model()
+        self._models = self.model.make_root_model(), self.model.make_flat_model()
 
     def queries(self, interpreter: Interpreter, *, depth: int = 0) -> Queries:
         """The queries of one execution, whose code is at that depth, in the interpreter's sandbox."""
@@ -121,13 +113,5 @@ async def resolve_language_model(text: str) -> LanguageModelSettings:
 
 async def recurse(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
     """Answers a recursive query; see `recursive_model.answer`. DSPy is imported for the first, in a thread."""
-    recursive_model = await asyncio.to_thread(_import_recursive_model)
+    recursive_model = await import_in_thread(".recursive_model")
     return await recursive_model.answer(interpreter, queries, prompt, context, query)
-
-
-def _import_recursive_model() -> Any:
-    use_bundled_prices()
-    try:
-        return importlib.import_module(".recursive_model", __package__)
-    except ImportError as error:
-        raise ConfigurationError(INSTALL_HINT) from error

@@ -13,22 +13,19 @@ import math
 import threading
 import uuid
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import dspy
 from dspy import lm15
 
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import QueryError, RlmBatchError
+from ...sandbox.interpreter import Interpreter
+from ...sandbox.queries.session import Message, Queries, Query, QueryContext, QuerySession
+from ...sandbox.result import Result
 from ...sandbox.thread_pool import ThreadPool
-from ..dspy_interpreter import DSPyInterpreter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ...sandbox.interpreter import Interpreter
-    from ...sandbox.queries.session import Message, Queries, Query, QueryContext
-    from ...sandbox.result import Result
+from ..dspy_interpreter import DSPyInterpreter, Run
 
 T = TypeVar("T")
 
@@ -44,15 +41,14 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("RLM sub-agents are unavailable")
 
 
+@dataclass(eq=False)
 class _Ended(BaseException):
     """Unwinds DSPy's thread. No Exception: DSPy tries other ways when one of those is raised.
 
     `error` is what the query fails with, None where the query was cancelled.
     """
 
-    def __init__(self, error: RlmBatchError | None) -> None:
-        super().__init__()
-        self.error = error
+    error: RlmBatchError | None
 
 
 class _Bridge:
@@ -88,30 +84,24 @@ class _Bridge:
             future.cancel()
 
 
+@dataclass(eq=False, repr=False)
 class _Engine:
     """What DSPy calls in the place of a model: our budgeted one."""
 
-    def __init__(self, bridge: _Bridge, queries: Queries, query: Query) -> None:
-        self._bridge = bridge
-        self._session = queries.session
-        self._query = query
+    bridge: _Bridge
+    session: QuerySession
+    query: Query
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         """One turn. Raises _Ended where the model may not be asked, or does not answer."""
         try:
-            answer = self._bridge.run(
-                self._session.ask(self._session.root_model, to_openai_messages(request), self._query)
-            )
+            messages = to_openai_messages(request)
+            answer = self.bridge.run(self.session.ask(self.session.root_model, messages, self.query))
         except RlmBatchError as error:
             raise _Ended(error) from None
         usage = lm15.Usage(input_tokens=answer.usage.prompt_tokens, output_tokens=answer.usage.completion_tokens)
-        return lm15.Response(
-            id=None,
-            model=request.model,
-            message=lm15.Message.assistant(answer.text),
-            finish_reason="stop",
-            usage=usage,
-        )
+        message = lm15.Message.assistant(answer.text)
+        return lm15.Response(id=None, model=request.model, message=message, finish_reason="stop", usage=usage)
 
 
 def to_openai_messages(request: lm15.Request) -> list[Message]:
@@ -125,20 +115,20 @@ def to_openai_messages(request: lm15.Request) -> list[Message]:
     return messages
 
 
+@dataclass(eq=False, repr=False)
 class SandboxText(dspy.SandboxSerializable):
     """A text that the model's Python finds and its prompts do not: they have its length and how it begins."""
 
-    def __init__(self, context: QueryContext) -> None:
-        self._context = context
+    context: QueryContext
 
     def sandbox_setup(self) -> str:
         return ""
 
     def to_sandbox(self) -> bytes:
-        return (self._context.path or self._context.text).encode("utf-8", "surrogatepass")
+        return (self.context.path or self.context.text).encode("utf-8", "surrogatepass")
 
     def sandbox_assignment(self, var_name: str, data_expr: str) -> str:
-        if not self._context.path:
+        if not self.context.path:
             return f"{var_name} = {data_expr}"
         return (
             f"with open({data_expr}, encoding='utf-8', errors='surrogatepass', newline='') as _file:\n"
@@ -146,9 +136,8 @@ class SandboxText(dspy.SandboxSerializable):
         )
 
     def rlm_preview(self, max_chars: int = 500) -> str:
-        context = self._context
-        text = context.preview if context.path else context.text
-        length = context.length if context.path else len(context.text)
+        context = self.context
+        text, length = (context.preview, context.length) if context.path else (context.text, len(context.text))
         more = "..." if length > max_chars else ""
         return f"a str of {length:,} characters that begins: {text[:max_chars]}{more}"
 
@@ -156,14 +145,13 @@ class SandboxText(dspy.SandboxSerializable):
 class _Factory:
     """Makes the one interpreter of a recursive query, and tells the model what it finds there."""
 
-    def __init__(self, make: Callable[[], DSPyInterpreter], queries: Queries) -> None:
-        self._make = make
-        session, depth = queries.session, queries.depth
+    def __init__(self, run: Run, queries: Queries) -> None:
+        self._run = run
         recursion = (
             "- `rlm_query(prompt, context=text)` asks a recursive model with a REPL of its own, which finds the text "
             "as `context`: for a part that is itself too long or too intricate for one prompt.\n"
             "- `rlm_query_batched(prompts, concurrency=None, on_error='raise', context=text)` asks several at once.\n"
-            if depth < session.max_depth
+            if queries.depth < queries.session.max_depth
             else "- There is no deeper recursion here: `rlm_query` raises DepthExceeded.\n"
         )
         self.execution_instructions = (
@@ -176,7 +164,7 @@ class _Factory:
         )
 
     def __call__(self) -> DSPyInterpreter:
-        return self._make()
+        return DSPyInterpreter(self._run, lambda: None, lambda: None, asks=True)
 
 
 async def answer(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
@@ -212,18 +200,15 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
         turn["output"] = _shorten(result.meta.stdout + result.meta.stderr)
         return result
 
-    def make() -> DSPyInterpreter:
-        return DSPyInterpreter(run, lambda: None, lambda: None, asks=True)
-
     def forward() -> str:
-        model = dspy.LM(session.root_model.name, engine=_Engine(bridge, queries, query), cache=False, num_retries=0)
+        model = dspy.LM(session.root_model.name, engine=_Engine(bridge, session, query), cache=False, num_retries=0)
         with dspy.context(lm=model, adapter=dspy.ChatAdapter(), disable_history=True, callbacks=[]):
             calls = session.budget.remaining_calls
             rlm = dspy.RLM(
                 "context, query -> answer: str" if context.path or context.text else "query -> answer: str",
                 max_iters=MAX_TURNS,
                 max_llm_calls=DEFAULT_CALLS if calls is None else calls,
-                interpreter_factory=_Factory(make, queries),
+                interpreter_factory=_Factory(run, queries),
             )
             inputs = {"context": SandboxText(context)} if context.path or context.text else {}
             prediction = rlm(query=prompt, **inputs)

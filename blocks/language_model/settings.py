@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from ...sandbox.queries.session import Model
 from .litellm_client import LiteLLMModel, check_installed
 
-if TYPE_CHECKING:
-    from ...sandbox.queries.session import Model
-
 # What a request is made of besides its options.
-RESERVED_OPTIONS = frozenset(
-    ("model", "messages", "api_key", "api_base", "timeout", "num_retries", "max_retries", "stream")
-)
+RESERVED_OPTIONS = {"model", "messages", "api_key", "api_base", "timeout", "num_retries", "max_retries", "stream"}
 
 
 class LanguageModelSettings(BaseModel):
@@ -98,17 +94,10 @@ class LanguageModelSettings(BaseModel):
             name,
             api_key=None if self.api_key is None else self.api_key.get_secret_value(),
             api_base=self.api_base,
-            sampling={
-                **self.options,
-                **{
-                    field: value
-                    for field in ("temperature", "top_p", "max_tokens")
-                    if (value := getattr(self, field)) is not None
-                },
-            },
+            sampling=self.options | self.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True),
             timeout=self.request_timeout,
             retries=self.retries,
-            price=(self.input_cost_per_token, self.output_cost_per_token),
+            own_price=(self.input_cost_per_token, self.output_cost_per_token),
         )
 
     async def check(self, *, priced: bool = False) -> None:

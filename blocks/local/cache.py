@@ -12,15 +12,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
 
 from ...sandbox.errors import ConfigurationError
 from ..git import run_git
 from ..subprocess_runner import run_command
-
-if TYPE_CHECKING:
-    from pydantic import SecretStr
 
 FETCH_TIMEOUT_SECONDS = 600.0  # for a repository of some gigabytes
 INSTALL_TIMEOUT_SECONDS = 900.0
@@ -38,26 +37,15 @@ async def check_out_repository(url: str, commit: str, token: SecretStr | None) -
     """A clone of the repository with that commit checked out, fetched once. Raises ConfigurationError."""
 
     async def fetch(folder: Path) -> None:
-        inside = ("-C", str(folder))
-        await run_git(*inside, "init", "--quiet")
+        run_here = partial(run_git, "-C", str(folder))
+        run_fetch = partial(run_here, "fetch", "--quiet", token=token, timeout=FETCH_TIMEOUT_SECONDS)
+        await run_here("init", "--quiet")
         try:
-            await run_git(
-                *inside,
-                "fetch",
-                "--quiet",
-                "--depth",
-                "1",
-                "--",
-                url,
-                commit,
-                token=token,
-                timeout=FETCH_TIMEOUT_SECONDS,
-            )
+            await run_fetch("--depth", "1", "--", url, commit)
         except ConfigurationError:
             # Some servers hand out only what a branch or a tag names: all of those, then.
-            refs = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-            await run_git(*inside, "fetch", "--quiet", "--", url, *refs, token=token, timeout=FETCH_TIMEOUT_SECONDS)
-        await run_git(*inside, "checkout", "--quiet", "--detach", commit, timeout=FETCH_TIMEOUT_SECONDS)
+            await run_fetch("--", url, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
+        await run_here("checkout", "--quiet", "--detach", commit, timeout=FETCH_TIMEOUT_SECONDS)
         (folder / ".git" / "FETCH_HEAD").unlink(missing_ok=True)  # it has the address, with what stands in it
 
     name = hashlib.sha256(url.encode()).hexdigest()[:24]
@@ -112,13 +100,10 @@ async def _make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> P
                 except BlockingIOError:
                     await asyncio.sleep(0.1)
             if not folder.exists():
-                partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix="half-"))
-                try:
-                    partial.chmod(0o755)
-                    await make(partial)
-                    partial.rename(folder)
-                finally:
-                    shutil.rmtree(partial, ignore_errors=True)
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix="half-", ignore_cleanup_errors=True) as half:
+                    os.chmod(half, 0o755)
+                    await make(Path(half))
+                    os.rename(half, folder)
         finally:
             os.close(lock)
     except OSError as error:

@@ -19,31 +19,28 @@ class LocalChannel:
     async def send(self, data: bytes) -> None:
         """Hands the bytes over, after those of earlier sends. Raises SandboxLost."""
         async with self._lock:
-            rest = memoryview(data)
-            while rest:
-                try:
-                    rest = rest[os.write(self._fd, rest) :]
-                except BlockingIOError:
-                    await run_shielded(self._send_rest(rest))  # half a frame would be the end of the wire
-                    return
-                except OSError:
-                    raise SandboxLost("the sandbox's process has ended: run it in a new one") from None
+            rest = self._write(memoryview(data))
+            if rest:
+                await run_shielded(self._send_rest(rest))  # half a frame would be the end of the wire
 
     async def _send_rest(self, rest: memoryview) -> None:
-        while rest:
-            await self._writable()
-            try:
-                rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:
-                continue
-            except OSError:
-                raise SandboxLost("the sandbox's process has ended: run it in a new one") from None
-
-    async def _writable(self) -> None:
         loop = asyncio.get_running_loop()
-        ready = loop.create_future()
-        loop.add_writer(self._fd, lambda: ready.done() or ready.set_result(None))
+        while rest:
+            is_ready = asyncio.Event()
+            loop.add_writer(self._fd, is_ready.set)
+            try:
+                await is_ready.wait()
+            finally:
+                loop.remove_writer(self._fd)
+            rest = self._write(rest)
+
+    def _write(self, data: memoryview) -> memoryview:
+        """What the pipe has no room for yet. Raises SandboxLost."""
         try:
-            await ready
-        finally:
-            loop.remove_writer(self._fd)
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            raise SandboxLost("the sandbox's process has ended: run it in a new one") from None
+        return data

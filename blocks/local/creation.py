@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
+from ...sandbox.driver_bundle import build_driver_code
 from ...sandbox.errors import SandboxStartError
 from ...sandbox.provider_api import DriverSettings
-from .bubblewrap import PACKAGES_MOUNT, build_bubblewrap_command, resolve_mount_point
 from .handle import LocalSandboxHandle
-from .host_python import build_boot_program, find_python
 from .inventory import pick_folder, remove_folder, write_locked_labels
-from .isolation import IsolationLevel, build_confinement
+from .isolation import PACKAGES_MOUNT, IsolationLevel, build_bubblewrap_command, build_confinement, resolve_mount_point
 from .settings import LocalSettings
 from .volume import UMASK, LocalVolume, find_volumes_root
 
@@ -22,38 +22,36 @@ def create_sandbox(
     settings: LocalSettings, level: IsolationLevel, labels: dict[str, str], packages: Path | None = None
 ) -> LocalSandboxHandle:
     """A new sandbox, whose driver does not run yet. Raises ConfigurationError, SandboxStartError."""
+    is_bubblewrap = level == "bubblewrap"
     volume, gid, mount = None, None, None
     if settings.volume_name is not None:
         volume = LocalVolume(find_volumes_root(settings.volume_root), settings.volume_name)
         gid = volume.create()
-        mount = (
-            resolve_mount_point(settings.volume_mount_path) if level == "bubblewrap" else os.path.realpath(volume.path)
-        )
+        mount = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
     folder = pick_folder()
     has_own_user = os.geteuid() == 0 and level != "none"
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if has_own_user else None
-    lock: int | None = None
     try:
         folder.mkdir(mode=0o700)
-        (folder / "work").mkdir(mode=0o755)
-        (folder / "tmp").mkdir(mode=0o755)
-        lock = write_locked_labels(folder, labels)
+        for path in (folder / "work", folder / "tmp"):
+            path.mkdir(mode=0o755)
+            if uid is not None:
+                os.chown(path, uid, uid)
         if uid is not None:
             # The code may go through the folder itself, and no more than that.
             os.chown(folder, 0, uid)
             folder.chmod(0o710)
-            for path in (folder / "work", folder / "tmp"):
-                os.chown(path, uid, uid)
+        lock = write_locked_labels(folder, labels)
     except OSError as error:
         remove_folder(folder)
-        if lock is not None:
-            os.close(lock)
         raise SandboxStartError(
             f"no folder for a sandbox could be made in {folder.parent}: {error.strerror}"
         ) from error
-    work, tmp = ("/sandbox", "/tmp") if level == "bubblewrap" else (str(folder / "work"), str(folder / "tmp"))
-    installed = None if packages is None else PACKAGES_MOUNT if level == "bubblewrap" else str(packages)
-    programs = [os.path.dirname(find_python()), "/usr/local/bin", "/usr/bin", "/bin"]
+    work, tmp = ("/sandbox", "/tmp") if is_bubblewrap else (str(folder / "work"), str(folder / "tmp"))
+    installed = None if packages is None else PACKAGES_MOUNT if is_bubblewrap else str(packages)
+    # This Python's own executable, not a virtual environment's: the code sees the standard library.
+    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    programs = [os.path.dirname(python), "/usr/local/bin", "/usr/bin", "/bin"]
     environment = {
         "PATH": ":".join([*programs, f"{installed}/bin"] if installed else programs),
         "HOME": work,
@@ -74,12 +72,21 @@ def create_sandbox(
     if gid is not None:
         driver_settings.confinement.update(gid=gid, umask=UMASK)
     # In a process namespace nothing outlives the first process; elsewhere that takes somebody who watches.
-    python = [find_python(), "-I", "-S", "-c", build_boot_program(is_watched=level != "bubblewrap")]
-    if level == "bubblewrap":
+    command = [python, "-I", "-S", "-c", _build_boot_program(is_watched=not is_bubblewrap)]
+    if is_bubblewrap:
         mounts = [] if volume is None or mount is None else [("--bind", str(volume.path), mount)]
         if packages is not None:
             mounts.append(("--ro-bind", str(packages), PACKAGES_MOUNT))
-        return LocalSandboxHandle(
-            folder, level, driver_settings, [*build_bubblewrap_command(folder, mounts), *python], "/", volume, lock
-        )
-    return LocalSandboxHandle(folder, level, driver_settings, python, work, volume, lock)
+        command = [*build_bubblewrap_command(folder, mounts), *command]
+    cwd = "/" if is_bubblewrap else work
+    return LocalSandboxHandle(folder, level, driver_settings, command, cwd, volume, lock)
+
+
+def _build_boot_program(is_watched: bool) -> str:
+    """A program that takes the driver from standard input, ahead of the first frame, and becomes it."""
+    return (
+        f"import marshal, os\nrest = {len(build_driver_code())}\ndata = []\n"
+        "while rest:\n    data.append(os.read(0, rest))\n    rest -= len(data[-1]) or os._exit(0)\n"
+        "driver = {'__name__': 'driver'}\nexec(marshal.loads(b''.join(data)), driver)\n"
+        f"driver['main'](watched={is_watched})"
+    )

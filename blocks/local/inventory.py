@@ -58,33 +58,26 @@ def pick_folder() -> Path:
 
 def _is_own_directory(folder: Path) -> bool:
     """Whether it is a directory that this user has made, in a place where others may make some too."""
-    try:
+    with suppress(OSError):
         status = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
 
 
 def _read_info(folder: Path) -> SandboxInfo | None:
     """The sandbox in a folder; None where it is being removed, or is not ours."""
     try:
-        descriptor = os.open(folder / LABELS_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        with open(folder / LABELS_FILE, encoding="utf-8") as file:
+            labels = json.load(file)["labels"].items()
+            return SandboxInfo(folder.name, {str(key): str(value) for key, value in labels}, not _is_locked(file))
     except FileNotFoundError:
         # Its host was killed while it made the folder or removed it: the name alone says whose it is.
         with suppress(OSError):
             if FOLDER_PATTERN.fullmatch(folder.name) and time.time() - folder.stat().st_mtime > CREATION_GRACE_SECONDS:
                 return SandboxInfo(folder.name, {"managed-by": "rlm-batch"}, abandoned=True)
-        return None
-    except OSError:
-        return None
-    try:
-        with open(descriptor, encoding="utf-8") as file:
-            labels = json.loads(file.read())["labels"]
-            return SandboxInfo(
-                folder.name, {str(key): str(value) for key, value in labels.items()}, not _is_locked(file)
-            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        pass
+    return None
 
 
 def _is_locked(file: IO[str]) -> bool:

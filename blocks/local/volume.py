@@ -7,18 +7,19 @@ import hashlib
 import os
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, VolumeError
 from ..storage.data_dirs import resolve_data_dir
-from ..storage.safe_paths import open_directory_below, read_file_below, replace_file_below
+from ..storage.safe_paths import enter_directory_below, read_file_below, replace_file_below
 from ..volume import VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
 
 FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
 GIDS = 1 << 24
 UMASK = 0o002  # of code that runs as a user of its own: what it writes is open to its group, which is the volume's
-FOLDER, FILE = 0o2775, 0o664  # modes of what the host makes on a volume that a group owns
+OWN_MODES, SHARED_MODES = (0o755, 0o644), (0o2775, 0o664)  # of folders and files; the latter where a group owns them
 
 
 def find_volumes_root(named: str | None) -> Path:
@@ -63,15 +64,16 @@ class LocalVolume(VolumeStore):
         return await asyncio.to_thread(self._ls, path)
 
     async def get(self, path: str) -> bytes:
-        """See `VolumeStore.get`."""
-        return await asyncio.to_thread(self._get, path)
+        self._require_directory()
+        return await asyncio.to_thread(read_file_below, self.path, _check_file_path(path))
 
     async def put(self, path: str, data: bytes) -> None:
         """See `VolumeStore.put`. The file has its name only once it is complete."""
-        await asyncio.to_thread(self._put, path, data)
+        path = _check_file_path(path)
+        modes = OWN_MODES if self.create() is None else SHARED_MODES
+        await asyncio.to_thread(replace_file_below, self.path, path, data, *modes)
 
     async def delete(self, path: str) -> None:
-        """See `VolumeStore.delete`."""
         await asyncio.to_thread(self._delete, path)
 
     def _require_directory(self) -> None:
@@ -81,14 +83,12 @@ class LocalVolume(VolumeStore):
     def _ls(self, path: str) -> list[VolumeFile]:
         self._require_directory()
         way = split_volume_path(path)
-        entries: list[VolumeFile] = []
-        at = -1
-        try:
-            at = open_directory_below(self.path, way[:-1])
+        with _translate_errors(path, "listed"), enter_directory_below(self.path, way[:-1]) as at:
             if way and not stat.S_ISDIR((entry := os.stat(way[-1], dir_fd=at, follow_symlinks=False)).st_mode):
                 if not stat.S_ISREG(entry.st_mode):
                     raise VolumeError(f"{path!r} is a link or a pipe, and no file: name the file itself")
                 return [VolumeFile("/".join(way), entry.st_size)]
+            entries: list[VolumeFile] = []
             for folder, below, files, fd in os.fwalk(way[-1] if way else ".", dir_fd=at, onerror=_raise_error):
                 below[:] = [name for name in below if not is_reserved_name(name)]
                 within = (*way[:-1], *(name for name in folder.split("/") if name != "."))
@@ -98,51 +98,35 @@ class LocalVolume(VolumeStore):
                             entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
                             if stat.S_ISREG(entry.st_mode):
                                 entries.append(VolumeFile("/".join((*within, name)), entry.st_size))
-        except OSError as error:
-            raise _describe_error(path, "listed", error) from error
-        finally:
-            if at >= 0:
-                os.close(at)
         return sorted(entries, key=lambda file: file.path)
-
-    def _get(self, path: str) -> bytes:
-        self._require_directory()
-        way = split_volume_path(path)
-        if not way:
-            raise VolumeError("the volume itself is a directory: name a file on it")
-        return read_file_below(self.path, "/".join(way))
-
-    def _put(self, path: str, data: bytes) -> None:
-        way = split_volume_path(path)
-        if not way:
-            raise VolumeError("the volume itself is a directory: name a file on it")
-        shared = self.create() is not None
-        replace_file_below(self.path, "/".join(way), data, FOLDER if shared else 0o755, FILE if shared else 0o644)
 
     def _delete(self, path: str) -> None:
         self._require_directory()
         way = split_volume_path(path)
         if not way:
             raise VolumeError("the volume itself is not deleted: name a file or a directory on it")
-        at = -1
-        try:
-            at = open_directory_below(self.path, way[:-1])
+        with _translate_errors(path, "deleted"), enter_directory_below(self.path, way[:-1]) as at:
             if stat.S_ISDIR(os.stat(way[-1], dir_fd=at, follow_symlinks=False).st_mode):
                 shutil.rmtree(way[-1], dir_fd=at)
             else:
                 os.unlink(way[-1], dir_fd=at)
-        except OSError as error:
-            raise _describe_error(path, "deleted", error) from error
-        finally:
-            if at >= 0:
-                os.close(at)
+
+
+def _check_file_path(path: str) -> str:
+    if not (names := split_volume_path(path)):
+        raise VolumeError("the volume itself is a directory: name a file on it")
+    return "/".join(names)
 
 
 def _raise_error(error: OSError) -> None:
     raise error
 
 
-def _describe_error(path: str, action: str, error: OSError) -> VolumeError:
-    if isinstance(error, FileNotFoundError):
-        return VolumeError(f"there is no {path!r} on the volume: rlm-batch volume ls says what there is")
-    return VolumeError(f"{path!r} could not be {action}: {error.strerror or error}")
+@contextmanager
+def _translate_errors(path: str, action: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise VolumeError(f"there is no {path!r} on the volume: rlm-batch volume ls says what there is") from error
+    except OSError as error:
+        raise VolumeError(f"{path!r} could not be {action}: {error.strerror or error}") from error

@@ -1,53 +1,44 @@
-"""A file or a directory somewhere else, which fsspec reaches: reading, writing and listing it, with readable errors."""
+"""A file or a directory, of this machine or one that fsspec reaches: reading and writing it, with readable errors."""
 
 from __future__ import annotations
 
 import errno
 import fnmatch
-import io
+import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 # Where a directory is nothing but the beginning of names. To make one would make the bucket, if its name is mistyped.
 OBJECT_STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "http", "https")
 PUBLIC_SETTINGS = ("endpoint_url", "region_name", "host", "hostname", "username")  # which an error may show
-PIECE_BYTES = 8 * 1024 * 1024  # of a request, where a file is read as a stream
 
 
+@dataclass(frozen=True)
 class Location:
     """A file or a directory that fsspec reaches. Its text can be given as a location again, and has no secret.
 
     Its methods raise OSError, with a text for people in `strerror`; where there is no such file, FileNotFoundError.
     """
 
-    def __init__(self, files: Any, path: str, text: str, secrets: tuple[str, ...] = ()) -> None:
-        self._files = files  # the file system, as fsspec has it
-        self._path = path.rstrip("/")
-        self._text = text.rstrip("/")
-        self._secrets = secrets
+    text: str
+    file_system: Any = field(repr=False, compare=False)  # as fsspec has it
+    path: str = field(repr=False, compare=False)
+    secrets: tuple[str, ...] = field(repr=False, compare=False)
 
     def __str__(self) -> str:
-        return self._text
-
-    def __repr__(self) -> str:
-        return f"Location({self._text!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Location) and str(self) == str(other)
-
-    def __hash__(self) -> int:
-        return hash(self._text)
+        return self.text
 
     def __truediv__(self, name: str) -> Location:
-        return Location(self._files, f"{self._path}/{name}", f"{self._text}/{name}", self._secrets)
+        return Location(f"{self.text}/{name}", self.file_system, f"{self.path}/{name}", self.secrets)
 
     @property
     def name(self) -> str:
         """The last part of the path."""
-        return self._text.rpartition("/")[2]
+        return self.text.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
@@ -56,9 +47,10 @@ class Location:
 
     def make_directory(self) -> None:
         """Makes the directory, and sees that it can be written and listed. Raises OSError."""
-        with self._translate_errors():
-            if not self._is_store():
-                self._files.makedirs(self._path, exist_ok=True)
+        protocol = self.file_system.protocol
+        protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+        if protocols.isdisjoint(OBJECT_STORE_SCHEMES):
+            self._call(self.file_system.makedirs, self.path, exist_ok=True)
         probe = self / f"probe-{uuid.uuid4().hex[:12]}"
         probe.write(b"rlm-batch\n")
         try:
@@ -66,35 +58,29 @@ class Location:
                 raise OSError(errno.EIO, "what is written there is not listed")
         finally:
             with suppress(OSError):  # one who may write and not remove can have a ledger
-                probe.remove()
+                self._call(self.file_system.rm_file, probe.path)
 
     def write(self, data: bytes) -> None:
         """Writes the file whole; on an object store, or not at all."""
-        with self._translate_errors():
-            self._files.pipe_file(self._path, data)
+        self._call(self.file_system.pipe_file, self.path, data)
 
-    def write_from_file(self, path: Path) -> None:
+    def upload(self, path: Path) -> None:
         """The same with what a file of this machine has."""
-        with self._translate_errors():
-            self._files.put_file(str(path), self._path)
+        self._call(self.file_system.put_file, str(path), self.path)
 
-    def read(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """All that the file has."""
-        with self._translate_errors():
-            return self._files.cat_file(self._path)
+        return self._call(self.file_system.cat_file, self.path)
 
     def read_ranges(self, ranges: list[tuple[str, int, int]]) -> list[bytes]:
         """Parts of files directly below, by their names, starts and ends in bytes, fetched at one time."""
-        with self._translate_errors():
-            names, starts, ends = (list(column) for column in zip(*ranges, strict=True))
-            paths = [f"{self._path}/{name}" for name in names]
-            return self._files.cat_ranges(paths, starts, ends, on_error="raise")
+        names, starts, ends = (list(column) for column in zip(*ranges, strict=True))
+        paths = [f"{self.path}/{name}" for name in names]
+        return self._call(self.file_system.cat_ranges, paths, starts, ends, on_error="raise")
 
-    def open(self) -> BinaryIO:
-        """The file, to be read as a stream."""
-        with self._translate_errors():
-            file = self._files.open(self._path, "rb", block_size=PIECE_BYTES)
-        return io.BufferedReader(_TranslatingFile(file, self._translate_errors))  # type: ignore[arg-type, return-value]
+    def download(self, path: Path) -> None:
+        """Copies the file to one of this machine, a piece at a time."""
+        self._call(self.file_system.get_file, self.path, str(path))
 
     def list_sizes(self, pattern: str = "*") -> dict[str, int]:
         """The names of the files directly below that match, sorted, with their sizes in bytes: one listing, made anew.
@@ -102,60 +88,75 @@ class Location:
         Empty where there is no such directory.
         """
         try:
-            with self._translate_errors():
-                self._files.invalidate_cache(self._path)
-                entries = self._files.ls(self._path, detail=True)
+            self._call(self.file_system.invalidate_cache, self.path)
+            entries = self._call(self.file_system.ls, self.path, detail=True)
         except FileNotFoundError:
             return {}
-        names = ((item["name"].rpartition("/")[2], item) for item in entries if item["type"] == "file")
-        return {
-            name: item["size"] for name, item in sorted(names, key=lambda i: i[0]) if fnmatch.fnmatch(name, pattern)
-        }
+        sizes = {item["name"].rpartition("/")[2]: item["size"] for item in entries if item["type"] == "file"}
+        return {name: size for name, size in sorted(sizes.items()) if fnmatch.fnmatch(name, pattern)}
 
-    def remove(self) -> None:
-        """Removes the file."""
-        with self._translate_errors():
-            self._files.rm_file(self._path)
-
-    def _is_store(self) -> bool:
-        protocol = self._files.protocol
-        return any(name in OBJECT_STORE_SCHEMES for name in ((protocol,) if isinstance(protocol, str) else protocol))
-
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Whatever goes wrong within is an OSError with one line of text, which has no secret in it."""
+    def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """What the function returns. Whatever it raises is an OSError with one line of text, which has no secret."""
         try:
-            yield
+            return function(*arguments, **options)
         except FileNotFoundError as error:
-            raise FileNotFoundError(errno.ENOENT, describe_error(error, self._secrets)) from None
+            raise FileNotFoundError(errno.ENOENT, describe_error(error, self.secrets)) from None
         except PermissionError as error:
-            raise PermissionError(errno.EACCES, describe_error(error, self._secrets)) from None
+            raise PermissionError(errno.EACCES, describe_error(error, self.secrets)) from None
         except Exception as error:  # noqa: BLE001 - each package has types of its own, and some are no OSError
-            raise OSError(errno.EIO, describe_error(error, self._secrets)) from None
-
-
-class _TranslatingFile(io.RawIOBase):
-    """A file of fsspec's that raises the errors of its location."""
-
-    def __init__(self, file: Any, translate_errors: Any) -> None:
-        self._file, self._translate_errors = file, translate_errors
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        with self._translate_errors():
-            data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
+            raise OSError(errno.EIO, describe_error(error, self.secrets)) from None
 
 
 PathOrLocation = Path | Location
+
+
+@contextmanager
+def replace_atomically(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to: it replaces `path` when the block ends, and is gone after an error."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_file(path: PathOrLocation, data: bytes | Iterable[bytes]) -> None:
+    """Writes a file whole or not at all, with the directories above it; pieces are not held together. Raises OSError.
+
+    On this machine it is written beside its place and renamed. At a location that is no object store a reader may see
+    a part of it while it is written.
+    """
+    if isinstance(path, Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_atomically(path) as partial, partial.open("wb") as file:
+            file.writelines([data] if isinstance(data, bytes) else data)
+    elif isinstance(data, bytes):
+        path.write(data)
+    else:
+        with tempfile.NamedTemporaryFile(prefix="rlm-batch-copy-") as file:
+            file.writelines(data)
+            file.flush()
+            path.upload(Path(file.name))
+
+
+def iterate_lines(path: PathOrLocation) -> Iterator[bytes]:
+    """The lines of a file, each with its end, as a stream: of a copy, if it is at a location. Raises OSError."""
+    if isinstance(path, Path):
+        with path.open("rb") as file:
+            yield from file
+        return
+    with tempfile.TemporaryDirectory(prefix="rlm-batch-copy-") as folder:
+        copy = Path(folder, "file")
+        path.download(copy)
+        yield from iterate_lines(copy)
+
+
+def list_names(directory: PathOrLocation, pattern: str) -> list[str]:
+    """The names of the files directly below that match, sorted; empty where there is no directory. Raises OSError."""
+    if isinstance(directory, Location):
+        return list(directory.list_sizes(pattern))
+    return sorted(path.name for path in directory.glob(pattern))
 
 
 def collect_secrets(settings: Any, name: str = "") -> Iterator[str]:

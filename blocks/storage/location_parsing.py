@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from .location import Location, PathOrLocation, collect_secrets, describe_error
-from .prefect_blocks import load_base_path
 
 SCHEME_PATTERN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 LOCAL_SCHEMES = ("file", "local")  # of this machine's own paths
@@ -36,8 +36,6 @@ def parse_location(text: str | os.PathLike[str] | Location) -> PathOrLocation:
     scheme = parse_scheme(text)
     if scheme is None:
         return Path(text).expanduser().absolute()
-    if scheme in LOCAL_SCHEMES:
-        return _parse_file_url(text)
     location = _parse_block_location(text) if scheme == "block" else _open_location(text, text, {})
     if isinstance(location, Location):
         _open_locations[text] = location
@@ -69,13 +67,6 @@ def make_absolute(text: str) -> str:
     return text if is_remote(text) else str(parse_location(text))
 
 
-def _parse_file_url(text: str) -> Path:
-    path = text.partition("://")[2]
-    if not path.startswith("/"):
-        raise ConfigurationError(f"{text} is no absolute path: it has three slashes, as in file:///data/results")
-    return Path(path)
-
-
 def _parse_block_location(text: str) -> PathOrLocation:
     slug, _, rest = text.partition("://")[2].partition("/")
     name, _, below = rest.partition("/")
@@ -85,7 +76,7 @@ def _parse_block_location(text: str) -> PathOrLocation:
         )
     if ".." in below.split("/"):
         raise ConfigurationError(f"{text} leaves the block's base path: name what is below it")
-    base, settings = load_base_path(slug, name)
+    base, settings = _load_base_path(slug, name)
     below = below.strip("/")
     url = f"{base.rstrip('/')}/{below}" if below else base
     if SCHEME_PATTERN.match(base) is None:
@@ -93,17 +84,53 @@ def _parse_block_location(text: str) -> PathOrLocation:
     return _open_location(text, url, settings)
 
 
+def _load_base_path(slug: str, name: str) -> tuple[str, dict[str, Any]]:
+    """The base path and the settings of a storage block. Raises ConfigurationError."""
+    from prefect import filesystems  # it registers Prefect's own kinds of blocks
+    from prefect.blocks.core import Block
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a schema that has changed
+            block: Any = Block.load(f"{slug}/{name}", _sync=True)  # type: ignore[call-arg]
+    except ValueError as error:
+        raise ConfigurationError(
+            f"there is no block {slug}/{name} that can be loaded from this Prefect server: save it in the UI"
+            + ("" if "Unable to find" in str(error) else ", with the fields that this version of its kind has")
+        ) from None
+    except Exception as error:
+        if type(error).__module__.startswith(("httpx", "httpcore")):
+            raise  # the server is away, which is told by whoever needs it
+        raise ConfigurationError(
+            f"the block {slug}/{name} cannot be loaded here ({type(error).__name__}): is the package installed that "
+            "its kind is from?"
+        ) from None
+    if isinstance(block, filesystems.SMB):
+        block = block.filesystem
+    if isinstance(block, filesystems.RemoteFileSystem):
+        return block.basepath, dict(block.settings)
+    if isinstance(block, filesystems.LocalFileSystem):
+        return str(Path(block.basepath or ".").expanduser().absolute()), {}
+    raise ConfigurationError(
+        f"the block {slug}/{name} has no base path that results could be below: use one of remote-file-system or "
+        "local-file-system"
+    )
+
+
 def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocation:
     """The location at `url`, which is called `text`. Raises ConfigurationError where it cannot be reached."""
+    scheme, _, path = url.partition("://")
+    scheme = scheme.lower()
+    if scheme in LOCAL_SCHEMES:
+        if not path.startswith("/"):
+            raise ConfigurationError(f"{url} is no absolute path: it has three slashes, as in file:///data/results")
+        return Path(path)
     from fsspec.core import url_to_fs
 
     secrets = (*collect_secrets(settings), *collect_secrets(urllib.parse.urlsplit(url).password))
-    scheme = url.partition("://")[0].lower()
-    if scheme in LOCAL_SCHEMES:
-        return _parse_file_url(url)
     try:
         file_system, path = url_to_fs(url, **settings)
-        return Location(file_system, path, text, secrets)
+        return Location(text.rstrip("/"), file_system, path.rstrip("/"), secrets)
     except ImportError as error:
         package = PACKAGE_BY_SCHEME.get(scheme)
         how = f"pip install '{package}'" if package else describe_error(error, secrets)

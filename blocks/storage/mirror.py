@@ -7,10 +7,12 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
-from .location import PIECE_BYTES, Location
+from .location import Location
 
+PIECE_BYTES = 8 * 1024 * 1024  # of a file that are fetched at one time
 MAX_BATCH_BYTES = 32 * 1024 * 1024  # that are fetched together, where they are of several files
 
 
@@ -23,16 +25,14 @@ class LocalMirror:
     def __init__(self, location: Location) -> None:
         self._location = location
         self._lock = threading.Lock()
-        self._folder: Path | None = None
         self._sizes: dict[str, int] = {}
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """Where they are."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="rlm-batch-copies-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        return self._folder
+        folder = Path(tempfile.mkdtemp(prefix="rlm-batch-copies-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
     def refresh(self, pattern: str) -> list[Path]:
         """The copies of the files that match, sorted; what is new is fetched, and nothing else. Raises OSError.
@@ -41,12 +41,11 @@ class LocalMirror:
         """
         with self._lock:
             sizes = self._location.list_sizes(pattern)
-            ranges: list[tuple[str, int, int]] = []
-            for name, size in sizes.items():
-                start = self._sizes.get(name, 0)
-                while start < size:  # no more than a bounded piece of a file at one time
-                    ranges.append((name, start, min(size, start + PIECE_BYTES)))
-                    start += PIECE_BYTES
+            ranges = [
+                (name, start, min(size, start + PIECE_BYTES))
+                for name, size in sizes.items()
+                for start in range(self._sizes.get(name, 0), size, PIECE_BYTES)
+            ]
             for group in _batch_ranges(ranges):
                 for (name, start, _), data in zip(group, self._location.read_ranges(group), strict=True):
                     if start != self._sizes.get(name, 0):
@@ -59,11 +58,11 @@ class LocalMirror:
 
     def fetch_file(self) -> Path:
         """The copy of the location itself, which is a file. Raises OSError."""
-        with self._lock:
-            if "" not in self._sizes:
-                with self._location.open() as source, open(self.folder / "file", "wb") as file:
-                    shutil.copyfileobj(source, file, PIECE_BYTES)
-                    self._sizes[""] = file.tell()
+        try:
+            self._location.download(self.folder / "file")
+        except OSError:
+            shutil.rmtree(self.folder)  # not when this object goes: whoever holds the error has it too
+            raise
         return self.folder / "file"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from ...sandbox.errors import VolumeError
@@ -20,7 +21,8 @@ def split_path(path: str) -> tuple[str, ...]:
     return pure.parts
 
 
-def open_directory_below(root: Path, names: tuple[str, ...], make: int | None = None) -> int:
+@contextmanager
+def enter_directory_below(root: Path, names: tuple[str, ...], make: int | None = None) -> Iterator[int]:
     """A descriptor of the directory at these names below `root`, reached without following any link.
 
     With `make`, a mode, directories that are not there are made, and belong to the owner of `root`. Raises OSError.
@@ -34,31 +36,7 @@ def open_directory_below(root: Path, names: tuple[str, ...], make: int | None = 
             below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             os.close(at)
             at = below
-    except BaseException:
-        os.close(at)
-        raise
-    return at
-
-
-def open_file_below(root: Path, path: str, flags: int, mode: int = 0o644) -> int:
-    """A descriptor of the file at a path below `root`, reached without following any link.
-
-    With O_CREAT the directories on the way are made, and what is made belongs to the owner of `root`. Raises
-    VolumeError for a path that leads out, OSError for everything else.
-    """
-    names = split_path(path)
-    at = open_directory_below(root, names[:-1], 0o755 if flags & os.O_CREAT else None)
-    try:
-        if not flags & os.O_CREAT:
-            return os.open(names[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-        with suppress(FileExistsError):
-            file = os.open(names[-1], flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
-            _give_to_owner(names[-1], at, os.stat(root))
-            return file
-        if flags & os.O_EXCL:
-            raise FileExistsError(17, os.strerror(17), path)
-        flags &= ~os.O_CREAT
-        return os.open(names[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        yield at
     finally:
         os.close(at)
 
@@ -68,25 +46,37 @@ def _make_directory(name: str, at: int, owner: os.stat_result, mode: int) -> Non
         os.mkdir(name, mode & 0o777, dir_fd=at)
     except FileExistsError:
         return
-    _give_to_owner(name, at, owner)
-    if mode & ~0o777:  # which mkdir does not set
-        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-        try:
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
+        _give_to_owner(folder, owner)
+        if mode & ~0o777:  # which mkdir does not set
             os.fchmod(folder, mode)
-        finally:
-            os.close(folder)
+    finally:
+        os.close(folder)
 
 
-def _give_to_owner(name: str, at: int, owner: os.stat_result) -> None:
+def _give_to_owner(descriptor: int, owner: os.stat_result) -> None:
     if os.geteuid() == 0:
-        os.chown(name, owner.st_uid, owner.st_gid, dir_fd=at, follow_symlinks=False)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def write_file_below(root: Path, path: str, data: bytes) -> None:
-    """Writes a file below `root`. Raises VolumeError."""
+    """Writes a file below `root`, with the directories above it; what is made belongs to the owner of `root`.
+
+    Raises VolumeError.
+    """
+    names = split_path(path)
+    flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with open(open_file_below(root, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(data)
+        with enter_directory_below(root, names[:-1], 0o755) as at:
+            try:
+                file = os.open(names[-1], flags | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=at)
+            except FileExistsError:
+                file = os.open(names[-1], flags, dir_fd=at)
+            else:
+                _give_to_owner(file, os.stat(root))
+        with open(file, "wb") as stream:
+            stream.write(data)
     except OSError as error:
         raise VolumeError(f"{path} could not be written: {error.strerror or error}") from error
 
@@ -98,13 +88,14 @@ def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, fil
     """
     names = split_path(path)
     partial = f"{OWN_FILE_PREFIX}-{os.urandom(8).hex()}.partial"
-    at = -1
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        at = open_directory_below(root, names[:-1], folder_mode)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(partial, flags, 0o600, dir_fd=at), "wb") as file:
+        with (
+            enter_directory_below(root, names[:-1], folder_mode) as at,
+            open(os.open(partial, flags, 0o600, dir_fd=at), "wb") as file,
+        ):
             try:
-                _give_to_owner(partial, at, os.stat(root))
+                _give_to_owner(file.fileno(), os.stat(root))
                 os.fchmod(file.fileno(), file_mode)
                 file.write(data)
                 file.flush()
@@ -114,15 +105,14 @@ def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, fil
                 raise
     except OSError as error:
         raise VolumeError(f"{path} could not be written: {error.strerror or error}") from error
-    finally:
-        if at >= 0:
-            os.close(at)
 
 
 def read_file_below(root: Path, path: str) -> bytes:
     """A file's bytes. Raises VolumeError."""
+    names = split_path(path)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with open(open_file_below(root, path, os.O_RDONLY), "rb") as file:
+        with enter_directory_below(root, names[:-1]) as at, open(os.open(names[-1], flags, dir_fd=at), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise VolumeError(f"{path} is no file that could be read")
             return file.read()

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, TypeGuard
 
-from ...blocks.storage.files import read_file, write_file
+from ...blocks.storage.location import write_file
 from ...blocks.storage.location_parsing import parse_location, parse_scheme
 from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.results_root import get_results_root
@@ -89,7 +89,7 @@ def read_code_reference(text: str) -> list[str] | str:
     if not text.startswith("@/") and (text[:1] != "@" or parse_scheme(text[1:]) is None):
         return text
     try:
-        content = io.StringIO(read_file(parse_location(text[1:])).decode("utf-8"), newline=None).read()
+        content = io.StringIO(parse_location(text[1:]).read_bytes().decode("utf-8"), newline=None).read()
         return content if text.endswith(".txt") else [json.loads(line) for line in content.splitlines()]
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ...blocks.storage.files import list_names
-from ...blocks.storage.location import Location, PathOrLocation
+from ...blocks.storage.location import Location, PathOrLocation, list_names
 from ...blocks.storage.location_parsing import is_remote, parse_location
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome

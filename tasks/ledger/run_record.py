@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from ...blocks.storage.files import write_file
-from ...blocks.storage.location import Location, PathOrLocation
+from ...blocks.storage.location import Location, PathOrLocation, write_file
 from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError

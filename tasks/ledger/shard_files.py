@@ -14,8 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
-from ...blocks.storage.files import iterate_lines, list_names, read_file, write_file
-from ...blocks.storage.location import PathOrLocation
+from ...blocks.storage.location import PathOrLocation, iterate_lines, list_names, write_file
 from ...blocks.storage.location_parsing import parse_location
 from ...sandbox.errors import ConfigurationError
 from ..execution import Execution, execution_from_json, execution_to_json
@@ -157,7 +156,7 @@ class ShardFiles:
         """The last heartbeat, None where there is none yet."""
         known = {item.name for item in fields(Heartbeat)}  # a worker may have a later version, with more
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            values = json.loads(read_file(self._heartbeat_path))
+            values = json.loads(self._heartbeat_path.read_bytes())
             return Heartbeat(**{name: value for name, value in values.items() if name in known})
         return None
 
@@ -182,10 +181,10 @@ def load_or_create_cut(ledger: PathOrLocation, job: str, shard_size: int) -> Sha
 
 def _load_or_create(path: PathOrLocation, value: str) -> str:
     try:
-        return read_file(path).decode("ascii")
+        return path.read_bytes().decode("ascii")
     except FileNotFoundError:
         write_file(path, value.encode("ascii"))
-        return read_file(path).decode("ascii")  # another may have written it at the same time
+        return path.read_bytes().decode("ascii")  # another may have written it at the same time
 
 
 def find_last_attempts(ledger: PathOrLocation, job: str) -> dict[int, int]:

@@ -17,7 +17,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
 from rlm_batch import ConfigurationError, batch, sweep
-from rlm_batch.blocks.storage.files import read_file, write_file
+from rlm_batch.blocks.storage.location import write_file
 from rlm_batch.blocks.storage.location_parsing import parse_location
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -97,7 +97,7 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
         published = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
         artifacts = [str(artifact.data) for artifact in await client.read_artifacts(artifact_filter=published)]
     ledger = parse_location(place)
-    kept = [read_file(ledger / name).decode() for name in ledger.list_sizes()]  # type: ignore[union-attr]
+    kept = [(ledger / name).read_bytes().decode() for name in ledger.list_sizes()]  # type: ignore[union-attr]
     assert len(kept) == 2
     assert len(artifacts) > 0
     told = [str(run.parameters), str(raised.value), repr(raised.value.__cause__), caplog.text, *kept, *artifacts]

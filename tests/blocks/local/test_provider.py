@@ -18,7 +18,7 @@ import pytest
 from pydantic import SecretStr
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
-from rlm_batch.blocks.local import creation, probing
+from rlm_batch.blocks.local import creation, provider
 from rlm_batch.blocks.local import isolation as levels
 
 from ...infra.isolation_levels import find_strongest_level, require_isolation
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def unknown_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Nothing has been found out about this machine yet, and what a test finds out is forgotten after it."""
-    known = dict(probing._reasons)
-    probing._reasons.clear()
+    known = dict(provider._reasons)
+    provider._reasons.clear()
     yield monkeypatch
-    probing._reasons.clear()
-    probing._reasons.update(known)
+    provider._reasons.clear()
+    provider._reasons.update(known)
 
 
 def hide_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -103,7 +103,7 @@ async def test_a_level_that_shows_the_host_s_files_is_not_taken(
     """A level is believed when code in it has been refused a file, not because its parts are there."""
     hide_bubblewrap(unknown_machine, tmp_path)
     await level_or_skip(isolation="landlock")
-    probing._reasons.clear()
+    provider._reasons.clear()
     unknown_machine.setattr(creation, "build_confinement", lambda *_: {"limits": {}})
     for isolation in ("auto", "landlock"):
         with pytest.raises(ConfigurationError, match="could read a file that it must not see"):
@@ -162,13 +162,13 @@ async def test_another_system_is_named(
 
 async def test_a_machine_is_asked_once(unknown_machine: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    attempt = probing.try_level
+    attempt = provider.try_level
 
     async def counting(level: Any) -> str:
         asked.append(level)
         return await attempt(level)
 
-    unknown_machine.setattr(probing, "try_level", counting)
+    unknown_machine.setattr(provider, "try_level", counting)
     block = await level_or_skip()
     for _ in range(3):
         await block.resolve_isolation()

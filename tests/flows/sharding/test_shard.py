@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError
-from rlm_batch.blocks.storage.files import list_names
+from rlm_batch.blocks.storage.location import list_names
 from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
 from rlm_batch.flows.sharding import heartbeat as heartbeat_task

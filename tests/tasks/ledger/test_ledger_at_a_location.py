@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, Result
-from rlm_batch.blocks.storage.files import iterate_lines, read_file, write_file
+from rlm_batch.blocks.storage.location import iterate_lines, write_file
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger import upload_buffer
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -104,9 +104,9 @@ def test_a_file_below_a_ledger_is_written_whole_and_read_as_a_stream(ledger: Led
         assert list(iterate_lines(place / "shards/1.jsonl")) == [b"%d\n" % number for number in range(1000)]
         write_file(place / "shards/1.beat", b"1")
         write_file(place / "shards/1.beat", b"2")
-        assert read_file(place / "shards/1.beat") == b"2"
+        assert (place / "shards/1.beat").read_bytes() == b"2"
         with pytest.raises(FileNotFoundError):
-            read_file(place / "shards/2.beat")
+            (place / "shards/2.beat").read_bytes()
         assert list(Ledger(place).read_lines()) == []
     assert sorted(path.name for path in (tmp_path / "run" / "shards").iterdir()) == ["1.beat", "1.jsonl"]
 
@@ -218,11 +218,11 @@ def test_a_file_system_with_directories_has_them_made() -> None:
 
 def test_paths_of_this_machine_import_no_fsspec(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom rlm_batch.blocks.storage.files import write_file, read_file\n"
+        "import sys\nfrom rlm_batch.blocks.storage.location import write_file\n"
         "from rlm_batch.blocks.storage.location_parsing import parse_location\n"
         "sys.modules['fsspec.core'] = None\n"
         "write_file(parse_location(sys.argv[1]) / 'x', b'1')\n"
-        "assert read_file(parse_location(sys.argv[1]) / 'x') == b'1'\n"
+        "assert (parse_location(sys.argv[1]) / 'x').read_bytes() == b'1'\n"
         "try:\n    parse_location('memory://x')\nexcept Exception as error:\n    print('refused', error)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "run")]

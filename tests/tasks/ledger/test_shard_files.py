@@ -3,7 +3,7 @@
 import pytest
 
 from rlm_batch import ConfigurationError
-from rlm_batch.blocks.storage.files import read_file, write_file
+from rlm_batch.blocks.storage.location import write_file
 from rlm_batch.blocks.storage.location_parsing import parse_location
 from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.ledger.completion_markers import MarkerLocation
@@ -45,7 +45,7 @@ def test_a_sign_of_life_is_the_last_that_was_given(files):
         files.write_heartbeat(Heartbeat(count=count, done=count, error=None))
     assert files.read_heartbeat() == Heartbeat(count=2, done=2)
     beat = files.directory / "00003-1.beat"
-    write_file(beat, read_file(beat).replace(b"{", b'{"of a later version": 1, ', 1))
+    write_file(beat, beat.read_bytes().replace(b"{", b'{"of a later version": 1, ', 1))
     assert files.read_heartbeat() == Heartbeat(count=2, done=2)
 
 
