@@ -119,7 +119,7 @@ async def chunks(
         fingerprint = await job.compute_fingerprint()
         await cache.load_markers()
         keys = hashlib.sha256()
-        await job.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
+        await job.executor.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
         if reduce is not None:
             submitted = _collect_submitted(job.store.outcomes)
             reduction = _build_reduction(
@@ -128,7 +128,7 @@ async def chunks(
             if failed := job.store.failures:
                 job.skip([reduction], f"{len(failed)} of {len(parts)} chunks have no result")
             else:
-                await job.execute_all(iter([reduction]), cache.find_result)
+                await job.executor.execute_all(iter([reduction]), cache.find_result)
         outcomes = job.collect_outcomes()
         found = report(outcomes, len(parts))
         for path, ids in found.overlaps.items():

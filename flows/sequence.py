@@ -52,7 +52,9 @@ async def sequence(
         # Results of some steps are of no use: the state that the others build on is not in the ledger.
         results = [job.cache.find_result(execution) for execution in executions]
         is_complete = all(result is not None for result in results)
-        await job.execute_all(iter(executions), lambda execution: results[execution.index] if is_complete else None)
+        await job.executor.execute_all(
+            iter(executions), lambda execution: results[execution.index] if is_complete else None
+        )
         if failed := job.store.failures:
             job.skip(executions, f"step {failed[0].meta.index} failed, and the steps after it build on it")
         outcomes = job.collect_outcomes()

@@ -7,7 +7,6 @@ once a second at most, and not at all in a run that is shorter. No run fails for
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -21,6 +20,7 @@ from ...tasks.ledger.run_record import RunRecord
 from ..reporting.markdown import render_markdown
 from ..reporting.report import build_report
 from ..reporting.summary import RunSummary
+from .context import Log
 
 PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two looks at the progress
 PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
@@ -29,7 +29,7 @@ PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
 class ArtifactPublisher:
     """Publishes the artifacts of one flow run. An async context manager, whose end publishes the report."""
 
-    def __init__(self, record: RunRecord, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+    def __init__(self, record: RunRecord, log: Log) -> None:
         self._record = record
         self._tally = RunSummary(record.report_spec)
         self._log = log

@@ -11,7 +11,6 @@ from ...sandbox.result import Result
 from ...tasks.execution import Execution
 from ...tasks.ledger.completion_markers import CompletionMarker, MarkerLocation, read_markers
 from ...tasks.retry import compute_backoff, get_requested_wait
-from .context import build_retry_policy
 from .job import Job
 
 
@@ -56,16 +55,15 @@ class MarkerCache:
 
     async def _read_markers(self, folder: str) -> dict[str, CompletionMarker]:
         context = self._job.context
-        policy = build_retry_policy(context)
         attempt = 0
         while True:
             attempt += 1
-            lane = self._job.open_lane()
+            lane = context.make_lane(self._job.slots)
             try:
                 await lane.acquire()
                 return await read_markers(await lane.open_sandbox(), folder)
             except RlmBatchError as error:
-                if not policy.should_retry(error, attempt) or policy.is_too_late(error):
+                if not context.policy.should_retry(error, attempt) or context.policy.is_too_late(error):
                     raise
                 wait = get_requested_wait(error) + compute_backoff(attempt)
             finally:

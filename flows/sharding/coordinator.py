@@ -18,6 +18,7 @@ from dataclasses import replace
 import httpx
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import StateType
+from prefect.runtime import flow_run
 
 from ...sandbox.errors import ConfigurationError, NotRun
 from ...sandbox.queries.budget import Usage
@@ -26,11 +27,10 @@ from ...tasks.ledger.ledger import Ledger, LedgerLine
 from ...tasks.ledger.shard_files import ShardHeader, find_last_attempts
 from ...tasks.ledger.shard_store import ShardStore
 from ..engine.context import RunContext
+from ..engine.events import OutcomeRecorder
 from ..engine.executor import FindResult
-from ..engine.outcome_store import OutcomeRecorder
 from ..parameters import MAX_TASK_RUNS, Options
 from .attempt import AttemptRuns, Shard
-from .outage import OutageTimer
 from .planner import ShardCut, ShardPlan, cut_job
 from .work_pool import open_server_client
 
@@ -41,12 +41,13 @@ CANCEL_TIMEOUT_SECONDS = 20.0  # for cancelled shards to end: after 30 a worker 
 MAX_FRUITLESS_ATTEMPTS = 3  # at a shard, one after the other, that bring no outcome at all, before it is given up
 MAX_JOB_TASK_RUNS = 10_000  # of all shards together, where nobody says how many executions a task run has
 LEDGER_PAGE_LINES = 5000  # that are read at a time
+MAX_OUTAGE_SECONDS = 300.0  # without an answer of the server or the ledger: the shards have ended before
 
 
 class ShardingExecutor:
     """Executes a job in shards. `store` has its executions, and their outcomes as they come.
 
-    `noun` is what the job calls an execution, and `run_name` is its flow run's; the context's usage gains the shards'.
+    `noun` is what the job calls an execution; the context's usage gains the shards'.
     """
 
     def __init__(
@@ -58,30 +59,24 @@ class ShardingExecutor:
         ledger: Ledger,
         recorder: OutcomeRecorder,
         total: int,
-        run_name: str,
         noun: str,
     ) -> None:
         self._plan = plan
-        self._provider = context.provider
-        self._options = context.options
-        self._deadline = context.deadline
-        self._usage = context.usage
-        self._log = context.log
+        self._context = context
         self._store = store
         self._ledger = ledger
         self._recorder = recorder
         self._total = total
-        self._run_name = run_name
         self._noun = noun
         self._read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
         self._polled_at = 0.0  # when the shards were looked at last, by the event loop's clock
-        self._outages = OutageTimer()
+        self._outages: dict[str, float] = {}  # since when what the job depends on has not answered, by that clock
         self._shards: list[Shard] = []
         self._active: dict[int, Shard] = {}
 
     # ------------------------------------------------------------------------------------------------------- the job
 
-    async def execute_all(self, executions: Iterator[Execution], *, find_result: FindResult) -> None:
+    async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         cut = await self._add_executions(executions, find_result)
         self._shards, self._active = cut.shards, {}
         async with open_server_client() as client:
@@ -92,7 +87,7 @@ class ShardingExecutor:
                 ledger_id=cut.ledger_id,
                 job_id=cut.job_id,
             )
-            limit = asyncio.timeout_at(self._deadline.at)
+            limit = asyncio.timeout_at(self._context.deadline.at)
             try:
                 async with limit:
                     await self._run_shards(client, runs, cut.job_id)
@@ -107,12 +102,11 @@ class ShardingExecutor:
                 # Whoever ends this job does not want its shards to go on. Only where it is killed do they.
                 await asyncio.shield(self._cancel_active(runs))
                 raise
-        for heartbeat in (heartbeat for shard in self._shards for heartbeat in shard.ended_heartbeats):
-            self._usage.sandboxes += heartbeat.sandboxes
-            self._usage.sandbox_seconds += heartbeat.sandbox_seconds
-            self._usage.model += Usage(
-                heartbeat.calls, heartbeat.prompt_tokens, heartbeat.completion_tokens, heartbeat.cost
-            )
+        usage = self._context.usage
+        for beat in (beat for shard in self._shards for beat in shard.ended_heartbeats):
+            usage.sandboxes += beat.sandboxes
+            usage.sandbox_seconds += beat.sandbox_seconds
+            usage.model += Usage(beat.calls, beat.prompt_tokens, beat.completion_tokens, beat.cost)
 
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> ShardCut:
         """Takes all executions into the store, with the results that there are, and cuts them into shards."""
@@ -130,7 +124,7 @@ class ShardingExecutor:
             self._store.add_execution(execution)
             if result is not None:
                 self._store.record_previous_result(execution)
-                self._recorder.events.publish_outcome(execution, result, cached=True)
+                self._recorder.publish(execution, result, cached=True)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
         cut = await cut_job(
@@ -141,7 +135,7 @@ class ShardingExecutor:
             shard_count=self._plan.shard_count,
         )
         if len(cut.shards) != min(self._plan.shard_count, count):
-            self._log.info("the job goes on in the %d shards that it was cut into before", len(cut.shards))
+            self._context.log.info("the job goes on in the %d shards that it was cut into before", len(cut.shards))
         return cut
 
     async def _read_news(self) -> AsyncIterator[LedgerLine]:
@@ -159,8 +153,8 @@ class ShardingExecutor:
             outcome = self._store.record_line(line)
             if outcome is not None:
                 index = outcome.meta.index or 0
-                self._recorder.events.publish_execution_start(index)
-                self._recorder.events.publish_outcome(Execution(index, "", outcome.meta.variables, ""), outcome)
+                self._recorder.listener.on_execution_start(index)
+                self._recorder.publish(Execution(index, "", outcome.meta.variables, ""), outcome)
 
     async def _run_shards(self, client: PrefectClient, runs: AttemptRuns, job_id: str) -> None:
         """Starts the shards, and watches them until none has anything left to do."""
@@ -181,9 +175,9 @@ class ShardingExecutor:
                         del self._active[shard.number]
                         if self._count_unfinished(shard):
                             waiting.append(shard)
-                self._outages.clear("ledger")
+                self._outages.pop("ledger", None)
             except OSError as error:  # of a location that does not answer for the moment
-                self._outages.note("ledger", error)
+                self._note_outage("ledger", error)
             now = clock()
             if any(shard.heartbeat is not None for shard in self._active.values()) or not self._active:
                 running_at = now
@@ -192,7 +186,7 @@ class ShardingExecutor:
                     counted_at, self._plan.online_workers = now, await self._plan.work_pool.count_online_workers(client)
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
-                self._recorder.events.publish_warning(self._describe_idle_pool())
+                self._recorder.warn(self._describe_idle_pool())
         await asyncio.to_thread(self._ledger.close)  # sends the results that were taken from elsewhere
         await self._gather_outcomes()
 
@@ -204,7 +198,9 @@ class ShardingExecutor:
             if shard.attempt and self._count_unfinished(shard):
                 run = await runs.find_unfinished(shard)
                 if run is not None:
-                    self._log.info("shard %d is under way: its run %s is taken over", shard.number + 1, run.name)
+                    self._context.log.info(
+                        "shard %d is under way: its run %s is taken over", shard.number + 1, run.name
+                    )
                     shard.watch(runs.locate_files(shard), run, self._count_unfinished(shard))
                     shard.is_adopted = True
                     self._active[shard.number] = shard
@@ -221,9 +217,15 @@ class ShardingExecutor:
                     del self._active[shard.number]
                     waiting.append(shard)
                     shard.attempt -= 1
-                    self._outages.note("start", error)
+                    self._note_outage("start", error)
                     return
-                self._outages.clear("start")
+                self._outages.pop("start", None)
+
+    def _note_outage(self, name: str, error: Exception) -> None:
+        """Notes that it did not answer. Raises the error once that has been so for too long."""
+        now = asyncio.get_running_loop().time()
+        if now - self._outages.setdefault(name, now) > MAX_OUTAGE_SECONDS:
+            raise error
 
     def _describe_idle_pool(self) -> str:
         pool = self._plan.work_pool.name
@@ -253,26 +255,28 @@ class ShardingExecutor:
             attempt=shard.attempt,
             total=shard.unfinished_at_start,
             what=self._noun,
-            commit=await self._provider.commit(),
+            commit=await self._context.provider.commit(),
         )
         suffix = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
         run = await runs.start(
             files,
             header,
             self._store.iterate_unfinished(shard.start, shard.stop),
-            name=f"{self._run_name} {shard.number + 1} of {len(self._shards)}{suffix}",
+            name=f"{flow_run.name} {shard.number + 1} of {len(self._shards)}{suffix}",
             options=self._build_options(shard).to_json(),
-            volume_name=self._provider.volume_name,
+            volume_name=self._context.provider.volume_name,
         )
         shard.watch(files, run, self._count_unfinished(shard))
 
     def _build_options(self, shard: Shard) -> Options:
         """The job's parameters, as they are for one shard."""
-        options = self._options
-        remaining = self._deadline.remaining_seconds()
+        options = self._context.options
+        remaining = self._context.deadline.remaining_seconds()
         cost = None
         if options.max_cost is not None:
-            left = options.max_cost - (self._usage.model.cost or 0.0)  # after the shards of what came before, if any
+            left = options.max_cost - (
+                self._context.usage.model.cost or 0.0
+            )  # after the shards of what came before, if any
             spent = sum(heartbeat.cost or 0.0 for heartbeat in shard.ended_heartbeats)
             cost = max(0.0, left / len(self._shards) - spent)
         per_task = max(math.ceil(self._total / MAX_JOB_TASK_RUNS), math.ceil(shard.unfinished_at_start / MAX_TASK_RUNS))
@@ -293,9 +297,9 @@ class ShardingExecutor:
         try:
             await runs.poll_states(shards.values())
         except httpx.HTTPError as error:  # a server that is away comes back
-            self._outages.note("server", error)
+            self._note_outage("server", error)
         else:
-            self._outages.clear("server")
+            self._outages.pop("server", None)
         # Time in which nobody looked, because the server or the ledger did not answer, is no silence of a shard's.
         now, polled_at, self._polled_at = clock(), self._polled_at, clock()
         if now - polled_at > HEARTBEAT_TIMEOUT_SECONDS / 6:
@@ -325,7 +329,7 @@ class ShardingExecutor:
         timeout = (
             HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else self._plan.work_pool.start_timeout_seconds
         )
-        if not self._outages.has("server") and shard.has_started and silence > timeout:
+        if "server" not in self._outages and shard.has_started and silence > timeout:
             await runs.report_crash(shard, "its worker or its process has gone: it gave no sign of life")
             self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")
             return True
@@ -362,7 +366,7 @@ class ShardingExecutor:
             self._give_up(shard, f"its shard, number {number}, ended {times} times without a result: {reason}")
         else:
             text = "shard %d ended with %d executions undone, and is begun again: %s"
-            self._log.warning(text, number, unfinished, reason)
+            self._context.log.warning(text, number, unfinished, reason)
 
     def _give_up(self, shard: Shard, reason: str) -> None:
         for execution in self._store.iterate_unfinished(shard.start, shard.stop):
@@ -370,7 +374,7 @@ class ShardingExecutor:
 
     def _fail_unfinished(self, start: int, stop: int, reason: str) -> None:
         for execution in self._store.iterate_unfinished(start, stop):
-            self._recorder.record_failure_before_start(execution, self._deadline.build_error(execution, reason))
+            self._recorder.record_failure_before_start(execution, self._context.deadline.build_error(execution, reason))
 
     async def _cancel_active(self, runs: AttemptRuns) -> None:
         """Cancels the shards that are under way, waits until they are over, and takes in what they have written."""
@@ -385,7 +389,7 @@ class ShardingExecutor:
             running = {number: shard for number, shard in running.items() if not shard.is_final}
         for shard in running.values():
             text = "shard %d was cancelled, and has not ended within %.0f s"
-            self._log.warning(text, shard.number + 1, CANCEL_TIMEOUT_SECONDS)
+            self._context.log.warning(text, shard.number + 1, CANCEL_TIMEOUT_SECONDS)
         for shard in self._active.values():
             if shard.heartbeat is not None:
                 shard.ended_heartbeats.append(shard.heartbeat)
@@ -393,4 +397,4 @@ class ShardingExecutor:
             await asyncio.to_thread(self._ledger.close)
             await self._gather_outcomes()
         except OSError as error:  # there is another error, which matters more
-            self._log.error("%s", error)
+            self._context.log.error("%s", error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from ...sandbox.errors import ConfigurationError
+from ..engine.context import Log
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -52,7 +52,7 @@ class WorkPool:
         return sum(worker.status == WorkerStatus.ONLINE for worker in workers)
 
 
-async def find_work_pool(client: PrefectClient, log: logging.Logger | logging.LoggerAdapter[Any]) -> WorkPool:
+async def find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
     """The work pool where shards can run beside this flow run, once a worker is there.
 
     Raises ConfigurationError where the deployment or its work pool is missing, paused or too small, and where no worker
@@ -107,9 +107,7 @@ def _list_limits(pool: Any, queue: Any) -> list[tuple[int | None, int]]:
     return [(pool.concurrency_limit, int(is_in_pool)), (queue.concurrency_limit, int(is_in_queue))]
 
 
-async def _wait_for_worker(
-    client: PrefectClient, pool: WorkPool, log: logging.Logger | logging.LoggerAdapter[Any]
-) -> None:
+async def _wait_for_worker(client: PrefectClient, pool: WorkPool, log: Log) -> None:
     if not pool.needs_workers:
         return
     give_up_at = asyncio.get_running_loop().time() + WORKER_TIMEOUT_SECONDS
