@@ -7,7 +7,6 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from .decorator import batch_flow
@@ -41,7 +40,6 @@ async def batch(
     outcomes = await execute_items(
         items,
         total=len(items),
-        provider=await resolve_provider(options.provider),
         options=options,
         label=execution_label,
     )

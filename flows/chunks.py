@@ -17,7 +17,6 @@ from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.completion_markers import compute_marker_folder, compute_marker_name
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
-from .engine.context import resolve_provider_with_volume
 from .engine.failures import Outcomes, raise_failures
 from .engine.job import open_job
 from .engine.labels import chunk_label
@@ -25,7 +24,7 @@ from .engine.marker_cache import MarkerCache
 from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters, VolumeName
-from .reporting.text_table import format_rows
+from .reporting.text_table import align_rows, format_rows
 
 REDUCTION_MARKER = "reduction.json"  # the marker's name; those of chunks are hexadecimal
 
@@ -53,9 +52,7 @@ class ChunksReport:
         return format_rows(list(shown))
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return align_rows(self.rows())
 
 
 class _ById(Mapping[str, Outcome]):
@@ -107,15 +104,14 @@ async def chunks(
     reduce = None if reduce is None else read_text_reference(reduce)
     parts = build_chunks(chunks, data, chunk_size)
     options = Options.from_parameters(parameters)
-    block = await resolve_provider_with_volume(options.provider, volume_name)
     async with open_job(
-        block,
         total=len(parts) + (reduce is not None),
         options=options,
         label=chunk_label,
+        volume_name=volume_name,
         report_spec=ReportSpec("chunk" if reduce is None else "execution"),
     ) as job:
-        cache = MarkerCache(job, None if block.volume_name is None else compute_marker_folder(code))
+        cache = MarkerCache(job, None if job.context.provider.volume_name is None else compute_marker_folder(code))
         fingerprint = await job.compute_fingerprint()
         await cache.load_markers()
         keys = hashlib.sha256()

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from ..tasks.execution import Execution, compute_key
@@ -40,7 +39,6 @@ async def sequence(
     codes = texts(steps)
     options = Options.from_parameters(parameters, max_workers=1, reuse_sandboxes=True, executions_per_task=1)
     async with open_job(
-        await resolve_provider(options.provider),
         total=len(codes),
         options=options,
         label=lambda execution: f"step {execution.index}",

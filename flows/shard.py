@@ -55,7 +55,9 @@ async def shard(
         cache = ResultCache(ledger, lambda key: lines.pop(key, None))
         try:
             async with open_capacity(context) as slots:
-                executor = LaneExecutor(context, slots, ledger=ledger, recorder=recorder, total=header.total)
+                executor = LaneExecutor(
+                    context=context, slots=slots, ledger=ledger, recorder=recorder, total=header.total
+                )
                 await executor.execute_all(executions, cache.find_result)
         except BaseException:
             await flush_ledger_after_error(ledger, context.log)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
@@ -20,7 +19,7 @@ from .inputs.readers import Grid, Inputs, read_points
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters
 from .reporting.best_trial import BestTrial
-from .reporting.text_table import format_rows
+from .reporting.text_table import align_rows, format_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,7 @@ class SweepReport:
         return format_rows(self.trials, self.best, limit)
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return align_rows(self.rows())
 
 
 @batch_flow("sweep")
@@ -80,7 +77,6 @@ async def sweep(
     outcomes = await execute_items(
         items,
         total=len(points_of_space),
-        provider=await resolve_provider(options.provider),
         options=options,
         label=trial_label,
         report_spec=ReportSpec("trial", objective, direction),

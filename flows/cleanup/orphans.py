@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Iterable
@@ -64,7 +63,7 @@ async def find_orphans(
             candidates.append(info)
     if candidates:
         async with get_client() as client:
-            runs = await _read_flow_runs(client, {uuid.UUID(info.run) for info in candidates})
+            runs = await read_flow_runs(client, {uuid.UUID(info.run) for info in candidates})
             for run_id in {info.run for info in candidates}:
                 boxes = [info for info in candidates if info.run == run_id]
                 reason = await _explain_why_over(client, runs.get(uuid.UUID(run_id)), boxes, older_than, now)
@@ -99,7 +98,7 @@ def _is_uuid(text: str) -> bool:
         return False
 
 
-async def _read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
+async def read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
     """Those flow runs that the server has."""
     wanted, runs = sorted(ids), dict[uuid.UUID, FlowRun]()
     for start in range(0, len(wanted), PAGE_SIZE):
@@ -170,9 +169,8 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
     log = flow_run_logger(flow_run, flow)
     try:
         parameters = flow_run.parameters or {}
-        provider = await resolve_provider(
-            parameters.get("options", parameters).get("provider") or "local"
-        )  # a shard's, or its own
+        options = parameters.get("options", parameters)  # a shard's, or its own
+        provider = await resolve_provider(options.get("provider") or "local")
         now, sandboxes = time.time(), await provider.list_sandboxes()
         reason = f"its flow run is {state.name}"
         orphans = [
@@ -184,13 +182,8 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
     except RlmBatchError as error:
         log.warning("the sandboxes of this run could not be looked for, and are left to their expiry: %s", error)
         return
-    log_removal(log, removal, provider.provider_name)
-
-
-def log_removal(log: logging.Logger | logging.LoggerAdapter[Any], removal: Removal, provider: str) -> None:
-    """Writes to a log what was removed, what it has cost, and what could not be removed."""
     if removal.removed:
-        log.info("%s", describe_removal(removal.removed, provider, "removed"))
+        log.info("%s", describe_removal(removal.removed, provider.provider_name, "removed"))
     for sandbox, error in removal.errors.items():
         log.warning("sandbox %s could not be removed, and is left to its expiry: %s", sandbox, error.summary)
 

@@ -78,7 +78,8 @@ class ArtifactPublisher:
         tally = self._tally
         failed = tally.done - tally.succeeded
         text = f"{tally.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
-        return text if tally.best_score is None else f"{text}, the best so far {tally.best_score:.6g}"
+        score = tally.best_trial.score
+        return text if score is None else f"{text}, the best so far {score:.6g}"
 
     async def _publish_report(self) -> None:
         tally = self._tally

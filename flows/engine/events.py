@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from prefect.context import FlowRunContext
 
@@ -37,39 +38,32 @@ class FlowListener:
         """The reap flow has removed these sandboxes, or would."""
 
 
+@dataclass(frozen=True, slots=True)
 class OutcomeRecorder:
-    """Stores each outcome of a run, and tells its log, its `artifacts` and its listener of it, where there are any."""
+    """Stores each outcome of a run, and tells its log, its artifacts and its listener of it, where there are any."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        store_outcome: Callable[[Execution, Outcome], None],
-        *,
-        listener: FlowListener | None = None,
-        artifacts: ArtifactPublisher | None = None,
-    ) -> None:
-        self._context = context
-        self._store_outcome = store_outcome
-        self.listener = FlowListener() if listener is None else listener
-        self._artifacts = artifacts
+    context: RunContext
+    store_outcome: Callable[[Execution, Outcome], None]
+    listener: FlowListener = field(default_factory=FlowListener)
+    artifacts: ArtifactPublisher | None = None
 
     def warn(self, text: str) -> None:
         """Tells the log and the listener what a person should know."""
-        self._context.log.warning("%s", text)
+        self.context.log.warning("%s", text)
         self.listener.on_warning(text)
 
     def record(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
         """Stores and publishes the outcome of an execution."""
-        self._store_outcome(execution, outcome)
+        self.store_outcome(execution, outcome)
         self.publish(execution, outcome, cached=cached)
 
     def publish(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
         """Tells of an outcome that is stored already."""
         if isinstance(outcome, Failure):
-            error, label = outcome.error, self._context.label(execution)
-            self._context.log.warning("%s failed: %s: %s", label, type(error).__name__, error.summary)
-        if self._artifacts is not None:
-            self._artifacts.add_outcome(outcome)
+            error, label = outcome.error, self.context.label(execution)
+            self.context.log.warning("%s failed: %s: %s", label, type(error).__name__, error.summary)
+        if self.artifacts is not None:
+            self.artifacts.add_outcome(outcome)
         self.listener.on_outcome(outcome, cached=cached)
 
     def record_failure(self, execution: Execution, error: RlmBatchError) -> None:
@@ -77,7 +71,7 @@ class OutcomeRecorder:
         meta = Meta(
             index=execution.index,
             variables=execution.variables,
-            provider=self._context.provider.provider_name,
+            provider=self.context.provider.provider_name,
             attempt=execution.attempt,
             earlier_errors=execution.earlier_errors,
         )
@@ -89,7 +83,8 @@ class OutcomeRecorder:
         self.record_failure(execution, error)
 
 
-def find_listener() -> FlowListener | None:
-    """The listener that the flow of the current flow run was given; None where it has none."""
+def find_listener() -> FlowListener:
+    """The listener that the flow of the current flow run was given; one that does nothing where it has none."""
     context = FlowRunContext.get()
-    return None if context is None else getattr(context.flow, "listener", None)
+    listener = None if context is None else getattr(context.flow, "listener", None)
+    return FlowListener() if listener is None else listener

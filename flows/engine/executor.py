@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from .gc_freeze import freeze_existing_objects
 FindResult = Callable[[Execution], Result | None]
 
 
+@dataclass(slots=True, kw_only=True)
 class LaneExecutor:
     """Executes in this process: `max_workers` lanes at most, each of which makes one task run after the other.
 
@@ -35,48 +37,34 @@ class LaneExecutor:
     that failed, and what is left has no outcome.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        slots: Slots,
-        *,
-        ledger: Ledger,
-        recorder: OutcomeRecorder,
-        total: int,
-        uploads: dict[str, Path] | None = None,
-        state_context: str | None = None,
-        stop_on_failure: bool = False,
-    ) -> None:
-        options = context.options
-        self._context = context
-        self._slots = slots
-        self._ledger = ledger
-        self._recorder = recorder
-        self._uploads = uploads
-        self._state_context = state_context
-        self._stop_on_failure = stop_on_failure
-        self._executions_per_task = options.executions_per_task or max(1, math.ceil(total / MAX_TASK_RUNS))
-        self._lane_count = min(options.max_workers, math.ceil(total / self._executions_per_task))
-        self._line_budget = LineBudget() if options.log_output else None
-        self._in_flight: dict[int, Execution] = {}
-        self._has_failed = False  # any of the executions
-        self._is_out_of_time = False  # the provider asked a lane to wait for longer than there is time
-        self._creation_lock = asyncio.Lock()  # held until a task run that is being made has started
+    context: RunContext
+    slots: Slots
+    ledger: Ledger
+    recorder: OutcomeRecorder
+    total: int
+    uploads: dict[str, Path] | None = None
+    state_context: str | None = None
+    stop_on_failure: bool = False
+    _line_budget: LineBudget = field(default_factory=LineBudget)
+    _in_flight: dict[int, Execution] = field(default_factory=dict[int, Execution])
+    _has_failed: bool = False  # any of the executions
+    _is_out_of_time: bool = False  # the provider asked a lane to wait for longer than there is time
+    _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # until a task run that is being made started
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         """Executes what has no result yet. Each of these executions has an outcome when it returns.
 
         `find_result` looks up an earlier result.
         """
-        batches = _Peekable(self._group_executions(self._skip_cached(executions, find_result)))
-        task = await build_execute_task(
-            self._context.policy, self._context.provider.provider_name, self._executions_per_task
-        )
+        options = self.context.options
+        per_task = options.executions_per_task or max(1, math.ceil(self.total / MAX_TASK_RUNS))
+        batches = _Peekable(self._group_executions(self._skip_cached(executions, find_result), per_task))
+        task = await build_execute_task(self.context.policy, self.context.provider.provider_name, per_task)
         self._creation_lock = asyncio.Lock()
         try:
             with freeze_existing_objects():
-                async with asyncio.timeout_at(self._context.deadline.at), asyncio.TaskGroup() as group:
-                    for _ in range(self._lane_count):
+                async with asyncio.timeout_at(self.context.deadline.at), asyncio.TaskGroup() as group:
+                    for _ in range(min(options.max_workers, math.ceil(self.total / per_task))):
                         group.create_task(self._run_lane(task, batches))
         except TimeoutError:
             self._fail_unfinished(batches, "passed before this execution had ended")
@@ -86,24 +74,24 @@ class LaneExecutor:
             self._fail_unfinished(batches, "is over before the provider opens more sandboxes")
 
     async def _run_lane(self, task: Any, batches: _Peekable) -> None:
-        lane = self._context.make_lane(self._slots, self._uploads, self._state_context)
+        lane = self.context.make_lane(self.slots, self.uploads, self.state_context)
         try:
             # A slot first: a batch that is taken before would wait for it while other lanes have nothing to do.
-            while not (self._has_failed and self._stop_on_failure) and batches.has_next() and await lane.acquire():
+            while not (self._has_failed and self.stop_on_failure) and batches.has_next() and await lane.acquire():
                 batch = batches.pop_next()
                 if batch is None:
                     break
                 if not await self._run_batch(task, lane, batch):
                     return
                 await lane.release_if_wanted()
-            self._slots.dismiss_waiters()
+            self.slots.dismiss_waiters()
         finally:
-            await self._context.usage.close_lane(lane)
+            await self.context.usage.close_lane(lane)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
         """Makes the task run of a batch; False where the lane cannot go on in time. Raises what ends the flow run."""
         for execution in batch.remaining_executions:
-            self._recorder.listener.on_execution_start(execution.index)
+            self.recorder.listener.on_execution_start(execution.index)
         # Before a task run begins its work, Prefect asks the server for the limits of its tags. Where the server is
         # away it does so for a minute for each that waits, one after the other, also for those that nobody wants any
         # more: the process would not end before. So they are made one by one; one that does not begin is the end of
@@ -114,9 +102,9 @@ class LaneExecutor:
             raise asyncio.CancelledError
         if batch.remaining_executions:
             error = await state.result(raise_on_failure=False)
-            if isinstance(error, RlmBatchError) and self._context.policy.is_too_late(error):
+            if isinstance(error, RlmBatchError) and self.context.policy.is_too_late(error):
                 self._is_out_of_time = True
-                self._slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
+                self.slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
                 return False
             _raise_task_error(error, state)
         return True
@@ -129,35 +117,35 @@ class LaneExecutor:
                 self._in_flight[execution.index] = execution
                 yield execution
             else:
-                self._recorder.record(execution, with_index(result, execution.index), cached=True)
+                self.recorder.record(execution, with_index(result, execution.index), cached=True)
 
-    def _group_executions(self, executions: Iterator[Execution]) -> Iterator[TaskBatch]:
-        while group := list(itertools.islice(executions, self._executions_per_task)):
-            label = self._context.label(group[0])
+    def _group_executions(self, executions: Iterator[Execution], per_task: int) -> Iterator[TaskBatch]:
+        while group := list(itertools.islice(executions, per_task)):
+            label = self.context.label(group[0])
             if len(group) > 1:
                 label = f"{label} and {len(group) - 1} more"
             yield TaskBatch(
                 label,
                 group,
-                self._context.policy,
-                ledger=self._ledger,
+                self.context.policy,
+                ledger=self.ledger,
                 on_outcome=self._record_outcome,
                 on_start=self._creation_lock.release,
-                line_budget=self._line_budget,
+                line_budget=self._line_budget if self.context.options.log_output else None,
             )
 
     def _record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         del self._in_flight[execution.index]
         self._has_failed = self._has_failed or isinstance(outcome, Failure)
-        self._recorder.record(execution, outcome)
+        self.recorder.record(execution, outcome)
 
     def _fail_unfinished(self, batches: _Peekable, reason: str) -> None:
         """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
         while (batch := batches.pop_next()) is not None:
             for execution in batch.remaining_executions:
-                self._recorder.listener.on_execution_start(execution.index)
+                self.recorder.listener.on_execution_start(execution.index)
         for execution in list(self._in_flight.values()):
-            self._recorder.record_failure(execution, self._context.deadline.build_error(execution, reason))
+            self.recorder.record_failure(execution, self.context.deadline.build_error(execution, reason))
         self._in_flight.clear()
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.runtime import flow_run
 
-from ...blocks.provider import SandboxProvider
 from ...sandbox.errors import ConfigurationError, NotRun
 from ...tasks.capacity.slots import Slots
 from ...tasks.execution import Execution, assign_keys
@@ -33,7 +32,14 @@ from ..parameters import Options
 from ..sharding.coordinator import ShardingExecutor
 from ..sharding.planner import plan_shards
 from .artifacts import ArtifactPublisher
-from .context import Label, RunContext, flush_ledger_after_error, open_capacity, open_run_context
+from .context import (
+    Label,
+    RunContext,
+    flush_ledger_after_error,
+    open_capacity,
+    open_run_context,
+    resolve_provider_with_volume,
+)
 from .events import OutcomeRecorder, find_listener
 from .executor import LaneExecutor
 from .failures import Outcomes
@@ -80,16 +86,13 @@ async def execute_items(
     items: Iterable[tuple[str, dict[str, Any]]],
     *,
     total: int,
-    provider: SandboxProvider,
     options: Options,
     label: Label,
     uploads: dict[str, Path] | None = None,
     report_spec: ReportSpec | None = None,
 ) -> Outcomes:
     """The outcomes of pairs of code and variables, in a flow run that is opened for them; see `open_job`."""
-    async with open_job(
-        provider, total=total, options=options, label=label, uploads=uploads, report_spec=report_spec
-    ) as job:
+    async with open_job(total=total, options=options, label=label, uploads=uploads, report_spec=report_spec) as job:
         count_occurrence = job.store.count_occurrence if isinstance(job.store, ShardStore) else None
         executions = assign_keys(items, await job.compute_fingerprint(), count_occurrence)
         await job.executor.execute_all(executions, job.cache.find_result)
@@ -98,11 +101,11 @@ async def execute_items(
 
 @asynccontextmanager
 async def open_job(
-    provider: SandboxProvider,
     *,
     total: int,
     options: Options,
     label: Label,
+    volume_name: str | None = None,
     report_spec: ReportSpec | None = None,
     uploads: dict[str, Path] | None = None,
     state_context: str | None = None,
@@ -116,6 +119,7 @@ async def open_job(
     Raises ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
     log = get_run_logger()
+    provider = await resolve_provider_with_volume(options.provider, volume_name)
     plan = None if options.shards is None else await plan_shards(options.shards, total, log)
     environment = f"isolation: {await provider.check()}" if plan is None else plan.description
     ledger = Ledger(options.results_path or get_results_root() / flow_run.id)
@@ -137,7 +141,7 @@ async def open_job(
     )
     store = MemoryStore(total) if plan is None else ShardStore(ledger=ledger)
     artifacts = ArtifactPublisher(record, log)
-    recorder = OutcomeRecorder(context, store.add_outcome, listener=find_listener(), artifacts=artifacts)
+    recorder = OutcomeRecorder(context, store.add_outcome, find_listener(), artifacts)
     recorder.listener.on_start(total, environment, str(ledger.path))
     await asyncio.to_thread(record.write)
     try:
@@ -152,8 +156,8 @@ async def open_job(
         async with artifacts, open_capacity(context) as slots:
             if plan is None or isinstance(store, MemoryStore):
                 executor = LaneExecutor(
-                    context,
-                    slots,
+                    context=context,
+                    slots=slots,
                     ledger=ledger,
                     recorder=recorder,
                     total=total,
@@ -163,8 +167,8 @@ async def open_job(
                 )
             else:
                 executor = ShardingExecutor(
-                    plan,
-                    context,
+                    plan=plan,
+                    context=context,
                     store=store,
                     ledger=ledger,
                     recorder=recorder,

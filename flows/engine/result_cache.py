@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ...sandbox.result import Result
 from ...tasks.execution import Execution, with_index
@@ -10,6 +11,7 @@ from ...tasks.ledger.ledger import Ledger, LedgerLine
 from ...tasks.ledger.result_index import ResultIndex
 
 
+@dataclass(frozen=True, slots=True)
 class ResultCache:
     """Looks up executions by their keys: first in the ledger's previous lines, then in the index of all ledgers.
 
@@ -17,22 +19,16 @@ class ResultCache:
     none. It is asked once for each execution.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        find_previous_line: Callable[[str], LedgerLine | None],
-        index: ResultIndex | None = None,
-    ) -> None:
-        self._ledger = ledger
-        self._find_previous_line = find_previous_line
-        self._index = index
+    ledger: Ledger
+    find_previous_line: Callable[[str], LedgerLine | None]
+    index: ResultIndex | None = None
 
     def find_result(self, execution: Execution) -> Result | None:
         """The result that this execution has from before, if there is one that counts."""
-        line = self._find_previous_line(execution.key)
+        line = self.find_previous_line(execution.key)
         outcome = line.to_outcome() if line is not None and line.is_success else None
-        if outcome is None and self._index is not None:
-            line = self._index.find_result(execution.key)
+        if outcome is None and self.index is not None:
+            line = self.index.find_result(execution.key)
             outcome = line.to_outcome() if line is not None else None
             if isinstance(outcome, Result):
                 self.adopt_result(execution, outcome)
@@ -40,4 +36,4 @@ class ResultCache:
 
     def adopt_result(self, execution: Execution, result: Result) -> None:
         """Writes a result from elsewhere to this run's own ledger."""
-        self._ledger.write_outcome(execution.key, with_index(result, execution.index))
+        self.ledger.write_outcome(execution.key, with_index(result, execution.index))

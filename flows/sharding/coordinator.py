@@ -13,10 +13,9 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 
 import httpx
-from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 
@@ -44,35 +43,25 @@ LEDGER_PAGE_LINES = 5000  # that are read at a time
 MAX_OUTAGE_SECONDS = 300.0  # without an answer of the server or the ledger: the shards have ended before
 
 
+@dataclass(slots=True, kw_only=True)
 class ShardingExecutor:
     """Executes a job in shards. `store` has its executions, and their outcomes as they come.
 
     `noun` is what the job calls an execution; the context's usage gains the shards'.
     """
 
-    def __init__(
-        self,
-        plan: ShardPlan,
-        context: RunContext,
-        *,
-        store: ShardStore,
-        ledger: Ledger,
-        recorder: OutcomeRecorder,
-        total: int,
-        noun: str,
-    ) -> None:
-        self._plan = plan
-        self._context = context
-        self._store = store
-        self._ledger = ledger
-        self._recorder = recorder
-        self._total = total
-        self._noun = noun
-        self._read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
-        self._polled_at = 0.0  # when the shards were looked at last, by the event loop's clock
-        self._outages: dict[str, float] = {}  # since when what the job depends on has not answered, by that clock
-        self._shards: list[Shard] = []
-        self._active: dict[int, Shard] = {}
+    plan: ShardPlan
+    context: RunContext
+    store: ShardStore
+    ledger: Ledger
+    recorder: OutcomeRecorder
+    total: int
+    noun: str
+    _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
+    _polled_at: float = 0.0  # when the shards were looked at last, by the event loop's clock
+    _outages: dict[str, float] = field(default_factory=dict[str, float])  # since when each does not answer
+    _shards: list[Shard] = field(default_factory=list[Shard])
+    _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
 
     # ------------------------------------------------------------------------------------------------------- the job
 
@@ -80,17 +69,12 @@ class ShardingExecutor:
         cut = await self._add_executions(executions, find_result)
         self._shards, self._active = cut.shards, {}
         async with open_server_client() as client:
-            runs = AttemptRuns(
-                client,
-                deployment_id=self._plan.work_pool.deployment_id,
-                ledger=self._ledger.path,
-                ledger_id=cut.ledger_id,
-                job_id=cut.job_id,
-            )
-            limit = asyncio.timeout_at(self._context.deadline.at)
+            deployment_id = self.plan.work_pool.deployment_id
+            runs = AttemptRuns(client, deployment_id, self.ledger.path, cut.ledger_id, cut.job_id)
+            limit = asyncio.timeout_at(self.context.deadline.at)
             try:
                 async with limit:
-                    await self._run_shards(client, runs, cut.job_id)
+                    await self._run_shards(runs)
             except TimeoutError:
                 await self._cancel_active(runs)
                 if not limit.expired():
@@ -102,7 +86,7 @@ class ShardingExecutor:
                 # Whoever ends this job does not want its shards to go on. Only where it is killed do they.
                 await asyncio.shield(self._cancel_active(runs))
                 raise
-        usage = self._context.usage
+        usage = self.context.usage
         for beat in (beat for shard in self._shards for beat in shard.ended_heartbeats):
             usage.sandboxes += beat.sandboxes
             usage.sandbox_seconds += beat.sandbox_seconds
@@ -111,9 +95,9 @@ class ShardingExecutor:
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> ShardCut:
         """Takes all executions into the store, with the results that there are, and cuts them into shards."""
         if self._read_new_lines is None:
-            self._read_new_lines = self._ledger.follow_lines()
+            self._read_new_lines = self.ledger.follow_lines()
             async for line in self._read_news():
-                self._store.add_previous_line(line)
+                self.store.add_previous_line(line)
         keys = hashlib.sha256()
         first, count = 0, 0
         for execution in executions:
@@ -121,21 +105,21 @@ class ShardingExecutor:
             count += 1
             keys.update(execution.key.encode())
             result = find_result(execution)
-            self._store.add_execution(execution)
+            self.store.add_execution(execution)
             if result is not None:
-                self._store.record_previous_result(execution)
-                self._recorder.publish(execution, result, cached=True)
+                self.store.record_previous_result(execution)
+                self.recorder.publish(execution, result, cached=True)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
         cut = await cut_job(
-            self._ledger.path,
+            self.ledger.path,
             keys_digest=keys.hexdigest(),
             first=first,
             count=count,
-            shard_count=self._plan.shard_count,
+            shard_count=self.plan.shard_count,
         )
-        if len(cut.shards) != min(self._plan.shard_count, count):
-            self._context.log.info("the job goes on in the %d shards that it was cut into before", len(cut.shards))
+        if len(cut.shards) != min(self.plan.shard_count, count):
+            self.context.log.info("the job goes on in the %d shards that it was cut into before", len(cut.shards))
         return cut
 
     async def _read_news(self) -> AsyncIterator[LedgerLine]:
@@ -150,17 +134,17 @@ class ShardingExecutor:
     async def _gather_outcomes(self) -> None:
         """Takes in the outcomes that the ledger has gained."""
         async for line in self._read_news():
-            outcome = self._store.record_line(line)
+            outcome = self.store.record_line(line)
             if outcome is not None:
                 index = outcome.meta.index or 0
-                self._recorder.listener.on_execution_start(index)
-                self._recorder.publish(Execution(index, "", outcome.meta.variables, ""), outcome)
+                self.recorder.listener.on_execution_start(index)
+                self.recorder.publish(Execution(index, "", outcome.meta.variables, ""), outcome)
 
-    async def _run_shards(self, client: PrefectClient, runs: AttemptRuns, job_id: str) -> None:
+    async def _run_shards(self, runs: AttemptRuns) -> None:
         """Starts the shards, and watches them until none has anything left to do."""
-        await self._adopt_attempts(runs, job_id)
+        await self._adopt_attempts(runs)
         waiting = [shard for shard in reversed(self._shards) if shard.number not in self._active]
-        clock = asyncio.get_running_loop().time
+        clock, pool = asyncio.get_running_loop().time, self.plan.work_pool
         counted_at = running_at = self._polled_at = clock()
         while True:
             await self._start_waiting(runs, waiting)
@@ -181,33 +165,31 @@ class ShardingExecutor:
             now = clock()
             if any(shard.heartbeat is not None for shard in self._active.values()) or not self._active:
                 running_at = now
-            if now - counted_at >= HEARTBEAT_TIMEOUT_SECONDS / 2 and self._plan.work_pool.needs_workers:
+            if now - counted_at >= HEARTBEAT_TIMEOUT_SECONDS / 2 and pool.needs_workers:
                 with suppress(httpx.HTTPError):
-                    counted_at, self._plan.online_workers = now, await self._plan.work_pool.count_online_workers(client)
+                    counted_at, self.plan.online_workers = now, await pool.count_online_workers(runs.client)
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
-                self._recorder.warn(self._describe_idle_pool())
-        await asyncio.to_thread(self._ledger.close)  # sends the results that were taken from elsewhere
+                self.recorder.warn(self._describe_idle_pool())
+        await asyncio.to_thread(self.ledger.close)  # sends the results that were taken from elsewhere
         await self._gather_outcomes()
 
-    async def _adopt_attempts(self, runs: AttemptRuns, job_id: str) -> None:
+    async def _adopt_attempts(self, runs: AttemptRuns) -> None:
         """Takes over the flow runs that a predecessor of this job has left running."""
-        last_attempts = await asyncio.to_thread(find_last_attempts, self._ledger.path, job_id)
+        last_attempts = await asyncio.to_thread(find_last_attempts, self.ledger.path, runs.job_id)
         for shard in self._shards:
             shard.attempt = last_attempts.get(shard.number, 0)
             if shard.attempt and self._count_unfinished(shard):
                 run = await runs.find_unfinished(shard)
                 if run is not None:
-                    self._context.log.info(
-                        "shard %d is under way: its run %s is taken over", shard.number + 1, run.name
-                    )
+                    self.context.log.info("shard %d is under way: its run %s is taken over", shard.number + 1, run.name)
                     shard.watch(runs.locate_files(shard), run, self._count_unfinished(shard))
                     shard.is_adopted = True
                     self._active[shard.number] = shard
 
     async def _start_waiting(self, runs: AttemptRuns, waiting: list[Shard]) -> None:
         """Starts those that wait, the last first, as far as there is room for them."""
-        while waiting and len(self._active) < self._plan.compute_max_active():
+        while waiting and len(self._active) < self.plan.compute_max_active():
             shard = waiting.pop()
             if self._count_unfinished(shard):
                 self._active[shard.number] = shard  # before its run is made: whoever ends the job has to find it
@@ -228,8 +210,8 @@ class ShardingExecutor:
             raise error
 
     def _describe_idle_pool(self) -> str:
-        pool = self._plan.work_pool.name
-        if not self._plan.online_workers and self._plan.work_pool.needs_workers:
+        pool = self.plan.work_pool.name
+        if not self.plan.online_workers and self.plan.work_pool.needs_workers:
             return f"no shard is running: the work pool {pool} has no worker any more; start one, and the job goes on"
         return (
             f"no shard has run for {IDLE_WARNING_SECONDS:.0f} s, although the work pool {pool} has a worker: the "
@@ -240,7 +222,7 @@ class ShardingExecutor:
     # ------------------------------------------------------------------------------------------------------ one shard
 
     def _count_unfinished(self, shard: Shard) -> int:
-        return self._store.count_unfinished(shard.start, shard.stop)
+        return self.store.count_unfinished(shard.start, shard.stop)
 
     async def _start_attempt(self, runs: AttemptRuns, shard: Shard) -> None:
         shard.attempt += 1
@@ -254,39 +236,39 @@ class ShardingExecutor:
             shards=len(self._shards),
             attempt=shard.attempt,
             total=shard.unfinished_at_start,
-            what=self._noun,
-            commit=await self._context.provider.commit(),
+            what=self.noun,
+            commit=await self.context.provider.commit(),
         )
         suffix = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
         run = await runs.start(
             files,
             header,
-            self._store.iterate_unfinished(shard.start, shard.stop),
+            self.store.iterate_unfinished(shard.start, shard.stop),
             name=f"{flow_run.name} {shard.number + 1} of {len(self._shards)}{suffix}",
-            options=self._build_options(shard).to_json(),
-            volume_name=self._context.provider.volume_name,
+            options=asdict(self._build_options(shard)),
+            volume_name=self.context.provider.volume_name,
         )
         shard.watch(files, run, self._count_unfinished(shard))
 
     def _build_options(self, shard: Shard) -> Options:
         """The job's parameters, as they are for one shard."""
-        options = self._context.options
-        remaining = self._context.deadline.remaining_seconds()
+        options = self.context.options
+        remaining = self.context.deadline.remaining_seconds()
         cost = None
         if options.max_cost is not None:
             left = options.max_cost - (
-                self._context.usage.model.cost or 0.0
+                self.context.usage.model.cost or 0.0
             )  # after the shards of what came before, if any
             spent = sum(heartbeat.cost or 0.0 for heartbeat in shard.ended_heartbeats)
             cost = max(0.0, left / len(self._shards) - spent)
-        per_task = max(math.ceil(self._total / MAX_JOB_TASK_RUNS), math.ceil(shard.unfinished_at_start / MAX_TASK_RUNS))
+        per_task = max(math.ceil(self.total / MAX_JOB_TASK_RUNS), math.ceil(shard.unfinished_at_start / MAX_TASK_RUNS))
         return replace(
             options,
             on_failure="return",
             deadline=None if remaining is None else max(1.0, remaining),
             executions_per_task=options.executions_per_task or per_task,
             cache_results=False,
-            results_path=str(self._ledger.path),
+            results_path=str(self.ledger.path),
             shards=None,
             max_cost=cost,
         )
@@ -327,7 +309,7 @@ class ShardingExecutor:
             return True
         silence = asyncio.get_running_loop().time() - shard.changed_at
         timeout = (
-            HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else self._plan.work_pool.start_timeout_seconds
+            HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else self.plan.work_pool.start_timeout_seconds
         )
         if "server" not in self._outages and shard.has_started and silence > timeout:
             await runs.report_crash(shard, "its worker or its process has gone: it gave no sign of life")
@@ -366,15 +348,15 @@ class ShardingExecutor:
             self._give_up(shard, f"its shard, number {number}, ended {times} times without a result: {reason}")
         else:
             text = "shard %d ended with %d executions undone, and is begun again: %s"
-            self._context.log.warning(text, number, unfinished, reason)
+            self.context.log.warning(text, number, unfinished, reason)
 
     def _give_up(self, shard: Shard, reason: str) -> None:
-        for execution in self._store.iterate_unfinished(shard.start, shard.stop):
-            self._recorder.record_failure_before_start(execution, NotRun(f"not run to its end: {reason}"))
+        for execution in self.store.iterate_unfinished(shard.start, shard.stop):
+            self.recorder.record_failure_before_start(execution, NotRun(f"not run to its end: {reason}"))
 
     def _fail_unfinished(self, start: int, stop: int, reason: str) -> None:
-        for execution in self._store.iterate_unfinished(start, stop):
-            self._recorder.record_failure_before_start(execution, self._context.deadline.build_error(execution, reason))
+        for execution in self.store.iterate_unfinished(start, stop):
+            self.recorder.record_failure_before_start(execution, self.context.deadline.build_error(execution, reason))
 
     async def _cancel_active(self, runs: AttemptRuns) -> None:
         """Cancels the shards that are under way, waits until they are over, and takes in what they have written."""
@@ -389,12 +371,12 @@ class ShardingExecutor:
             running = {number: shard for number, shard in running.items() if not shard.is_final}
         for shard in running.values():
             text = "shard %d was cancelled, and has not ended within %.0f s"
-            self._context.log.warning(text, shard.number + 1, CANCEL_TIMEOUT_SECONDS)
+            self.context.log.warning(text, shard.number + 1, CANCEL_TIMEOUT_SECONDS)
         for shard in self._active.values():
             if shard.heartbeat is not None:
                 shard.ended_heartbeats.append(shard.heartbeat)
         try:
-            await asyncio.to_thread(self._ledger.close)
+            await asyncio.to_thread(self.ledger.close)
             await self._gather_outcomes()
         except OSError as error:  # there is another error, which matters more
-            self._context.log.error("%s", error)
+            self.context.log.error("%s", error)
