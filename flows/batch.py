@@ -37,12 +37,7 @@ async def batch(
     """
     items = executions(code, inputs)
     options = Options.from_parameters(parameters)
-    outcomes = await execute_items(
-        items,
-        total=len(items),
-        options=options,
-        label=execution_label,
-    )
+    outcomes = await execute_items(items, total=len(items), options=options, label=execution_label)
     if options.on_failure == "raise":
         raise_failures(outcomes, "executions")
     return outcomes.results

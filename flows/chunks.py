@@ -117,10 +117,9 @@ async def chunks(
         keys = hashlib.sha256()
         await job.executor.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
         if reduce is not None:
-            submitted = _collect_submitted(job.store.outcomes)
-            reduction = _build_reduction(
-                reduce, len(parts), submitted, {**fingerprint, "chunks": keys.hexdigest()}, cache
-            )
+            encoded = {"results": _encode(_collect_submitted(job.store.outcomes), "what the chunks submitted")}
+            key = compute_key(reduce, {}, encoded, {**fingerprint, "chunks": keys.hexdigest()})
+            reduction = Execution(len(parts), reduce, {}, key, encoded, cache.locate_marker(REDUCTION_MARKER))
             if failed := job.store.failures:
                 job.skip([reduction], f"{len(failed)} of {len(parts)} chunks have no result")
             else:
@@ -167,14 +166,6 @@ def _build_executions(
         key = compute_key(code, variables, encoded, fingerprint)
         keys.update(key.encode())
         yield Execution(index, code, variables, key, encoded, cache.locate_marker(compute_marker_name(chunk_id)))
-
-
-def _build_reduction(
-    code: str, index: int, submitted: dict[str, Any], fingerprint: dict[str, Any], cache: MarkerCache
-) -> Execution:
-    encoded = {"results": _encode(submitted, "what the chunks submitted")}
-    key = compute_key(code, {}, encoded, fingerprint)
-    return Execution(index, code, {}, key, encoded, cache.locate_marker(REDUCTION_MARKER))
 
 
 def _encode(value: Any, description: str) -> bytes:

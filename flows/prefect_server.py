@@ -74,7 +74,7 @@ async def _check_server_answers(url: str) -> None:
         )
 
 
-_start_lock = threading.Lock()  # Prefect starts one server in a process, and says so once it is there
+_start_lock = threading.Lock()  # two flows that begin at one time share one server
 
 
 def _start_server(started: Future[None]) -> None:

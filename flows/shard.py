@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger.ledger import Ledger
-from ..tasks.ledger.shard_files import ShardFiles, ShardHeader
+from ..tasks.ledger.shard_files import ShardFiles
 from .decorator import batch_flow
 from .engine.context import flush_ledger_after_error, open_capacity, open_run_context, resolve_provider_with_volume
 from .engine.events import OutcomeRecorder
@@ -38,8 +38,14 @@ async def shard(
         if header.commit is not None:
             provider.pin(header.commit)
         isolation = await provider.check()
-        ledger = await _open_ledger(options, header)
-        context = await open_run_context(provider, options, LABELS.get(header.what, execution_label))
+        assert options.results_path is not None
+        ledger = Ledger(options.results_path, header.part_prefix)
+        try:
+            await asyncio.to_thread(ledger.create)
+        except ConfigurationError as error:
+            raise OSError(str(error)) from error  # of this worker, or for now: the parent could make it
+        label = LABELS.get(header.what, execution_label)
+        context = await open_run_context(provider, options, label, ledger, header.total)
         heartbeat.context = context
         lines = await asyncio.to_thread(ledger.load_latest_lines, header.part_prefix)
         context.log.info(
@@ -55,22 +61,9 @@ async def shard(
         cache = ResultCache(ledger, lambda key: lines.pop(key, None))
         try:
             async with open_capacity(context) as slots:
-                executor = LaneExecutor(
-                    context=context, slots=slots, ledger=ledger, recorder=recorder, total=header.total
-                )
+                executor = LaneExecutor(context=context, slots=slots, recorder=recorder)
                 await executor.execute_all(executions, cache.find_result)
         except BaseException:
-            await flush_ledger_after_error(ledger, context.log)
+            await flush_ledger_after_error(context)
             raise
         await asyncio.to_thread(ledger.close)
-
-
-async def _open_ledger(options: Options, header: ShardHeader) -> Ledger:
-    """The ledger of the job, for this attempt to write to."""
-    assert options.results_path is not None
-    ledger = Ledger(options.results_path, header.part_prefix)
-    try:
-        await asyncio.to_thread(ledger.create)
-    except ConfigurationError as error:
-        raise OSError(str(error)) from error  # of this worker, or for now: the parent could make it
-    return ledger

@@ -88,7 +88,21 @@ async def sweep(
 
 def report(trials: Sequence[Outcome], objective: str | None, direction: Direction, results_path: str) -> SweepReport:
     """The report on these trials. Raises ConfigurationError if none of those that succeeded submitted the objective."""
-    return SweepReport(trials, _best(trials, objective, direction, results_path), objective, direction, results_path)
+    best = BestTrial(objective, direction)
+    succeeded, fields = 0, dict[str, None]()
+    for trial in trials if objective is not None else ():  # one at a time: there may be more than fit in memory
+        if isinstance(trial, Result):
+            succeeded += 1
+            fields.update(dict.fromkeys(trial.outputs))
+            best.consider(trial)
+    if best.result is None and succeeded:
+        said = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
+        what = "submitted it as a number" if objective in fields else "submitted it"
+        raise ConfigurationError(
+            f"the objective is {objective!r}, and of {succeeded} trials none {what}: {said}. Name another "
+            f"objective; the results are in {results_path}"
+        )
+    return SweepReport(trials, best.result, objective, direction, results_path)
 
 
 def space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str | None) -> Inputs:
@@ -100,23 +114,3 @@ def space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str 
     if grid is None:
         raise ConfigurationError("the space is missing: pass a grid (values of each variable) or a list of points")
     return Grid(grid)
-
-
-def _best(trials: Sequence[Outcome], objective: str | None, direction: Direction, path: str) -> Result | None:
-    if objective is None:
-        return None
-    best = BestTrial(objective, direction)
-    succeeded, fields = 0, dict[str, None]()
-    for trial in trials:  # one at a time: there may be more than fit in memory
-        if isinstance(trial, Result):
-            succeeded += 1
-            fields.update(dict.fromkeys(trial.outputs))
-            best.consider(trial)
-    if best.result is None and succeeded:
-        said = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
-        what = "submitted it as a number" if objective in fields else "submitted it"
-        raise ConfigurationError(
-            f"the objective is {objective!r}, and of {succeeded} trials none {what}: {said}. Name another "
-            f"objective; the results are in {path}"
-        )
-    return best.result

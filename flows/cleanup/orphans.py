@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,20 +54,19 @@ async def find_orphans(
     # The sandboxes first: whatever run opens one later is not judged by what it was before.
     ours = [info for info in await provider.list_sandboxes() if info.labels.get("managed-by") == "rlm-batch"]
     reasons: dict[str, str] = {}
-    candidates: list[SandboxInfo] = []
+    candidates = defaultdict[uuid.UUID, list[SandboxInfo]](list)  # by their flow runs
     for info in ours:
         if info.abandoned:
             reasons[info.id] = "its host has died"
         elif 0 < info.expires <= now:
             reasons[info.id] = "its lifetime is over"
         elif server and info.server == server and _is_uuid(info.run):
-            candidates.append(info)
+            candidates[uuid.UUID(info.run)].append(info)
     if candidates:
         async with get_client() as client:
-            runs = await read_flow_runs(client, {uuid.UUID(info.run) for info in candidates})
-            for run_id in {info.run for info in candidates}:
-                boxes = [info for info in candidates if info.run == run_id]
-                reason = await _explain_why_over(client, runs.get(uuid.UUID(run_id)), boxes, older_than, now)
+            runs = await read_flow_runs(client, candidates)
+            for run_id, boxes in candidates.items():
+                reason = await _explain_why_over(client, runs.get(run_id), boxes, older_than, now)
                 if reason:
                     reasons.update((info.id, reason) for info in boxes)
     return [_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons]
@@ -148,8 +148,6 @@ async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun
 def _to_datetime(seconds: float) -> Any:
     return datetime.fromtimestamp(seconds, UTC)
 
-
-# ---------------------------------------------------------------------------------------------------------------- hooks
 
 _own_runs: set[str] = set()
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 from uuid import UUID
 
 from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, aupdate_progress_artifact
@@ -55,14 +55,14 @@ class ArtifactPublisher:
         if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
             return  # whoever ended the run does not wait for a page on it; `rlm-batch report` makes one
         if self._progress_id is not None:
-            await self._publish(self._publish_progress())
-        await self._publish(self._publish_report())
+            await self._publish(self._publish_progress)
+        await self._publish(self._publish_report)
 
     async def _publish_progress_regularly(self) -> None:
         while not self._is_disabled:
             await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
             if self._tally.done != self._published_count or self._progress_id is None:
-                await self._publish(self._publish_progress())
+                await self._publish(self._publish_progress)
 
     async def _publish_progress(self) -> None:
         self._published_count = self._tally.done
@@ -88,14 +88,13 @@ class ArtifactPublisher:
             about = f"{tally.succeeded:,} of {self._record.total:,} {tally.spec.noun}s succeeded"
             await acreate_markdown_artifact(text, f"{self._key}-report", about)
 
-    async def _publish(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _publish(self, publish_artifact: Callable[[], Awaitable[None]]) -> None:
         """Does that, if the server takes artifacts; the first that it did not take is the last."""
         if self._is_disabled:
-            work.close()
             return
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT_SECONDS):
-                await work
+                await publish_artifact()
         except Exception as error:  # noqa: BLE001 - a page about the results is not worth the results
             self._is_disabled = True
             message = str(error) or type(error).__name__

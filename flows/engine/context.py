@@ -59,6 +59,8 @@ class RunContext:
     provider: SandboxProvider
     options: Options
     label: Label
+    ledger: Ledger
+    total: int  # executions
     log: Log
     run_id: str
     server_id: str
@@ -91,8 +93,10 @@ async def resolve_provider_with_volume(name: str, volume_name: str | None) -> Sa
     return provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
 
 
-async def open_run_context(provider: SandboxProvider, options: Options, label: Label) -> RunContext:
-    """What is known of the flow run that this is called in, with what its executions may ask.
+async def open_run_context(
+    provider: SandboxProvider, options: Options, label: Label, ledger: Ledger, total: int
+) -> RunContext:
+    """What is known of the flow run that this is called in, with what its `total` executions may ask.
 
     The deadline starts here. Raises ConfigurationError.
     """
@@ -113,6 +117,8 @@ async def open_run_context(provider: SandboxProvider, options: Options, label: L
         provider=provider,
         options=options,
         label=label,
+        ledger=ledger,
+        total=total,
         log=get_run_logger(),
         run_id=flow_run.id,
         server_id=await get_server_id(),
@@ -138,9 +144,9 @@ async def open_capacity(context: RunContext) -> AsyncIterator[Slots]:
             context.log.info("the model was called %s", describe_usage(used))
 
 
-async def flush_ledger_after_error(ledger: Ledger, log: Log) -> None:
+async def flush_ledger_after_error(context: RunContext) -> None:
     """Sees that all that was written is in the ledger. An OSError is logged: the error that there is matters more."""
     try:
-        await asyncio.shield(asyncio.to_thread(ledger.close))
+        await asyncio.shield(asyncio.to_thread(context.ledger.close))
     except OSError as error:
-        log.error("%s", error)
+        context.log.error("%s", error)

@@ -16,7 +16,6 @@ from ...tasks.capacity.slots import Slots
 from ...tasks.execute import build_execute_task
 from ...tasks.execution import Execution, with_index
 from ...tasks.lane import Lane, ProviderUnusable
-from ...tasks.ledger.ledger import Ledger
 from ...tasks.task_batch import TaskBatch
 from ...tasks.task_log import LineBudget
 from ..parameters import MAX_TASK_RUNS
@@ -39,9 +38,7 @@ class LaneExecutor:
 
     context: RunContext
     slots: Slots
-    ledger: Ledger
     recorder: OutcomeRecorder
-    total: int
     uploads: dict[str, Path] | None = None
     state_context: str | None = None
     stop_on_failure: bool = False
@@ -57,14 +54,14 @@ class LaneExecutor:
         `find_result` looks up an earlier result.
         """
         options = self.context.options
-        per_task = options.executions_per_task or max(1, math.ceil(self.total / MAX_TASK_RUNS))
+        per_task = options.executions_per_task or max(1, math.ceil(self.context.total / MAX_TASK_RUNS))
         batches = _Peekable(self._group_executions(self._skip_cached(executions, find_result), per_task))
         task = await build_execute_task(self.context.policy, self.context.provider.provider_name, per_task)
         self._creation_lock = asyncio.Lock()
         try:
             with freeze_existing_objects():
                 async with asyncio.timeout_at(self.context.deadline.at), asyncio.TaskGroup() as group:
-                    for _ in range(min(options.max_workers, math.ceil(self.total / per_task))):
+                    for _ in range(min(options.max_workers, math.ceil(self.context.total / per_task))):
                         group.create_task(self._run_lane(task, batches))
         except TimeoutError:
             self._fail_unfinished(batches, "passed before this execution had ended")
@@ -106,7 +103,11 @@ class LaneExecutor:
                 self._is_out_of_time = True
                 self.slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
                 return False
-            _raise_task_error(error, state)
+            if isinstance(error, ProviderUnusable) and error.__cause__ is not None:
+                raise error.__cause__
+            if isinstance(error, BaseException):
+                raise error
+            raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
         return True
 
     def _skip_cached(self, executions: Iterator[Execution], find_result: FindResult) -> Iterator[Execution]:
@@ -128,7 +129,7 @@ class LaneExecutor:
                 label,
                 group,
                 self.context.policy,
-                ledger=self.ledger,
+                ledger=self.context.ledger,
                 on_outcome=self._record_outcome,
                 on_start=self._creation_lock.release,
                 line_budget=self._line_budget if self.context.options.log_output else None,
@@ -167,11 +168,3 @@ class _Peekable:
         batch = self._next if self.has_next() else None
         self._next = None
         return batch
-
-
-def _raise_task_error(error: Any, state: Any) -> None:
-    if isinstance(error, ProviderUnusable) and error.__cause__ is not None:
-        raise error.__cause__
-    if isinstance(error, BaseException):
-        raise error
-    raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")

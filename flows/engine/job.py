@@ -47,13 +47,11 @@ from .outcome_store import MemoryStore
 from .result_cache import ResultCache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """An open flow run: what a flow executes its inputs with."""
 
     context: RunContext
-    total: int
-    ledger: Ledger
     store: MemoryStore | ShardStore
     recorder: OutcomeRecorder
     cache: ResultCache
@@ -75,11 +73,11 @@ class Job:
     def collect_outcomes(self) -> Outcomes:
         """Every outcome, in order. Raises ConfigurationError where there are not as many as there were inputs."""
         results = self.store.outcomes
-        if len(results) != self.total:
+        if len(results) != self.context.total:
             raise ConfigurationError(
-                f"the inputs changed while they were read: {self.total} at first, {len(results)} at the end"
+                f"the inputs changed while they were read: {self.context.total} at first, {len(results)} at the end"
             )
-        return Outcomes(results, self.store.failures, str(self.ledger.path))
+        return Outcomes(results, self.store.failures, str(self.context.ledger.path))
 
 
 async def execute_items(
@@ -123,7 +121,7 @@ async def open_job(
     plan = None if options.shards is None else await plan_shards(options.shards, total, log)
     environment = f"isolation: {await provider.check()}" if plan is None else plan.description
     ledger = Ledger(options.results_path or get_results_root() / flow_run.id)
-    context = await open_run_context(provider, options, label)
+    context = await open_run_context(provider, options, label, ledger, total)
     await asyncio.to_thread(ledger.create)
     log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)
     spec = report_spec or ReportSpec()
@@ -147,7 +145,9 @@ async def open_job(
     try:
         if not ledger.register_writer():
             recorder.warn(f"another run is writing to {ledger.path} at this moment: what both have to do is done twice")
-        index = _open_index() if options.cache_results else None
+        index = ResultIndex(get_results_root()) if options.cache_results else None
+        if index is not None:
+            index.refresh()
         if isinstance(store, ShardStore):
             cache = ResultCache(ledger, store.find_previous_line, index)
         else:
@@ -158,50 +158,27 @@ async def open_job(
                 executor = LaneExecutor(
                     context=context,
                     slots=slots,
-                    ledger=ledger,
                     recorder=recorder,
-                    total=total,
                     uploads=uploads,
                     state_context=state_context,
                     stop_on_failure=stop_on_failure,
                 )
             else:
                 executor = ShardingExecutor(
-                    plan=plan,
-                    context=context,
-                    store=store,
-                    ledger=ledger,
-                    recorder=recorder,
-                    total=total,
-                    noun=record.what,
+                    plan=plan, context=context, store=store, recorder=recorder, noun=record.what
                 )
-            yield Job(
-                context=context,
-                total=total,
-                ledger=ledger,
-                store=store,
-                recorder=recorder,
-                cache=cache,
-                slots=slots,
-                executor=executor,
-            )
+            yield Job(context, store, recorder, cache, slots, executor)
             _count_sandboxes(record, context)
             record.ended = time.time()
             await asyncio.to_thread(ledger.close)  # before it is reported; raises OSError where that cannot be done
     except BaseException:
-        await flush_ledger_after_error(ledger, log)
+        await flush_ledger_after_error(context)
         raise
     finally:
         ledger.unregister_writer()
         _count_sandboxes(record, context)
         await asyncio.shield(asyncio.to_thread(record.finish))
     log.info("%d of %d executions succeeded; results in %s", total - len(store.failures), total, ledger.path)
-
-
-def _open_index() -> ResultIndex:
-    index = ResultIndex(get_results_root())
-    index.refresh()
-    return index
 
 
 def _count_sandboxes(record: RunRecord, context: RunContext) -> None:

@@ -42,13 +42,14 @@ class MarkerCache:
 
     def find_result(self, execution: Execution) -> Result | None:
         """The result that this execution has from before, if there is one that counts."""
-        location = execution.marker
+        location, is_reduction = execution.marker, "chunk_id" not in execution.variables
+        may_reuse = not (self._has_executed and is_reduction)
         if location is None:
-            result = self.job.cache.find_result(execution) if self._may_reuse(execution) else None
+            result = self.job.cache.find_result(execution) if may_reuse else None
         else:
             marker = self._markers.pop(location.path.rpartition("/")[2], None)
             result = None
-            if marker is not None and marker.is_intact and marker.key == execution.key and self._may_reuse(execution):
+            if marker is not None and marker.is_intact and marker.key == execution.key and may_reuse:
                 result = self.job.cache.find_result(execution) or self._restore_result(marker, execution)
             location.is_stale = marker is not None and result is None
         self._has_executed = self._has_executed or result is None
@@ -70,10 +71,6 @@ class MarkerCache:
             finally:
                 await context.usage.close_lane(lane)
             await asyncio.sleep(wait)
-
-    def _may_reuse(self, execution: Execution) -> bool:
-        is_reduction = "chunk_id" not in execution.variables
-        return not (self._has_executed and is_reduction)
 
     def _restore_result(self, marker: CompletionMarker, execution: Execution) -> Result:
         """The result of an execution that was complete, but whose line the ledger does not have."""

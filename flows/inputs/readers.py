@@ -132,9 +132,7 @@ class ItemFile(InputFile):
 class PointFile(InputFile):
     """The same for the points of a sweep, which all have the same variables."""
 
-    def __init__(self, path: str) -> None:
-        self._variables: set[str] | None = None
-        super().__init__(path)
+    _variables: set[str] | None = None  # of the first
 
     def check(self, value: Variables, number: int) -> None:
         if self._variables is None:

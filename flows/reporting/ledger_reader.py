@@ -25,11 +25,6 @@ class LedgerReader:
     ledger: Ledger
     records: list[RunRecord]  # the latest last; never empty
 
-    @property
-    def path(self) -> PathOrLocation:
-        """Where it is."""
-        return self.ledger.path
-
     def read_outcomes(self) -> Iterator[Outcome]:
         """The outcome that counts of each execution, by their numbers.
 

@@ -131,16 +131,11 @@ def build_failure_parts(summary: RunSummary) -> list[Part]:
     if not summary.failure_groups:
         return []
     groups = sorted(summary.failure_groups.values(), key=lambda group: (-group.count, group.first))
-    parts: list[Part] = [Heading("Failures")]
-    parts.append(
-        Table(["count", "first", "what"], [[f"{group.count:,}", str(group.first), group.text] for group in groups])
-    )
+    rows = [[f"{group.count:,}", str(group.first), group.text] for group in groups]
+    parts: list[Part] = [Heading("Failures"), Table(["count", "first", "what"], rows)]
     for failure in sorted(summary.full_failures, key=lambda failure: failure.meta.index or 0):
-        what = summary.spec.noun.capitalize()
-        parts += [
-            Heading(f"{what} {failure.meta.index}: {type(failure.error).__name__}", 3),
-            Verbatim(_describe_failure(failure)),
-        ]
+        title = f"{summary.spec.noun.capitalize()} {failure.meta.index}: {type(failure.error).__name__}"
+        parts += [Heading(title, 3), Verbatim(_describe_failure(failure))]
     if summary.failed > len(summary.full_failures):
         parts.append(Text(f"{summary.failed - len(summary.full_failures):,} more failures are in the ledger."))
     return parts

@@ -116,12 +116,9 @@ class RunSummary:
         text = f"{type(failure.error).__name__}: {failure.error.summary[:300]}"
         was_not_run = isinstance(failure.error, NotRun)
         self.not_run += was_not_run
-        group = self.failure_groups.get(text)
-        if group is None and len(self.failure_groups) >= MAX_FAILURE_GROUPS:
+        if text not in self.failure_groups and len(self.failure_groups) >= MAX_FAILURE_GROUPS:
             text = "others"
-            group = self.failure_groups.get(text)
-        if group is None:
-            group = self.failure_groups[text] = FailureGroup(text, 0, index)
+        group = self.failure_groups.setdefault(text, FailureGroup(text, 0, index))
         group.count += 1
         group.first = min(group.first, index)
         if len(self.full_failures) < MAX_FULL_TEXTS and not was_not_run:

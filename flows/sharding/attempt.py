@@ -70,11 +70,9 @@ class Shard:
         """Whether a worker has taken the attempt's flow run."""
         return self.state is not None and self.state.type in STARTED_STATES
 
-    def watch(self, files: ShardFiles, run: FlowRun, unfinished: int) -> None:
+    def watch(self, files: ShardFiles, run: FlowRun) -> None:
         """From now on this flow run is the attempt."""
         self.files, self.run_id, self.state = files, run.id, run.state
-        self.heartbeat = None
-        self.unfinished_at_start = unfinished
         self.changed_at = asyncio.get_running_loop().time()
 
 

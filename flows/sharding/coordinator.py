@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 from ...sandbox.errors import ConfigurationError, NotRun
 from ...sandbox.queries.budget import Usage
 from ...tasks.execution import Execution
-from ...tasks.ledger.ledger import Ledger, LedgerLine
+from ...tasks.ledger.ledger import LedgerLine
 from ...tasks.ledger.shard_files import ShardHeader, find_last_attempts
 from ...tasks.ledger.shard_store import ShardStore
 from ..engine.context import RunContext
@@ -53,9 +53,7 @@ class ShardingExecutor:
     plan: ShardPlan
     context: RunContext
     store: ShardStore
-    ledger: Ledger
     recorder: OutcomeRecorder
-    total: int
     noun: str
     _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
     _polled_at: float = 0.0  # when the shards were looked at last, by the event loop's clock
@@ -63,14 +61,12 @@ class ShardingExecutor:
     _shards: list[Shard] = field(default_factory=list[Shard])
     _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
 
-    # ------------------------------------------------------------------------------------------------------- the job
-
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         cut = await self._add_executions(executions, find_result)
         self._shards, self._active = cut.shards, {}
         async with open_server_client() as client:
             deployment_id = self.plan.work_pool.deployment_id
-            runs = AttemptRuns(client, deployment_id, self.ledger.path, cut.ledger_id, cut.job_id)
+            runs = AttemptRuns(client, deployment_id, self.context.ledger.path, cut.ledger_id, cut.job_id)
             limit = asyncio.timeout_at(self.context.deadline.at)
             try:
                 async with limit:
@@ -79,9 +75,8 @@ class ShardingExecutor:
                 await self._cancel_active(runs)
                 if not limit.expired():
                     raise
-                self._fail_unfinished(
-                    self._shards[0].start, self._shards[-1].stop, "passed before this execution had ended"
-                )
+                start, stop = self._shards[0].start, self._shards[-1].stop
+                self._fail_unfinished(start, stop, "passed before this execution had ended")
             except BaseException:
                 # Whoever ends this job does not want its shards to go on. Only where it is killed do they.
                 await asyncio.shield(self._cancel_active(runs))
@@ -95,7 +90,7 @@ class ShardingExecutor:
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> ShardCut:
         """Takes all executions into the store, with the results that there are, and cuts them into shards."""
         if self._read_new_lines is None:
-            self._read_new_lines = self.ledger.follow_lines()
+            self._read_new_lines = self.context.ledger.follow_lines()
             async for line in self._read_news():
                 self.store.add_previous_line(line)
         keys = hashlib.sha256()
@@ -112,7 +107,7 @@ class ShardingExecutor:
             if count % 500 == 0:
                 await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
         cut = await cut_job(
-            self.ledger.path,
+            self.context.ledger.path,
             keys_digest=keys.hexdigest(),
             first=first,
             count=count,
@@ -171,19 +166,20 @@ class ShardingExecutor:
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
                 self.recorder.warn(self._describe_idle_pool())
-        await asyncio.to_thread(self.ledger.close)  # sends the results that were taken from elsewhere
+        await asyncio.to_thread(self.context.ledger.close)  # sends the results that were taken from elsewhere
         await self._gather_outcomes()
 
     async def _adopt_attempts(self, runs: AttemptRuns) -> None:
         """Takes over the flow runs that a predecessor of this job has left running."""
-        last_attempts = await asyncio.to_thread(find_last_attempts, self.ledger.path, runs.job_id)
+        last_attempts = await asyncio.to_thread(find_last_attempts, self.context.ledger.path, runs.job_id)
         for shard in self._shards:
             shard.attempt = last_attempts.get(shard.number, 0)
             if shard.attempt and self._count_unfinished(shard):
                 run = await runs.find_unfinished(shard)
                 if run is not None:
                     self.context.log.info("shard %d is under way: its run %s is taken over", shard.number + 1, run.name)
-                    shard.watch(runs.locate_files(shard), run, self._count_unfinished(shard))
+                    shard.watch(runs.locate_files(shard), run)
+                    shard.unfinished_at_start = self._count_unfinished(shard)
                     shard.is_adopted = True
                     self._active[shard.number] = shard
 
@@ -219,8 +215,6 @@ class ShardingExecutor:
             "them runs it)"
         )
 
-    # ------------------------------------------------------------------------------------------------------ one shard
-
     def _count_unfinished(self, shard: Shard) -> int:
         return self.store.count_unfinished(shard.start, shard.stop)
 
@@ -248,7 +242,7 @@ class ShardingExecutor:
             options=asdict(self._build_options(shard)),
             volume_name=self.context.provider.volume_name,
         )
-        shard.watch(files, run, self._count_unfinished(shard))
+        shard.watch(files, run)
 
     def _build_options(self, shard: Shard) -> Options:
         """The job's parameters, as they are for one shard."""
@@ -256,19 +250,18 @@ class ShardingExecutor:
         remaining = self.context.deadline.remaining_seconds()
         cost = None
         if options.max_cost is not None:
-            left = options.max_cost - (
-                self.context.usage.model.cost or 0.0
-            )  # after the shards of what came before, if any
+            # After the shards of what came before, if any.
+            left = options.max_cost - (self.context.usage.model.cost or 0.0)
             spent = sum(heartbeat.cost or 0.0 for heartbeat in shard.ended_heartbeats)
             cost = max(0.0, left / len(self._shards) - spent)
-        per_task = max(math.ceil(self.total / MAX_JOB_TASK_RUNS), math.ceil(shard.unfinished_at_start / MAX_TASK_RUNS))
+        per_task = math.ceil(max(self.context.total / MAX_JOB_TASK_RUNS, shard.unfinished_at_start / MAX_TASK_RUNS))
         return replace(
             options,
             on_failure="return",
             deadline=None if remaining is None else max(1.0, remaining),
             executions_per_task=options.executions_per_task or per_task,
             cache_results=False,
-            results_path=str(self.ledger.path),
+            results_path=str(self.context.ledger.path),
             shards=None,
             max_cost=cost,
         )
@@ -278,10 +271,9 @@ class ShardingExecutor:
         clock = asyncio.get_running_loop().time
         try:
             await runs.poll_states(shards.values())
+            self._outages.pop("server", None)
         except httpx.HTTPError as error:  # a server that is away comes back
             self._note_outage("server", error)
-        else:
-            self._outages.pop("server", None)
         # Time in which nobody looked, because the server or the ledger did not answer, is no silence of a shard's.
         now, polled_at, self._polled_at = clock(), self._polled_at, clock()
         if now - polled_at > HEARTBEAT_TIMEOUT_SECONDS / 6:
@@ -308,9 +300,8 @@ class ShardingExecutor:
             self._settle_attempt(shard, f"{state.name}: {message}" if message != state.name else message)
             return True
         silence = asyncio.get_running_loop().time() - shard.changed_at
-        timeout = (
-            HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else self.plan.work_pool.start_timeout_seconds
-        )
+        start_timeout = self.plan.work_pool.start_timeout_seconds
+        timeout = HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else start_timeout
         if "server" not in self._outages and shard.has_started and silence > timeout:
             await runs.report_crash(shard, "its worker or its process has gone: it gave no sign of life")
             self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")
@@ -376,7 +367,7 @@ class ShardingExecutor:
             if shard.heartbeat is not None:
                 shard.ended_heartbeats.append(shard.heartbeat)
         try:
-            await asyncio.to_thread(self.ledger.close)
+            await asyncio.to_thread(self.context.ledger.close)
             await self._gather_outcomes()
         except OSError as error:  # there is another error, which matters more
             self.context.log.error("%s", error)

@@ -72,16 +72,12 @@ class HeartbeatTask:
 
     def _write(self) -> None:
         with self._lock:  # a heartbeat that is still on its way must not come after the last
-            self._update_usage()
-            self._files.write_heartbeat(self._heartbeat)
-
-    def _update_usage(self) -> None:
-        heartbeat, context = self._heartbeat, self.context
-        heartbeat.count += 1
-        if context is None:
-            return
-        heartbeat.sandboxes, heartbeat.sandbox_seconds = context.usage.sandboxes, context.usage.sandbox_seconds
-        if context.model_access is not None:
-            used = context.model_access.spent.usage
-            heartbeat.calls, heartbeat.cost = used.calls, used.cost
-            heartbeat.prompt_tokens, heartbeat.completion_tokens = used.prompt_tokens, used.completion_tokens
+            heartbeat, context = self._heartbeat, self.context
+            heartbeat.count += 1
+            if context is not None:
+                heartbeat.sandboxes, heartbeat.sandbox_seconds = context.usage.sandboxes, context.usage.sandbox_seconds
+            if context is not None and context.model_access is not None:
+                used = context.model_access.spent.usage
+                heartbeat.calls, heartbeat.cost = used.calls, used.cost
+                heartbeat.prompt_tokens, heartbeat.completion_tokens = used.prompt_tokens, used.completion_tokens
+            self._files.write_heartbeat(heartbeat)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -124,20 +122,16 @@ async def _wait_for_worker(client: PrefectClient, pool: WorkPool, log: Log) -> N
         await asyncio.sleep(1.0)
 
 
-def require_server_url() -> str:
-    """The address of the Prefect server that is configured, on whose workers shards run. Raises ConfigurationError."""
-    url = PREFECT_API_URL.value()
-    if not url:
+def require_server_url() -> None:
+    """Raises ConfigurationError where no Prefect server is configured, on whose workers shards run."""
+    if not PREFECT_API_URL.value():
         raise ConfigurationError(
             "shards run on the workers of a Prefect server, and none is configured: start one with `rlm-batch up` and "
             "name it in PREFECT_API_URL, or leave shards out"
         )
-    return url
 
 
-@asynccontextmanager
-async def open_server_client() -> AsyncIterator[PrefectClient]:
-    """A client of the Prefect server. Raises ConfigurationError where none is configured."""
+def open_server_client() -> PrefectClient:
+    """A client of the Prefect server, to be entered. Raises ConfigurationError where none is configured."""
     require_server_url()
-    async with get_client() as client:
-        yield client
+    return get_client()
