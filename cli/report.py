@@ -32,14 +32,16 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
     try:
         summary = reader.summarize()
     except (TypeError, KeyError, AttributeError) as error:  # lines that are JSON, and not what we write
-        raise ConfigurationError(f"the ledger {reader.path} is damaged, and cannot be reported on: {error}") from None
+        raise ConfigurationError(
+            f"the ledger {reader.ledger.path} is damaged, and cannot be reported on: {error}"
+        ) from None
     record = reader.records[-1]
     for name, value in build_summary_rows(summary, reader.records):
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
     rows = build_table_rows(summary)
     print_table(rows, len(rows) - 1, mark="best")
     name = record.name or record.flow
-    page = parse_location(html) if html else reader.path / "report.html"
+    page = parse_location(html) if html else reader.ledger.path / "report.html"
     text = render_html(build_report(summary, reader.records), name).encode("utf-8", "replace")
     if isinstance(page, Location):
         _write_to_location(page, text)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from .decorator import batch_flow
@@ -38,13 +37,7 @@ async def batch(
     """
     items = executions(code, inputs)
     options = Options.from_parameters(parameters)
-    outcomes = await execute_items(
-        items,
-        total=len(items),
-        provider=await resolve_provider(options.provider),
-        options=options,
-        label=execution_label,
-    )
+    outcomes = await execute_items(items, total=len(items), options=options, label=execution_label)
     if options.on_failure == "raise":
         raise_failures(outcomes, "executions")
     return outcomes.results

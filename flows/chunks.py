@@ -17,7 +17,6 @@ from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.completion_markers import compute_marker_folder, compute_marker_name
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
-from .engine.context import resolve_provider_with_volume
 from .engine.failures import Outcomes, raise_failures
 from .engine.job import open_job
 from .engine.labels import chunk_label
@@ -25,7 +24,7 @@ from .engine.marker_cache import MarkerCache
 from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters, VolumeName
-from .reporting.text_table import format_rows
+from .reporting.text_table import align_rows, format_rows
 
 REDUCTION_MARKER = "reduction.json"  # the marker's name; those of chunks are hexadecimal
 
@@ -53,9 +52,7 @@ class ChunksReport:
         return format_rows(list(shown))
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return align_rows(self.rows())
 
 
 class _ById(Mapping[str, Outcome]):
@@ -107,28 +104,26 @@ async def chunks(
     reduce = None if reduce is None else read_text_reference(reduce)
     parts = build_chunks(chunks, data, chunk_size)
     options = Options.from_parameters(parameters)
-    block = await resolve_provider_with_volume(options.provider, volume_name)
     async with open_job(
-        block,
         total=len(parts) + (reduce is not None),
         options=options,
         label=chunk_label,
+        volume_name=volume_name,
         report_spec=ReportSpec("chunk" if reduce is None else "execution"),
     ) as job:
-        cache = MarkerCache(job, None if block.volume_name is None else compute_marker_folder(code))
+        cache = MarkerCache(job, None if job.context.provider.volume_name is None else compute_marker_folder(code))
         fingerprint = await job.compute_fingerprint()
         await cache.load_markers()
         keys = hashlib.sha256()
-        await job.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
+        await job.executor.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
         if reduce is not None:
-            submitted = _collect_submitted(job.store.outcomes)
-            reduction = _build_reduction(
-                reduce, len(parts), submitted, {**fingerprint, "chunks": keys.hexdigest()}, cache
-            )
+            encoded = {"results": _encode(_collect_submitted(job.store.outcomes), "what the chunks submitted")}
+            key = compute_key(reduce, {}, encoded, {**fingerprint, "chunks": keys.hexdigest()})
+            reduction = Execution(len(parts), reduce, {}, key, encoded, cache.locate_marker(REDUCTION_MARKER))
             if failed := job.store.failures:
                 job.skip([reduction], f"{len(failed)} of {len(parts)} chunks have no result")
             else:
-                await job.execute_all(iter([reduction]), cache.find_result)
+                await job.executor.execute_all(iter([reduction]), cache.find_result)
         outcomes = job.collect_outcomes()
         found = report(outcomes, len(parts))
         for path, ids in found.overlaps.items():
@@ -171,14 +166,6 @@ def _build_executions(
         key = compute_key(code, variables, encoded, fingerprint)
         keys.update(key.encode())
         yield Execution(index, code, variables, key, encoded, cache.locate_marker(compute_marker_name(chunk_id)))
-
-
-def _build_reduction(
-    code: str, index: int, submitted: dict[str, Any], fingerprint: dict[str, Any], cache: MarkerCache
-) -> Execution:
-    encoded = {"results": _encode(submitted, "what the chunks submitted")}
-    key = compute_key(code, {}, encoded, fingerprint)
-    return Execution(index, code, {}, key, encoded, cache.locate_marker(REDUCTION_MARKER))
 
 
 def _encode(value: Any, description: str) -> bytes:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, Self, TypeVar
 
 from prefect import Flow
 
+from ..sandbox.errors import RlmBatchError
 from ..tasks.task_run_log_filter import install_task_run_log_filter
 from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
-from .error_log_filter import install_error_log_filter
 from .inputs.spilling import spill_long_parameters
 from .parameters import field_of, signature_of
 from .prefect_server import embedded_server
@@ -68,13 +69,22 @@ def _document_parameters(function: Callable[..., Any]) -> str:
     return "\n".join(lines)
 
 
+def _log_error_text(record: logging.LogRecord) -> bool:
+    """A log filter: a flow run's log says of an error of ours its text, which is for people, without a traceback."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if isinstance(error, RlmBatchError):
+        record.exc_info = record.exc_text = None
+        record.msg, record.args = "%s: %s", (type(error).__name__, error)
+    return True
+
+
 def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], BatchFlow[P, Coroutine[Any, Any, T]]]:
     """Makes an async function a `BatchFlow` of that name."""
 
     def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> BatchFlow[P, Coroutine[Any, Any, T]]:
         function.__signature__ = signature_of(function)  # type: ignore[attr-defined]
         function.__doc__ = _document_parameters(function)
-        install_error_log_filter()
+        logging.getLogger("prefect.flow_runs").addFilter(_log_error_text)
         install_task_run_log_filter()
         # For a process that died: otherwise its lanes have removed what they had open.
         cancelled: list[Any] = [remove_sandboxes, cancel_shards]

@@ -8,7 +8,7 @@ this file. Nothing here imports Prefect: the command line reads it before anythi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
@@ -146,21 +146,13 @@ class Options:
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any], **fixed: Any) -> Self:
         """The options of a flow that was given these parameters, and for which those in `fixed` are settled."""
-        return cls(**{**default_values(cls), **parameters, **fixed})
-
-    def to_json(self) -> dict[str, Any]:
-        """The options as a dict of JSON values."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        defaults = {name: _default_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
+        return cls(**{**defaults, **parameters, **fixed})
 
 
 def field_of(hint: Any) -> FieldInfo | None:
     """The default, bounds and description that an annotation carries; None where it carries none."""
     return next((item for item in get_args(hint) if isinstance(item, FieldInfo)), None)
-
-
-def default_values(owner: type) -> dict[str, Any]:
-    """The defaults of the parameters that a class declares, by their names."""
-    return {name: default for name, hint in _hints(owner) for default in [_default_of(hint)] if default is not ...}
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -173,16 +165,12 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             parameters.append(parameter.replace(annotation=hint))
             continue
-        (shared,) = get_args(hint)
+        shared_hints = get_type_hints(*get_args(hint), include_extras=True)
         parameters += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default_of(hint), annotation=hint)
-            for name, hint in sorted(_hints(shared), key=lambda item: order.index(item[0]))
+            for name, hint in sorted(shared_hints.items(), key=lambda item: order.index(item[0]))
         ]
     return inspect.Signature(parameters, return_annotation=hints.get("return", inspect.Signature.empty))
-
-
-def _hints(owner: type) -> Iterator[tuple[str, Any]]:
-    return iter(get_type_hints(owner, include_extras=True).items())
 
 
 def _default_of(hint: Any) -> Any:

@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -49,32 +50,20 @@ async def embedded_server() -> AsyncIterator[None]:
 
     url = PREFECT_API_URL.value()
     if url:
-        await _check_answers(url)
+        await _check_server_answers(url)
     if url or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
         yield
         return
-    with _settings():
-        loop, started = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-        def finish(error: BaseException | None) -> None:
-            if not started.done():
-                started.set_result(error)
-
-        def start() -> None:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            error = _start_server()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(finish, error)
-
+    with _apply_server_settings():
+        started = Future[None]()
+        started.set_running_or_notify_cancel()  # whoever waits for it may be cancelled: the thread goes on
         # A daemon: what is cancelled meanwhile does not wait for the server.
-        threading.Thread(target=contextvars.copy_context().run, args=(start,), daemon=True).start()
-        error = await started
-        if error is not None:
-            raise error
+        threading.Thread(target=contextvars.copy_context().run, args=(_start_server, started), daemon=True).start()
+        await asyncio.wrap_future(started)
         yield
 
 
-async def _check_answers(url: str) -> None:
+async def _check_server_answers(url: str) -> None:
     from prefect.client.orchestration import get_client
 
     async with get_client() as client:
@@ -85,35 +74,43 @@ async def _check_answers(url: str) -> None:
         )
 
 
-_starting = threading.Lock()
+_start_lock = threading.Lock()  # two flows that begin at one time share one server
 
 
-def _start_server() -> BaseException | None:
+def _start_server(started: Future[None]) -> None:
+    """Starts the embedded server, without the terminal's Ctrl-C, and says in `started` how that went."""
     from prefect.server.api.server import SubprocessASGIServer
 
-    with _starting:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with _start_lock:
         try:
             SubprocessASGIServer().start()
         except Exception as error:  # noqa: BLE001 - it is raised where the server was asked for
-            return ConfigurationError(
-                f"Prefect's embedded server did not start: {error}. Look at PREFECT_HOME, or start a server and name "
-                "it in PREFECT_API_URL"
+            started.set_exception(
+                ConfigurationError(
+                    f"Prefect's embedded server did not start: {error}. Look at PREFECT_HOME, or start a server and "
+                    "name it in PREFECT_API_URL"
+                )
             )
-    return None
+            return
+    started.set_result(None)
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
-    """Our settings, in the environment that the server's process inherits and in Prefect's own, read long before."""
+def _apply_server_settings() -> Iterator[None]:
+    """Within this our settings are in the environment, which the server's process inherits, and in Prefect's own.
+
+    Prefect has read the environment long before: what it waits for the server's start is set there too.
+    """
     from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as TIMEOUT
     from prefect.settings import temporary_settings
 
-    added = {name: value for name, value in SERVER_SETTINGS.items() if name not in os.environ}
-    os.environ.update(added)
+    missing = {name: value for name, value in SERVER_SETTINGS.items() if name not in os.environ}
+    os.environ.update(missing)
     defaults: dict[Any, Any] = {TIMEOUT: int(os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"])}
     try:
         with temporary_settings(set_defaults=defaults):
             yield
     finally:
-        for name in added:
+        for name in missing:
             os.environ.pop(name, None)

@@ -12,7 +12,7 @@ from ..sandbox.errors import SandboxesLeft
 from .cleanup.orphans import describe_removal, find_orphans, remove_orphans
 from .cleanup.server_identity import get_server_id
 from .decorator import batch_flow
-from .engine.events import FlowListener, find_listener
+from .engine.events import find_listener
 from .parameters import Provider
 
 MIN_SILENCE_SECONDS = 360  # twice the interval at which Prefect has a flow run say that it lives
@@ -47,7 +47,7 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
 
     Raises SandboxesLeft when all is done and some could not be removed.
     """
-    log, listener = get_run_logger(), find_listener() or FlowListener()
+    log, listener = get_run_logger(), find_listener()
     block = await resolve_provider(provider)
     orphans = await find_orphans(block, await get_server_id(), older_than)
     for orphan in orphans:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.meta import QuerySummary
 from ..sandbox.result import Result
@@ -73,7 +72,6 @@ async def rlm(
     outcomes = await execute_items(
         [(code, variables)],
         total=1,
-        provider=await resolve_provider(options.provider),
         options=options,
         label=lambda _: f"rlm: {title}",
         uploads=uploads,

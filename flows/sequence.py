@@ -7,7 +7,6 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from ..tasks.execution import Execution, compute_key
@@ -40,7 +39,6 @@ async def sequence(
     codes = texts(steps)
     options = Options.from_parameters(parameters, max_workers=1, reuse_sandboxes=True, executions_per_task=1)
     async with open_job(
-        await resolve_provider(options.provider),
         total=len(codes),
         options=options,
         label=lambda execution: f"step {execution.index}",
@@ -52,7 +50,9 @@ async def sequence(
         # Results of some steps are of no use: the state that the others build on is not in the ledger.
         results = [job.cache.find_result(execution) for execution in executions]
         is_complete = all(result is not None for result in results)
-        await job.execute_all(iter(executions), lambda execution: results[execution.index] if is_complete else None)
+        await job.executor.execute_all(
+            iter(executions), lambda execution: results[execution.index] if is_complete else None
+        )
         if failed := job.store.failures:
             job.skip(executions, f"step {failed[0].meta.index} failed, and the steps after it build on it")
         outcomes = job.collect_outcomes()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from pydantic import Field
 
+from ..sandbox.errors import ConfigurationError
+from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.shard_files import ShardFiles
 from .decorator import batch_flow
-from .engine.context import resolve_provider_with_volume
+from .engine.context import flush_ledger_after_error, open_capacity, open_run_context, resolve_provider_with_volume
+from .engine.events import OutcomeRecorder
+from .engine.executor import LaneExecutor
+from .engine.labels import LABELS, execution_label
+from .engine.result_cache import ResultCache
 from .parameters import Options, VolumeName
 from .sharding.heartbeat import HeartbeatTask
-from .sharding.shard_job import open_shard_job
 
 
 @batch_flow("shard")
@@ -31,6 +37,33 @@ async def shard(
         provider = await resolve_provider_with_volume(options.provider, volume_name)
         if header.commit is not None:
             provider.pin(header.commit)
-        async with open_shard_job(provider, header, options) as job:
-            heartbeat.job = job
-            await job.executor.execute_all(executions, find_result=job.cache.find_result)
+        isolation = await provider.check()
+        assert options.results_path is not None
+        ledger = Ledger(options.results_path, header.part_prefix)
+        try:
+            await asyncio.to_thread(ledger.create)
+        except ConfigurationError as error:
+            raise OSError(str(error)) from error  # of this worker, or for now: the parent could make it
+        label = LABELS.get(header.what, execution_label)
+        context = await open_run_context(provider, options, label, ledger, header.total)
+        heartbeat.context = context
+        lines = await asyncio.to_thread(ledger.load_latest_lines, header.part_prefix)
+        context.log.info(
+            "shard %d of %d: %d executions on %s: %s; results in %s",
+            header.shard + 1,
+            header.shards,
+            header.total,
+            provider.provider_name,
+            isolation,
+            ledger.path,
+        )
+        recorder = OutcomeRecorder(context, heartbeat.add_outcome)
+        cache = ResultCache(ledger, lambda key: lines.pop(key, None))
+        try:
+            async with open_capacity(context) as slots:
+                executor = LaneExecutor(context=context, slots=slots, recorder=recorder)
+                await executor.execute_all(executions, cache.find_result)
+        except BaseException:
+            await flush_ledger_after_error(context)
+            raise
+        await asyncio.to_thread(ledger.close)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
-from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
@@ -20,7 +19,7 @@ from .inputs.readers import Grid, Inputs, read_points
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters
 from .reporting.best_trial import BestTrial
-from .reporting.text_table import format_rows
+from .reporting.text_table import align_rows, format_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,7 @@ class SweepReport:
         return format_rows(self.trials, self.best, limit)
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return align_rows(self.rows())
 
 
 @batch_flow("sweep")
@@ -80,7 +77,6 @@ async def sweep(
     outcomes = await execute_items(
         items,
         total=len(points_of_space),
-        provider=await resolve_provider(options.provider),
         options=options,
         label=trial_label,
         report_spec=ReportSpec("trial", objective, direction),
@@ -92,7 +88,21 @@ async def sweep(
 
 def report(trials: Sequence[Outcome], objective: str | None, direction: Direction, results_path: str) -> SweepReport:
     """The report on these trials. Raises ConfigurationError if none of those that succeeded submitted the objective."""
-    return SweepReport(trials, _best(trials, objective, direction, results_path), objective, direction, results_path)
+    best = BestTrial(objective, direction)
+    succeeded, fields = 0, dict[str, None]()
+    for trial in trials if objective is not None else ():  # one at a time: there may be more than fit in memory
+        if isinstance(trial, Result):
+            succeeded += 1
+            fields.update(dict.fromkeys(trial.outputs))
+            best.consider(trial)
+    if best.result is None and succeeded:
+        said = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
+        what = "submitted it as a number" if objective in fields else "submitted it"
+        raise ConfigurationError(
+            f"the objective is {objective!r}, and of {succeeded} trials none {what}: {said}. Name another "
+            f"objective; the results are in {results_path}"
+        )
+    return SweepReport(trials, best.result, objective, direction, results_path)
 
 
 def space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str | None) -> Inputs:
@@ -104,23 +114,3 @@ def space(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str 
     if grid is None:
         raise ConfigurationError("the space is missing: pass a grid (values of each variable) or a list of points")
     return Grid(grid)
-
-
-def _best(trials: Sequence[Outcome], objective: str | None, direction: Direction, path: str) -> Result | None:
-    if objective is None:
-        return None
-    best = BestTrial(objective, direction)
-    succeeded, fields = 0, dict[str, None]()
-    for trial in trials:  # one at a time: there may be more than fit in memory
-        if isinstance(trial, Result):
-            succeeded += 1
-            fields.update(dict.fromkeys(trial.outputs))
-            best.consider(trial)
-    if best.result is None and succeeded:
-        said = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
-        what = "submitted it as a number" if objective in fields else "submitted it"
-        raise ConfigurationError(
-            f"the objective is {objective!r}, and of {succeeded} trials none {what}: {said}. Name another "
-            f"objective; the results are in {path}"
-        )
-    return best.result

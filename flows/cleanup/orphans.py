@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,20 +54,19 @@ async def find_orphans(
     # The sandboxes first: whatever run opens one later is not judged by what it was before.
     ours = [info for info in await provider.list_sandboxes() if info.labels.get("managed-by") == "rlm-batch"]
     reasons: dict[str, str] = {}
-    candidates: list[SandboxInfo] = []
+    candidates = defaultdict[uuid.UUID, list[SandboxInfo]](list)  # by their flow runs
     for info in ours:
         if info.abandoned:
             reasons[info.id] = "its host has died"
         elif 0 < info.expires <= now:
             reasons[info.id] = "its lifetime is over"
         elif server and info.server == server and _is_uuid(info.run):
-            candidates.append(info)
+            candidates[uuid.UUID(info.run)].append(info)
     if candidates:
         async with get_client() as client:
-            runs = await _read_flow_runs(client, {uuid.UUID(info.run) for info in candidates})
-            for run_id in {info.run for info in candidates}:
-                boxes = [info for info in candidates if info.run == run_id]
-                reason = await _explain_why_over(client, runs.get(uuid.UUID(run_id)), boxes, older_than, now)
+            runs = await read_flow_runs(client, candidates)
+            for run_id, boxes in candidates.items():
+                reason = await _explain_why_over(client, runs.get(run_id), boxes, older_than, now)
                 if reason:
                     reasons.update((info.id, reason) for info in boxes)
     return [_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons]
@@ -99,7 +98,7 @@ def _is_uuid(text: str) -> bool:
         return False
 
 
-async def _read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
+async def read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, FlowRun]:
     """Those flow runs that the server has."""
     wanted, runs = sorted(ids), dict[uuid.UUID, FlowRun]()
     for start in range(0, len(wanted), PAGE_SIZE):
@@ -150,8 +149,6 @@ def _to_datetime(seconds: float) -> Any:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-# ---------------------------------------------------------------------------------------------------------------- hooks
-
 _own_runs: set[str] = set()
 
 
@@ -170,9 +167,8 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
     log = flow_run_logger(flow_run, flow)
     try:
         parameters = flow_run.parameters or {}
-        provider = await resolve_provider(
-            parameters.get("options", parameters).get("provider") or "local"
-        )  # a shard's, or its own
+        options = parameters.get("options", parameters)  # a shard's, or its own
+        provider = await resolve_provider(options.get("provider") or "local")
         now, sandboxes = time.time(), await provider.list_sandboxes()
         reason = f"its flow run is {state.name}"
         orphans = [
@@ -184,13 +180,8 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
     except RlmBatchError as error:
         log.warning("the sandboxes of this run could not be looked for, and are left to their expiry: %s", error)
         return
-    log_removal(log, removal, provider.provider_name)
-
-
-def log_removal(log: logging.Logger | logging.LoggerAdapter[Any], removal: Removal, provider: str) -> None:
-    """Writes to a log what was removed, what it has cost, and what could not be removed."""
     if removal.removed:
-        log.info("%s", describe_removal(removal.removed, provider, "removed"))
+        log.info("%s", describe_removal(removal.removed, provider.provider_name, "removed"))
     for sandbox, error in removal.errors.items():
         log.warning("sandbox %s could not be removed, and is left to its expiry: %s", sandbox, error.summary)
 

@@ -7,11 +7,10 @@ once a second at most, and not at all in a run that is shorter. No run fails for
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 from uuid import UUID
 
 from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, aupdate_progress_artifact
@@ -21,6 +20,7 @@ from ...tasks.ledger.run_record import RunRecord
 from ..reporting.markdown import render_markdown
 from ..reporting.report import build_report
 from ..reporting.summary import RunSummary
+from .context import Log
 
 PROGRESS_INTERVAL_SECONDS = 1.0  # seconds between two looks at the progress
 PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
@@ -29,7 +29,7 @@ PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
 class ArtifactPublisher:
     """Publishes the artifacts of one flow run. An async context manager, whose end publishes the report."""
 
-    def __init__(self, record: RunRecord, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+    def __init__(self, record: RunRecord, log: Log) -> None:
         self._record = record
         self._tally = RunSummary(record.report_spec)
         self._log = log
@@ -55,14 +55,14 @@ class ArtifactPublisher:
         if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
             return  # whoever ended the run does not wait for a page on it; `rlm-batch report` makes one
         if self._progress_id is not None:
-            await self._publish(self._publish_progress())
-        await self._publish(self._publish_report())
+            await self._publish(self._publish_progress)
+        await self._publish(self._publish_report)
 
     async def _publish_progress_regularly(self) -> None:
         while not self._is_disabled:
             await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
             if self._tally.done != self._published_count or self._progress_id is None:
-                await self._publish(self._publish_progress())
+                await self._publish(self._publish_progress)
 
     async def _publish_progress(self) -> None:
         self._published_count = self._tally.done
@@ -78,7 +78,8 @@ class ArtifactPublisher:
         tally = self._tally
         failed = tally.done - tally.succeeded
         text = f"{tally.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
-        return text if tally.best_score is None else f"{text}, the best so far {tally.best_score:.6g}"
+        score = tally.best_trial.score
+        return text if score is None else f"{text}, the best so far {score:.6g}"
 
     async def _publish_report(self) -> None:
         tally = self._tally
@@ -87,14 +88,13 @@ class ArtifactPublisher:
             about = f"{tally.succeeded:,} of {self._record.total:,} {tally.spec.noun}s succeeded"
             await acreate_markdown_artifact(text, f"{self._key}-report", about)
 
-    async def _publish(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _publish(self, publish_artifact: Callable[[], Awaitable[None]]) -> None:
         """Does that, if the server takes artifacts; the first that it did not take is the last."""
         if self._is_disabled:
-            work.close()
             return
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT_SECONDS):
-                await work
+                await publish_artifact()
         except Exception as error:  # noqa: BLE001 - a page about the results is not worth the results
             self._is_disabled = True
             message = str(error) or type(error).__name__

@@ -1,38 +1,55 @@
-"""What the parts of one flow run are made of: its deadline, what it may ask, its slots, lanes and executor."""
+"""What the parts of one flow run know of it: its options and deadline, what it may ask, and what it has used."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prefect import get_run_logger
-from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
 
 from ...blocks.language_model.model_access import ModelAccess, open_model_access
 from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...blocks.volume import check_volume_name
+from ...sandbox.queries.budget import Usage
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
 from ...tasks.lane import Lane
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.query_task import QueryTracker
 from ...tasks.retry import RetryPolicy
-from ...tasks.task_log import LineBudget
 from ..cleanup.orphans import register_own_run
 from ..cleanup.server_identity import get_server_id
-from ..parameters import MAX_TASK_RUNS, Options
+from ..parameters import Options
 from ..reporting.report import describe_usage
-from .events import Log
-from .executor import LaneExecutor, ResourceUsage
 from .failures import Deadline
-from .outcome_store import OutcomeRecorder
 
 Label = Callable[[Execution], str]
+Log = logging.Logger | logging.LoggerAdapter[Any]
+
+
+@dataclass(slots=True)
+class ResourceUsage:
+    """What a flow run has used: sandboxes, the seconds that they were open together, and the model elsewhere.
+
+    `model` is what other processes have used of the language model; this one's own use is in its budget.
+    """
+
+    sandboxes: int = 0
+    sandbox_seconds: float = 0.0
+    model: Usage = field(default_factory=Usage)
+
+    async def close_lane(self, lane: Lane) -> None:
+        """Removes the lane's sandbox, gives its slot back, and counts what it had open."""
+        await lane.release()
+        self.sandboxes += lane.opened_count
+        self.sandbox_seconds += lane.open_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +59,30 @@ class RunContext:
     provider: SandboxProvider
     options: Options
     label: Label
+    ledger: Ledger
+    total: int  # executions
     log: Log
     run_id: str
     server_id: str
     deadline: Deadline
+    policy: RetryPolicy
     model_access: ModelAccess | None
     tracker: QueryTracker
     usage: ResourceUsage
+
+    def make_lane(self, slots: Slots, uploads: dict[str, Path] | None = None, state_context: str | None = None) -> Lane:
+        """A lane of this flow run. With a `state_context` its executions share one process and its state."""
+        return Lane(
+            self.provider,
+            self.run_id,
+            server=self.server_id,
+            reuse=self.options.reuse_sandboxes,
+            timeout=self.options.timeout,
+            context=state_context,
+            slots=slots,
+            model_access=self.model_access,
+            uploads=uploads,
+        )
 
 
 async def resolve_provider_with_volume(name: str, volume_name: str | None) -> SandboxProvider:
@@ -59,8 +93,10 @@ async def resolve_provider_with_volume(name: str, volume_name: str | None) -> Sa
     return provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
 
 
-async def open_run_context(provider: SandboxProvider, options: Options, label: Label) -> RunContext:
-    """What is known of the flow run that this is called in, with what its executions may ask.
+async def open_run_context(
+    provider: SandboxProvider, options: Options, label: Label, ledger: Ledger, total: int
+) -> RunContext:
+    """What is known of the flow run that this is called in, with what its `total` executions may ask.
 
     The deadline starts here. Raises ConfigurationError.
     """
@@ -76,14 +112,18 @@ async def open_run_context(provider: SandboxProvider, options: Options, label: L
             max_llm_calls=options.max_llm_calls,
             max_llm_tokens=options.max_llm_tokens,
         )
+    deadline = Deadline.start(options.deadline)
     context = RunContext(
         provider=provider,
         options=options,
         label=label,
+        ledger=ledger,
+        total=total,
         log=get_run_logger(),
-        run_id=get_flow_run_id(),
-        deadline=Deadline.start(options.deadline),
+        run_id=flow_run.id,
         server_id=await get_server_id(),
+        deadline=deadline,
+        policy=RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, deadline.at),
         model_access=model_access,
         tracker=tracker,
         usage=ResourceUsage(),
@@ -104,84 +144,9 @@ async def open_capacity(context: RunContext) -> AsyncIterator[Slots]:
             context.log.info("the model was called %s", describe_usage(used))
 
 
-def make_lane_factory(
-    context: RunContext,
-    slots: Slots,
-    *,
-    uploads: dict[str, Path] | None = None,
-    state_context: str | None = None,
-) -> Callable[[], Lane]:
-    """What makes a lane of this flow run."""
-    options = context.options
-
-    def open_lane() -> Lane:
-        return Lane(
-            context.provider,
-            context.run_id,
-            server=context.server_id,
-            reuse=options.reuse_sandboxes,
-            timeout=options.timeout,
-            context=state_context,
-            slots=slots,
-            model_access=context.model_access,
-            uploads=uploads,
-        )
-
-    return open_lane
-
-
-def build_lane_executor(
-    context: RunContext,
-    slots: Slots,
-    open_lane: Callable[[], Lane],
-    *,
-    ledger: Ledger,
-    recorder: OutcomeRecorder,
-    total: int,
-    stop_on_failure: bool = False,
-) -> LaneExecutor:
-    """The executor of `total` executions in this process."""
-    options = context.options
-    per_task = options.executions_per_task or max(1, math.ceil(total / MAX_TASK_RUNS))
-    return LaneExecutor(
-        provider_name=context.provider.provider_name,
-        open_lane=open_lane,
-        lane_count=min(options.max_workers, math.ceil(total / per_task)),
-        slots=slots,
-        ledger=ledger,
-        recorder=recorder,
-        policy=build_retry_policy(context),
-        deadline=context.deadline,
-        executions_per_task=per_task,
-        label=context.label,
-        line_budget=LineBudget() if options.log_output else None,
-        usage=context.usage,
-        stop_on_failure=stop_on_failure,
-    )
-
-
-def build_retry_policy(context: RunContext) -> RetryPolicy:
-    """Which errors of this flow run's executions are tried again."""
-    options = context.options
-    return RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, context.deadline.at)
-
-
-async def flush_ledger(ledger: Ledger) -> None:
-    """Sees that all that was written is in the ledger. Raises OSError where a location does not take it."""
-    await asyncio.to_thread(ledger.close)
-
-
-async def flush_ledger_after_error(ledger: Ledger, log: Log) -> None:
-    """The same where the run has failed: an OSError is logged, for the error that there is matters more."""
+async def flush_ledger_after_error(context: RunContext) -> None:
+    """Sees that all that was written is in the ledger. An OSError is logged: the error that there is matters more."""
     try:
-        await asyncio.shield(flush_ledger(ledger))
+        await asyncio.shield(asyncio.to_thread(context.ledger.close))
     except OSError as error:
-        log.error("%s", error)
-
-
-def get_flow_run_id() -> str:
-    """The id of the flow run that this is called in."""
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
-        raise RuntimeError("this must be called in a flow run")
-    return str(context.flow_run.id)
+        context.log.error("%s", error)

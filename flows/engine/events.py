@@ -1,18 +1,19 @@
-"""What a flow run reports as it goes: to its log, to its artifacts, and to a listener in this process."""
+"""What becomes of an outcome as it comes: it is stored, and the log, the artifacts and a listener are told."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
 
 from prefect.context import FlowRunContext
 
+from ...sandbox.errors import RlmBatchError
+from ...sandbox.meta import Meta
 from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
 from ..cleanup.orphans import OrphanedSandbox
-
-Log = logging.Logger | logging.LoggerAdapter[Any]
+from .artifacts import ArtifactPublisher
+from .context import RunContext
 
 
 class FlowListener:
@@ -37,54 +38,53 @@ class FlowListener:
         """The reap flow has removed these sandboxes, or would."""
 
 
-class OutcomeSink(Protocol):
-    """Takes each outcome once, as it comes."""
+@dataclass(frozen=True, slots=True)
+class OutcomeRecorder:
+    """Stores each outcome of a run, and tells its log, its artifacts and its listener of it, where there are any."""
 
-    def add_outcome(self, outcome: Outcome) -> None:
-        """Takes one outcome."""
-        ...
+    context: RunContext
+    store_outcome: Callable[[Execution, Outcome], None]
+    listener: FlowListener = field(default_factory=FlowListener)
+    artifacts: ArtifactPublisher | None = None
 
+    def warn(self, text: str) -> None:
+        """Tells the log and the listener what a person should know."""
+        self.context.log.warning("%s", text)
+        self.listener.on_warning(text)
 
-class EventPublisher:
-    """Passes each event of one flow run on to its log, to a listener and to an `artifacts` sink, if there is one."""
+    def record(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
+        """Stores and publishes the outcome of an execution."""
+        self.store_outcome(execution, outcome)
+        self.publish(execution, outcome, cached=cached)
 
-    def __init__(
-        self,
-        log: Log,
-        *,
-        label: Callable[[Execution], str],
-        listener: FlowListener | None = None,
-        artifacts: OutcomeSink | None = None,
-    ) -> None:
-        self.log = log
-        self._label = label
-        self._listener = FlowListener() if listener is None else listener
-        self._artifacts = artifacts
-
-    def publish_start(self, total: int, environment: str, results_path: str) -> None:
-        """The run is about to execute."""
-        self._listener.on_start(total, environment, results_path)
-
-    def publish_warning(self, text: str) -> None:
-        """A person should know this."""
-        self.log.warning("%s", text)
-        self._listener.on_warning(text)
-
-    def publish_execution_start(self, index: int) -> None:
-        """An execution's task run has started."""
-        self._listener.on_execution_start(index)
-
-    def publish_outcome(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
-        """An execution has its outcome."""
+    def publish(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
+        """Tells of an outcome that is stored already."""
         if isinstance(outcome, Failure):
-            error = outcome.error
-            self.log.warning("%s failed: %s: %s", self._label(execution), type(error).__name__, error.summary)
-        if self._artifacts is not None:
-            self._artifacts.add_outcome(outcome)
-        self._listener.on_outcome(outcome, cached=cached)
+            error, label = outcome.error, self.context.label(execution)
+            self.context.log.warning("%s failed: %s: %s", label, type(error).__name__, error.summary)
+        if self.artifacts is not None:
+            self.artifacts.add_outcome(outcome)
+        self.listener.on_outcome(outcome, cached=cached)
+
+    def record_failure(self, execution: Execution, error: RlmBatchError) -> None:
+        """Stores and publishes the failure of an execution that has no outcome of its own. No ledger has it."""
+        meta = Meta(
+            index=execution.index,
+            variables=execution.variables,
+            provider=self.context.provider.provider_name,
+            attempt=execution.attempt,
+            earlier_errors=execution.earlier_errors,
+        )
+        self.record(execution, Failure(error, meta))
+
+    def record_failure_before_start(self, execution: Execution, error: RlmBatchError) -> None:
+        """The same for an execution that was never started here, which whoever watches counts as started first."""
+        self.listener.on_execution_start(execution.index)
+        self.record_failure(execution, error)
 
 
-def find_listener() -> FlowListener | None:
-    """The listener that the flow of the current flow run was given; None where it has none."""
+def find_listener() -> FlowListener:
+    """The listener that the flow of the current flow run was given; one that does nothing where it has none."""
     context = FlowRunContext.get()
-    return None if context is None else getattr(context.flow, "listener", None)
+    listener = None if context is None else getattr(context.flow, "listener", None)
+    return FlowListener() if listener is None else listener

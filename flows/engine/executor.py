@@ -1,110 +1,67 @@
-"""How the executions of a flow run are executed: the protocol, and the executor whose lanes make task runs of them."""
+"""The executor of a flow run's executions in this process: lanes that make task runs of them."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from ...sandbox.errors import RlmBatchError
-from ...sandbox.queries.budget import Usage
-from ...sandbox.result import Outcome, Result
+from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.capacity.slots import Slots
 from ...tasks.execute import build_execute_task
 from ...tasks.execution import Execution, with_index
 from ...tasks.lane import Lane, ProviderUnusable
-from ...tasks.ledger.ledger import Ledger
-from ...tasks.retry import RetryPolicy
 from ...tasks.task_batch import TaskBatch
 from ...tasks.task_log import LineBudget
-from .failures import Deadline, find_first_error
+from ..parameters import MAX_TASK_RUNS
+from .context import RunContext
+from .events import OutcomeRecorder
+from .failures import find_first_error
 from .gc_freeze import freeze_existing_objects
-from .outcome_store import OutcomeRecorder
 
 FindResult = Callable[[Execution], Result | None]
 
 
-@dataclass(slots=True)
-class ResourceUsage:
-    """What a flow run has used: sandboxes, the seconds that they were open together, and the model elsewhere.
+@dataclass(slots=True, kw_only=True)
+class LaneExecutor:
+    """Executes in this process: `max_workers` lanes at most, each of which makes one task run after the other.
 
-    `model` is what other processes have used of the language model; this one's own use is in its budget.
+    `slots` are what lanes wait for, `uploads` are files that each execution finds, by their paths there. With a
+    `state_context` all executions share one process and its state. With `stop_on_failure` no task run is made after one
+    that failed, and what is left has no outcome.
     """
 
-    sandboxes: int = 0
-    sandbox_seconds: float = 0.0
-    model: Usage = field(default_factory=Usage)
+    context: RunContext
+    slots: Slots
+    recorder: OutcomeRecorder
+    uploads: dict[str, Path] | None = None
+    state_context: str | None = None
+    stop_on_failure: bool = False
+    _line_budget: LineBudget = field(default_factory=LineBudget)
+    _in_flight: dict[int, Execution] = field(default_factory=dict[int, Execution])
+    _has_failed: bool = False  # any of the executions
+    _is_out_of_time: bool = False  # the provider asked a lane to wait for longer than there is time
+    _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # until a task run that is being made started
 
-    async def close_lane(self, lane: Lane) -> None:
-        """Removes the lane's sandbox, gives its slot back, and counts what it had open."""
-        await lane.release()
-        self.sandboxes += lane.opened_count
-        self.sandbox_seconds += lane.open_seconds
-
-
-class Executor(Protocol):
-    """Executes what a flow run has to do."""
-
-    async def execute_all(self, executions: Iterator[Execution], *, find_result: FindResult) -> None:
+    async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         """Executes what has no result yet. Each of these executions has an outcome when it returns.
 
         `find_result` looks up an earlier result.
         """
-        ...
-
-
-class LaneExecutor:
-    """Executes in this process: `lane_count` lanes at most, each of which makes one task run after the other.
-
-    `open_lane` makes a lane, `slots` are what lanes wait for. A task run carries `executions_per_task` executions.
-    What sandboxes were open is added to `usage`. With `stop_on_failure` no task run is made after one that failed, and
-    what is left has no outcome.
-    """
-
-    def __init__(
-        self,
-        *,
-        provider_name: str,
-        open_lane: Callable[[], Lane],
-        lane_count: int,
-        slots: Slots,
-        ledger: Ledger,
-        recorder: OutcomeRecorder,
-        policy: RetryPolicy,
-        deadline: Deadline,
-        executions_per_task: int,
-        label: Callable[[Execution], str],
-        line_budget: LineBudget | None,
-        usage: ResourceUsage,
-        stop_on_failure: bool = False,
-    ) -> None:
-        self._open_lane = open_lane
-        self._usage = usage
-        self._stop_on_failure = stop_on_failure
-        self._provider_name = provider_name
-        self._lane_count = lane_count
-        self._slots = slots
-        self._ledger = ledger
-        self._recorder = recorder
-        self._policy = policy
-        self._deadline = deadline
-        self._executions_per_task = executions_per_task
-        self._label = label
-        self._line_budget = line_budget
-        self._in_flight: dict[int, Execution] = {}
-        self._is_out_of_time = False  # the provider asked a lane to wait for longer than there is time
-        self._creation_lock = asyncio.Lock()  # held until a task run that is being made has started
-
-    async def execute_all(self, executions: Iterator[Execution], *, find_result: FindResult) -> None:
-        batches = _Peekable(self._group_executions(self._skip_cached(executions, find_result)))
-        task = await build_execute_task(self._policy, self._provider_name, self._executions_per_task)
+        options = self.context.options
+        per_task = options.executions_per_task or max(1, math.ceil(self.context.total / MAX_TASK_RUNS))
+        batches = _Peekable(self._group_executions(self._skip_cached(executions, find_result), per_task))
+        task = await build_execute_task(self.context.policy, self.context.provider.provider_name, per_task)
         self._creation_lock = asyncio.Lock()
         try:
             with freeze_existing_objects():
-                async with asyncio.timeout_at(self._deadline.at), asyncio.TaskGroup() as group:
-                    for _ in range(self._lane_count):
+                async with asyncio.timeout_at(self.context.deadline.at), asyncio.TaskGroup() as group:
+                    for _ in range(min(options.max_workers, math.ceil(self.context.total / per_task))):
                         group.create_task(self._run_lane(task, batches))
         except TimeoutError:
             self._fail_unfinished(batches, "passed before this execution had ended")
@@ -114,27 +71,24 @@ class LaneExecutor:
             self._fail_unfinished(batches, "is over before the provider opens more sandboxes")
 
     async def _run_lane(self, task: Any, batches: _Peekable) -> None:
-        lane = self._open_lane()
+        lane = self.context.make_lane(self.slots, self.uploads, self.state_context)
         try:
             # A slot first: a batch that is taken before would wait for it while other lanes have nothing to do.
-            while self._should_continue() and batches.has_next() and await lane.acquire():
+            while not (self._has_failed and self.stop_on_failure) and batches.has_next() and await lane.acquire():
                 batch = batches.pop_next()
                 if batch is None:
                     break
                 if not await self._run_batch(task, lane, batch):
                     return
                 await lane.release_if_wanted()
-            self._slots.dismiss_waiters()
+            self.slots.dismiss_waiters()
         finally:
-            await self._usage.close_lane(lane)
-
-    def _should_continue(self) -> bool:
-        return not (self._stop_on_failure and self._recorder.store.failures)
+            await self.context.usage.close_lane(lane)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
         """Makes the task run of a batch; False where the lane cannot go on in time. Raises what ends the flow run."""
         for execution in batch.remaining_executions:
-            self._recorder.events.publish_execution_start(execution.index)
+            self.recorder.listener.on_execution_start(execution.index)
         # Before a task run begins its work, Prefect asks the server for the limits of its tags. Where the server is
         # away it does so for a minute for each that waits, one after the other, also for those that nobody wants any
         # more: the process would not end before. So they are made one by one; one that does not begin is the end of
@@ -145,11 +99,15 @@ class LaneExecutor:
             raise asyncio.CancelledError
         if batch.remaining_executions:
             error = await state.result(raise_on_failure=False)
-            if isinstance(error, RlmBatchError) and self._policy.is_too_late(error):
+            if isinstance(error, RlmBatchError) and self.context.policy.is_too_late(error):
                 self._is_out_of_time = True
-                self._slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
+                self.slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
                 return False
-            _raise_task_error(error, state)
+            if isinstance(error, ProviderUnusable) and error.__cause__ is not None:
+                raise error.__cause__
+            if isinstance(error, BaseException):
+                raise error
+            raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
         return True
 
     def _skip_cached(self, executions: Iterator[Execution], find_result: FindResult) -> Iterator[Execution]:
@@ -160,34 +118,35 @@ class LaneExecutor:
                 self._in_flight[execution.index] = execution
                 yield execution
             else:
-                self._recorder.record(execution, with_index(result, execution.index), cached=True)
+                self.recorder.record(execution, with_index(result, execution.index), cached=True)
 
-    def _group_executions(self, executions: Iterator[Execution]) -> Iterator[TaskBatch]:
-        while group := list(itertools.islice(executions, self._executions_per_task)):
-            label = self._label(group[0])
+    def _group_executions(self, executions: Iterator[Execution], per_task: int) -> Iterator[TaskBatch]:
+        while group := list(itertools.islice(executions, per_task)):
+            label = self.context.label(group[0])
             if len(group) > 1:
                 label = f"{label} and {len(group) - 1} more"
             yield TaskBatch(
                 label,
                 group,
-                self._policy,
-                ledger=self._ledger,
+                self.context.policy,
+                ledger=self.context.ledger,
                 on_outcome=self._record_outcome,
                 on_start=self._creation_lock.release,
-                line_budget=self._line_budget,
+                line_budget=self._line_budget if self.context.options.log_output else None,
             )
 
     def _record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         del self._in_flight[execution.index]
-        self._recorder.record(execution, outcome)
+        self._has_failed = self._has_failed or isinstance(outcome, Failure)
+        self.recorder.record(execution, outcome)
 
     def _fail_unfinished(self, batches: _Peekable, reason: str) -> None:
         """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
         while (batch := batches.pop_next()) is not None:
             for execution in batch.remaining_executions:
-                self._recorder.events.publish_execution_start(execution.index)
+                self.recorder.listener.on_execution_start(execution.index)
         for execution in list(self._in_flight.values()):
-            self._recorder.record_failure(execution, self._deadline.build_error(execution, reason))
+            self.recorder.record_failure(execution, self.context.deadline.build_error(execution, reason))
         self._in_flight.clear()
 
 
@@ -209,11 +168,3 @@ class _Peekable:
         batch = self._next if self.has_next() else None
         self._next = None
         return batch
-
-
-def _raise_task_error(error: Any, state: Any) -> None:
-    if isinstance(error, ProviderUnusable) and error.__cause__ is not None:
-        raise error.__cause__
-    if isinstance(error, BaseException):
-        raise error
-    raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")

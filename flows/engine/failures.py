@@ -69,17 +69,10 @@ def raise_failures(outcomes: Outcomes, noun: str, rerun_effect: str = "run only 
 
 def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """Of what made the lanes end, the error that a person has to read: ours before others."""
-    leaves: list[BaseException] = []
-
-    def collect_leaves(group: BaseExceptionGroup[BaseException]) -> None:
-        for error in group.exceptions:
-            if isinstance(error, BaseExceptionGroup):
-                collect_leaves(error)
-            else:
-                leaves.append(error)
-
-    collect_leaves(errors)
-    return next((error for error in leaves if isinstance(error, RlmBatchError)), leaves[0])
+    error: BaseException = errors.subgroup(RlmBatchError) or errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _describe_rerun() -> str:

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
-from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
 
-from ...blocks.provider import SandboxProvider
 from ...sandbox.errors import ConfigurationError, NotRun
+from ...tasks.capacity.slots import Slots
 from ...tasks.execution import Execution, assign_keys
-from ...tasks.lane import Lane
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import ResultIndex
 from ...tasks.ledger.results_root import get_results_root
@@ -36,48 +35,34 @@ from .artifacts import ArtifactPublisher
 from .context import (
     Label,
     RunContext,
-    build_lane_executor,
-    flush_ledger,
     flush_ledger_after_error,
-    get_flow_run_id,
-    make_lane_factory,
     open_capacity,
     open_run_context,
+    resolve_provider_with_volume,
 )
-from .events import EventPublisher, find_listener
-from .executor import Executor, FindResult
+from .events import OutcomeRecorder, find_listener
+from .executor import LaneExecutor
 from .failures import Outcomes
-from .outcome_store import MemoryStore, OutcomeRecorder, OutcomeStore
-from .result_cache import MemoryLines, ResultCache
+from .outcome_store import MemoryStore
+from .result_cache import ResultCache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """An open flow run: what a flow executes its inputs with."""
 
     context: RunContext
-    total: int
-    ledger: Ledger
+    store: MemoryStore | ShardStore
     recorder: OutcomeRecorder
     cache: ResultCache
-    executor: Executor
-    open_lane: Callable[[], Lane]
-    count_occurrence: Callable[[bytes], int] | None = None  # of identical executions; None to count in memory
-
-    @property
-    def store(self) -> OutcomeStore:
-        """The outcomes so far."""
-        return self.recorder.store
+    slots: Slots
+    executor: LaneExecutor | ShardingExecutor
 
     async def compute_fingerprint(self) -> dict[str, Any]:
         """What every result of this run depends on: the provider's fingerprint, and the model's where there is one."""
         fingerprint = await self.context.provider.fingerprint()
         access = self.context.model_access
         return fingerprint if access is None else {**fingerprint, "language_model": access.model.fingerprint()}
-
-    async def execute_all(self, executions: Iterator[Execution], find_result: FindResult | None = None) -> None:
-        """Executes what has no result yet; see `Executor`. By default `find_result` is the cache's."""
-        await self.executor.execute_all(executions, find_result=find_result or self.cache.find_result)
 
     def skip(self, executions: Iterable[Execution], reason: str) -> None:
         """Fails those without an outcome, which are not started because of others. No ledger has them."""
@@ -88,38 +73,37 @@ class Job:
     def collect_outcomes(self) -> Outcomes:
         """Every outcome, in order. Raises ConfigurationError where there are not as many as there were inputs."""
         results = self.store.outcomes
-        if len(results) != self.total:
+        if len(results) != self.context.total:
             raise ConfigurationError(
-                f"the inputs changed while they were read: {self.total} at first, {len(results)} at the end"
+                f"the inputs changed while they were read: {self.context.total} at first, {len(results)} at the end"
             )
-        return Outcomes(results, self.store.failures, str(self.ledger.path))
+        return Outcomes(results, self.store.failures, str(self.context.ledger.path))
 
 
 async def execute_items(
     items: Iterable[tuple[str, dict[str, Any]]],
     *,
     total: int,
-    provider: SandboxProvider,
     options: Options,
     label: Label,
     uploads: dict[str, Path] | None = None,
     report_spec: ReportSpec | None = None,
 ) -> Outcomes:
     """The outcomes of pairs of code and variables, in a flow run that is opened for them; see `open_job`."""
-    async with open_job(
-        provider, total=total, options=options, label=label, uploads=uploads, report_spec=report_spec
-    ) as job:
-        await job.execute_all(assign_keys(items, await job.compute_fingerprint(), job.count_occurrence))
+    async with open_job(total=total, options=options, label=label, uploads=uploads, report_spec=report_spec) as job:
+        count_occurrence = job.store.count_occurrence if isinstance(job.store, ShardStore) else None
+        executions = assign_keys(items, await job.compute_fingerprint(), count_occurrence)
+        await job.executor.execute_all(executions, job.cache.find_result)
         return job.collect_outcomes()
 
 
 @asynccontextmanager
 async def open_job(
-    provider: SandboxProvider,
     *,
     total: int,
     options: Options,
     label: Label,
+    volume_name: str | None = None,
     report_spec: ReportSpec | None = None,
     uploads: dict[str, Path] | None = None,
     state_context: str | None = None,
@@ -133,68 +117,62 @@ async def open_job(
     Raises ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
     log = get_run_logger()
+    provider = await resolve_provider_with_volume(options.provider, volume_name)
     plan = None if options.shards is None else await plan_shards(options.shards, total, log)
     environment = f"isolation: {await provider.check()}" if plan is None else plan.description
-    ledger = Ledger(options.results_path or get_results_root() / get_flow_run_id())
-    context = await open_run_context(provider, options, label)
+    ledger = Ledger(options.results_path or get_results_root() / flow_run.id)
+    context = await open_run_context(provider, options, label, ledger, total)
     await asyncio.to_thread(ledger.create)
     log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)
-    record = _create_record(report_spec or ReportSpec(), ledger, provider.provider_name, total)
+    spec = report_spec or ReportSpec()
+    record = RunRecord(
+        flow=flow_run.flow_name,
+        results_path=str(ledger.path),
+        flow_run_id=flow_run.id,
+        name=flow_run.name,
+        what=spec.noun,
+        objective=spec.objective,
+        direction=spec.direction,
+        provider=provider.provider_name,
+        total=total,
+        began=time.time(),
+    )
+    store = MemoryStore(total) if plan is None else ShardStore(ledger=ledger)
     artifacts = ArtifactPublisher(record, log)
-    events = EventPublisher(log, label=label, listener=find_listener(), artifacts=artifacts)
-    events.publish_start(total, environment, str(ledger.path))
+    recorder = OutcomeRecorder(context, store.add_outcome, find_listener(), artifacts)
+    recorder.listener.on_start(total, environment, str(ledger.path))
     await asyncio.to_thread(record.write)
-    shard_store = None if plan is None else ShardStore(ledger=ledger)
-    store = MemoryStore(total) if shard_store is None else shard_store
     try:
         if not ledger.register_writer():
-            events.publish_warning(
-                f"another run is writing to {ledger.path} at this moment: what both have to do is done twice"
-            )
-        previous = shard_store
-        if previous is None:
-            previous = MemoryLines(await asyncio.to_thread(ledger.load_latest_lines))
-        index = _open_index() if options.cache_results else None
-        recorder = OutcomeRecorder(store, events, provider_name=provider.provider_name)
+            recorder.warn(f"another run is writing to {ledger.path} at this moment: what both have to do is done twice")
+        index = ResultIndex(get_results_root()) if options.cache_results else None
+        if index is not None:
+            index.refresh()
+        if isinstance(store, ShardStore):
+            cache = ResultCache(ledger, store.find_previous_line, index)
+        else:
+            lines = await asyncio.to_thread(ledger.load_latest_lines)
+            cache = ResultCache(ledger, lambda key: lines.pop(key, None), index)
         async with artifacts, open_capacity(context) as slots:
-            open_lane = make_lane_factory(context, slots, uploads=uploads, state_context=state_context)
-            executor: Executor
-            if plan is None or shard_store is None:
-                executor = build_lane_executor(
-                    context,
-                    slots,
-                    open_lane,
-                    ledger=ledger,
+            if plan is None or isinstance(store, MemoryStore):
+                executor = LaneExecutor(
+                    context=context,
+                    slots=slots,
                     recorder=recorder,
-                    total=total,
+                    uploads=uploads,
+                    state_context=state_context,
                     stop_on_failure=stop_on_failure,
                 )
             else:
                 executor = ShardingExecutor(
-                    plan,
-                    context,
-                    store=shard_store,
-                    ledger=ledger,
-                    recorder=recorder,
-                    total=total,
-                    run_name=record.name,
-                    noun=record.what,
+                    plan=plan, context=context, store=store, recorder=recorder, noun=record.what
                 )
-            yield Job(
-                context=context,
-                total=total,
-                ledger=ledger,
-                recorder=recorder,
-                cache=ResultCache(ledger, previous, index),
-                executor=executor,
-                open_lane=open_lane,
-                count_occurrence=None if shard_store is None else shard_store.count_occurrence,
-            )
+            yield Job(context, store, recorder, cache, slots, executor)
             _count_sandboxes(record, context)
             record.ended = time.time()
-            await flush_ledger(ledger)  # before it is reported
+            await asyncio.to_thread(ledger.close)  # before it is reported; raises OSError where that cannot be done
     except BaseException:
-        await flush_ledger_after_error(ledger, log)
+        await flush_ledger_after_error(context)
         raise
     finally:
         ledger.unregister_writer()
@@ -203,29 +181,5 @@ async def open_job(
     log.info("%d of %d executions succeeded; results in %s", total - len(store.failures), total, ledger.path)
 
 
-def _open_index() -> ResultIndex:
-    index = ResultIndex(get_results_root())
-    index.refresh()
-    return index
-
-
 def _count_sandboxes(record: RunRecord, context: RunContext) -> None:
     record.sandboxes, record.sandbox_seconds = context.usage.sandboxes, context.usage.sandbox_seconds
-
-
-def _create_record(spec: ReportSpec, ledger: Ledger, provider: str, total: int) -> RunRecord:
-    context = FlowRunContext.get()
-    assert context is not None
-    assert context.flow_run is not None
-    return RunRecord(
-        flow=context.flow_run.name if context.flow is None else context.flow.name,
-        results_path=str(ledger.path),
-        flow_run_id=str(context.flow_run.id),
-        name=context.flow_run.name,
-        what=spec.noun,
-        objective=spec.objective,
-        direction=spec.direction,
-        provider=provider,
-        total=total,
-        began=time.time(),
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...tasks.execution import Execution
-from ..reporting.text_table import format_cell
+from ..reporting.text_table import format_variables
 
 LENGTH = 120  # characters of what tells one from another
 
@@ -15,8 +15,7 @@ def execution_label(execution: Execution) -> str:
 
 def trial_label(execution: Execution) -> str:
     """By its number and the values of its variables."""
-    values = ", ".join(f"{name}={format_cell(value)}" for name, value in execution.variables.items())
-    return f"trial {execution.index}: {_cut(values)}"
+    return f"trial {execution.index}: {_cut(format_variables(execution.variables))}"
 
 
 def chunk_label(execution: Execution) -> str:

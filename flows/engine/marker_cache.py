@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from ...sandbox.errors import RlmBatchError
 from ...sandbox.meta import Meta
@@ -11,10 +12,10 @@ from ...sandbox.result import Result
 from ...tasks.execution import Execution
 from ...tasks.ledger.completion_markers import CompletionMarker, MarkerLocation, read_markers
 from ...tasks.retry import compute_backoff, get_requested_wait
-from .context import build_retry_policy
 from .job import Job
 
 
+@dataclass(slots=True)
 class MarkerCache:
     """Looks up the executions of a chunked job.
 
@@ -23,67 +24,62 @@ class MarkerCache:
     whatever they submitted.
     """
 
-    def __init__(self, job: Job, folder: str | None) -> None:
-        self._job = job
-        self._folder = folder
-        self._markers: dict[str, CompletionMarker] = {}
-        self._has_executed = False
+    job: Job
+    folder: str | None
+    _markers: dict[str, CompletionMarker] = field(default_factory=dict[str, CompletionMarker])
+    _has_executed: bool = False
 
     async def load_markers(self) -> None:
         """Reads, in a sandbox, what the volume says is complete. Raises what opening a sandbox raises."""
-        if self._folder is not None:
+        if self.folder is not None:
             with suppress(TimeoutError):  # the deadline: nothing will be run
-                async with asyncio.timeout_at(self._job.context.deadline.at):
-                    self._markers = await self._read_markers(self._folder)
+                async with asyncio.timeout_at(self.job.context.deadline.at):
+                    self._markers = await self._read_markers(self.folder)
 
     def locate_marker(self, name: str) -> MarkerLocation | None:
         """Where a marker of that name belongs; None without a volume."""
-        return None if self._folder is None else MarkerLocation(f"{self._folder}/{name}")
+        return None if self.folder is None else MarkerLocation(f"{self.folder}/{name}")
 
     def find_result(self, execution: Execution) -> Result | None:
         """The result that this execution has from before, if there is one that counts."""
-        location = execution.marker
+        location, is_reduction = execution.marker, "chunk_id" not in execution.variables
+        may_reuse = not (self._has_executed and is_reduction)
         if location is None:
-            result = self._job.cache.find_result(execution) if self._may_reuse(execution) else None
+            result = self.job.cache.find_result(execution) if may_reuse else None
         else:
             marker = self._markers.pop(location.path.rpartition("/")[2], None)
             result = None
-            if marker is not None and marker.is_intact and marker.key == execution.key and self._may_reuse(execution):
-                result = self._job.cache.find_result(execution) or self._restore_result(marker, execution)
+            if marker is not None and marker.is_intact and marker.key == execution.key and may_reuse:
+                result = self.job.cache.find_result(execution) or self._restore_result(marker, execution)
             location.is_stale = marker is not None and result is None
         self._has_executed = self._has_executed or result is None
         return result
 
     async def _read_markers(self, folder: str) -> dict[str, CompletionMarker]:
-        context = self._job.context
-        policy = build_retry_policy(context)
+        context = self.job.context
         attempt = 0
         while True:
             attempt += 1
-            lane = self._job.open_lane()
+            lane = context.make_lane(self.job.slots)
             try:
                 await lane.acquire()
                 return await read_markers(await lane.open_sandbox(), folder)
             except RlmBatchError as error:
-                if not policy.should_retry(error, attempt) or policy.is_too_late(error):
+                if not context.policy.should_retry(error, attempt) or context.policy.is_too_late(error):
                     raise
                 wait = get_requested_wait(error) + compute_backoff(attempt)
             finally:
                 await context.usage.close_lane(lane)
             await asyncio.sleep(wait)
 
-    def _may_reuse(self, execution: Execution) -> bool:
-        is_reduction = "chunk_id" not in execution.variables
-        return not (self._has_executed and is_reduction)
-
     def _restore_result(self, marker: CompletionMarker, execution: Execution) -> Result:
         """The result of an execution that was complete, but whose line the ledger does not have."""
         meta = Meta(
             variables=execution.variables,
-            provider=self._job.context.provider.provider_name,
+            provider=self.job.context.provider.provider_name,
             submitted=marker.submitted,
             files=marker.files,
         )
         result = Result(marker.outputs, meta)
-        self._job.cache.adopt_result(execution, result)
+        self.job.cache.adopt_result(execution, result)
         return result

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from ...sandbox.result import Result
 from ...tasks.execution import Execution, with_index
@@ -10,38 +11,24 @@ from ...tasks.ledger.ledger import Ledger, LedgerLine
 from ...tasks.ledger.result_index import ResultIndex
 
 
-class PreviousLines(Protocol):
-    """The lines that a ledger had when the run was opened, by their keys."""
-
-    def find_previous_line(self, key: str) -> LedgerLine | None:
-        """The line of that key, None where there was none. It is asked for once."""
-        ...
-
-
-class MemoryLines:
-    """Lines in memory."""
-
-    def __init__(self, lines: dict[str, LedgerLine]) -> None:
-        self._lines = lines
-
-    def find_previous_line(self, key: str) -> LedgerLine | None:
-        return self._lines.pop(key, None)
-
-
+@dataclass(frozen=True, slots=True)
 class ResultCache:
-    """Looks up executions by their keys: first in the ledger's previous lines, then in the index of all ledgers."""
+    """Looks up executions by their keys: first in the ledger's previous lines, then in the index of all ledgers.
 
-    def __init__(self, ledger: Ledger, previous: PreviousLines, index: ResultIndex | None = None) -> None:
-        self._ledger = ledger
-        self._previous = previous
-        self._index = index
+    `find_previous_line` returns the line of a key that the ledger had when the run was opened, None where there was
+    none. It is asked once for each execution.
+    """
+
+    ledger: Ledger
+    find_previous_line: Callable[[str], LedgerLine | None]
+    index: ResultIndex | None = None
 
     def find_result(self, execution: Execution) -> Result | None:
         """The result that this execution has from before, if there is one that counts."""
-        line = self._previous.find_previous_line(execution.key)
+        line = self.find_previous_line(execution.key)
         outcome = line.to_outcome() if line is not None and line.is_success else None
-        if outcome is None and self._index is not None:
-            line = self._index.find_result(execution.key)
+        if outcome is None and self.index is not None:
+            line = self.index.find_result(execution.key)
             outcome = line.to_outcome() if line is not None else None
             if isinstance(outcome, Result):
                 self.adopt_result(execution, outcome)
@@ -49,4 +36,4 @@ class ResultCache:
 
     def adopt_result(self, execution: Execution, result: Result) -> None:
         """Writes a result from elsewhere to this run's own ledger."""
-        self._ledger.write_outcome(execution.key, with_index(result, execution.index))
+        self.ledger.write_outcome(execution.key, with_index(result, execution.index))

@@ -51,11 +51,8 @@ class _SlicedChunks:
 
     def __iter__(self) -> Iterator[Chunk]:
         rest = iter(self._items)
-        for number in itertools.count():
-            items = list(itertools.islice(rest, self._size))
-            if not items:
-                return
-            yield str(number), items
+        slices = iter(lambda: list(itertools.islice(rest, self._size)), [])  # until one is empty
+        return ((str(number), items) for number, items in enumerate(slices))
 
 
 def build_chunks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
@@ -30,6 +31,8 @@ class InputFile:
     All of them are parsed and checked at once. Those of a file of up to `KEPT_BYTES` stay in memory; a larger one is
     parsed again, a line at a time, whenever its values are asked for. One at a location is fetched once.
     """
+
+    takes_any_value = False  # in a line of JSON, rather than an object alone
 
     def __init__(self, path: str) -> None:
         """Raises ConfigurationError where the file cannot be read, or a value is not what it should be."""
@@ -79,10 +82,6 @@ class InputFile:
     def check(self, value: Any, number: int) -> None:
         """Is called with each value and its number, from 1. Raises ConfigurationError for what must not be there."""
 
-    def accepts(self, value: Any) -> bool:
-        """Whether a line of JSON may hold that."""
-        return isinstance(value, dict)
-
     def _parse(self) -> Iterator[Any]:
         return self._parse_csv() if self.path.suffix.lower() == ".csv" else self._parse_json_lines()
 
@@ -97,7 +96,7 @@ class InputFile:
                     raise ConfigurationError(f"line {number} of {self.path} is not JSON: {error}") from None
                 except RecursionError:
                     raise ConfigurationError(f"line {number} of {self.path} is nested too deeply: flatten it") from None
-                if not self.accepts(value):
+                if not (self.takes_any_value or isinstance(value, dict)):
                     raise ConfigurationError(
                         f"line {number} of {self.path} is a {type(value).__name__}: a line is an object of variables"
                     )
@@ -127,16 +126,13 @@ _open_files: weakref.WeakValueDictionary[tuple[Any, ...], InputFile] = weakref.W
 class ItemFile(InputFile):
     """The same for items of data: a line of JSON is any value."""
 
-    def accepts(self, value: Any) -> bool:
-        return True
+    takes_any_value = True
 
 
 class PointFile(InputFile):
     """The same for the points of a sweep, which all have the same variables."""
 
-    def __init__(self, path: str) -> None:
-        self._variables: set[str] | None = None
-        super().__init__(path)
+    _variables: set[str] | None = None  # of the first
 
     def check(self, value: Variables, number: int) -> None:
         if self._variables is None:
@@ -170,10 +166,7 @@ class Grid:
         self._grid = grid
 
     def __len__(self) -> int:
-        length = 1
-        for values in self._grid.values():
-            length *= len(values)
-        return length
+        return math.prod(map(len, self._grid.values()))
 
     def __iter__(self) -> Iterator[Variables]:
         return (dict(zip(self._grid, values, strict=True)) for values in itertools.product(*self._grid.values()))

@@ -15,15 +15,8 @@ from ...tasks.ledger.results_root import get_results_root
 from .chunking import normalize_chunk_ids
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
-# Parameters that are lists, or data by id, and how each refers to a file in its place.
-LIST_REFERENCES = {
-    "code": "@{path}",
-    "steps": "@{path}",
-    "inputs": "{path}",
-    "points": "{path}",
-    "data": "{path}",
-    "chunks": "{path}",
-}
+LISTS = ("code", "steps", "inputs", "points", "data", "chunks")  # parameters that are lists, or data by id
+LISTS_OF_CODE = ("code", "steps")  # which refer to a file by `@` and its path, the others by the path alone
 TEXTS = ("code", "reduce")  # that are one text, and refer to a file as lists of code do
 
 
@@ -33,9 +26,9 @@ def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     The files are below the results root, and named after their content. Raises ConfigurationError.
     """
     short = dict(parameters)
-    for name, reference in LIST_REFERENCES.items():
+    for name in LISTS:
         if isinstance(short.get(name), (list, dict)):
-            short[name] = _spill_long_list(short[name], name, reference)
+            short[name] = _spill_long_list(short[name], name)
     for name in TEXTS:
         if _is_long_text(text := short.get(name)):
             short[name] = f"@{_spill_text(text)}"
@@ -49,7 +42,7 @@ def _is_long_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and len(value) > PARAMETER_LIMIT // 4  # a character has 4 bytes at most
 
 
-def _spill_long_list(value: list[Any] | dict[Any, Any], name: str, reference: str) -> list[Any] | dict[Any, Any] | str:
+def _spill_long_list(value: list[Any] | dict[Any, Any], name: str) -> list[Any] | dict[Any, Any] | str:
     items: Iterable[Any] = value
     if isinstance(value, dict):
         value = normalize_chunk_ids(value)
@@ -60,7 +53,8 @@ def _spill_long_list(value: list[Any] | dict[Any, Any], name: str, reference: st
         raise ConfigurationError(f"{name} must be JSON, and is not: {error}") from None
     if sum(map(len, lines)) <= PARAMETER_LIMIT:
         return value
-    return reference.format(path=_write_once("".join(lines).encode("ascii"), ".jsonl"))
+    path = _write_once("".join(lines).encode("ascii"), ".jsonl")
+    return f"@{path}" if name in LISTS_OF_CODE else path
 
 
 def _spill_text(text: str) -> str:

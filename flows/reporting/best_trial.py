@@ -14,27 +14,24 @@ from ...tasks.ledger.run_record import Direction
 class BestTrial:
     """The trial with the least (or greatest) objective of those that were considered, in whatever order they come.
 
-    Of equals it is the one with the lowest number. `result` and `score` are None as long as none had a score.
+    Of equals it is the one with the lowest number. `result` and `score` are None as long as none had a score, or
+    without an objective.
     """
 
-    objective: str
+    objective: str | None
     direction: Direction = "minimize"
     result: Result | None = None
     score: float | None = None
+    _rank: tuple[float, int] | None = None
 
     def consider(self, result: Result) -> float | None:
         """Takes the trial for the best if it is better, and returns its score: None where it submitted no number."""
-        score = result.outputs.get(self.objective)
+        score = None if self.objective is None else result.outputs.get(self.objective)
         if not is_score(score):
             return None
-        if self.result is None or self.score is None:
-            is_better = True
-        elif score == self.score:
-            is_better = (result.meta.index or 0) < (self.result.meta.index or 0)
-        else:
-            is_better = (score < self.score) == (self.direction == "minimize")
-        if is_better:
-            self.result, self.score = result, score
+        rank = (score if self.direction == "minimize" else -score, result.meta.index or 0)
+        if self._rank is None or rank < self._rank:
+            self._rank, self.result, self.score = rank, result, score
         return score
 
 

@@ -8,9 +8,11 @@ once for the rows.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,42 +23,29 @@ from .ledger_reader import LedgerReader
 MAX_COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
 PARQUET_BATCH_ROWS = 5000
 
-# What is known of every execution, beside its variables and fields.
-STANDARD_COLUMNS: dict[str, tuple[str, Callable[[Outcome], Any]]] = {
-    "index": ("int", lambda outcome: outcome.meta.index),
-    "status": ("text", lambda outcome: "succeeded" if isinstance(outcome, Result) else "failed"),
-    "error": ("text", lambda outcome: type(outcome.error).__name__ if isinstance(outcome, Failure) else None),
-    "message": ("text", lambda outcome: str(outcome.error) if isinstance(outcome, Failure) else None),
-    "seconds": ("float", lambda outcome: float(outcome.meta.seconds)),
-    "attempt": ("int", lambda outcome: outcome.meta.attempt),
-    "provider": ("text", lambda outcome: outcome.meta.provider),
-    "sandbox_id": ("text", lambda outcome: outcome.meta.sandbox_id),
-    "model_calls": ("int", lambda outcome: outcome.meta.queries.calls),
-    "model_tokens": ("int", lambda o: o.meta.queries.prompt_tokens + o.meta.queries.completion_tokens),
-    "model_cost": ("float", lambda outcome: outcome.meta.queries.cost),
-}
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Column:
-    """A variable or a field, under the name that its column has, and the types of JSON that were found in it."""
+    """A column's type (int, float, bool, text, or json for all else), and what an outcome has in it."""
 
-    source: str  # variables or outputs
-    name: str
-    types: set[str] = field(default_factory=set[str])
+    type: str
+    get_value: Callable[[Outcome], Any]
 
-    def value(self, outcome: Outcome) -> Any:
-        """The outcome's value in this column; None where it has none."""
-        if self.source == "variables":
-            return outcome.meta.variables.get(self.name)
-        return outcome.outputs.get(self.name) if isinstance(outcome, Result) else None
 
-    @property
-    def type(self) -> str:
-        """One type for all of the column: what is neither number nor text nor bool is JSON, as text."""
-        if self.types <= {"int", "float"}:
-            return "int" if self.types == {"int"} else "float"
-        return next(iter(self.types)) if len(self.types) == 1 else "json"
+# What is known of every execution, beside its variables and fields.
+STANDARD_COLUMNS = {
+    "index": Column("int", lambda outcome: outcome.meta.index),
+    "status": Column("text", lambda outcome: "succeeded" if isinstance(outcome, Result) else "failed"),
+    "error": Column("text", lambda outcome: type(outcome.error).__name__ if isinstance(outcome, Failure) else None),
+    "message": Column("text", lambda outcome: str(outcome.error) if isinstance(outcome, Failure) else None),
+    "seconds": Column("float", lambda outcome: float(outcome.meta.seconds)),
+    "attempt": Column("int", lambda outcome: outcome.meta.attempt),
+    "provider": Column("text", lambda outcome: outcome.meta.provider),
+    "sandbox_id": Column("text", lambda outcome: outcome.meta.sandbox_id),
+    "model_calls": Column("int", lambda outcome: outcome.meta.queries.calls),
+    "model_tokens": Column("int", lambda o: o.meta.queries.prompt_tokens + o.meta.queries.completion_tokens),
+    "model_cost": Column("float", lambda outcome: outcome.meta.queries.cost),
+}
 
 
 def write_csv(reader: LedgerReader, path: Path) -> None:
@@ -64,12 +53,9 @@ def write_csv(reader: LedgerReader, path: Path) -> None:
     columns = collect_columns(reader.read_outcomes())
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["index", *columns, *list(STANDARD_COLUMNS)[1:]])
+        writer.writerow(columns)
         for outcome in reader.read_outcomes():
-            known = [_format_csv_cell(get(outcome)) for _, get in STANDARD_COLUMNS.values()]
-            writer.writerow(
-                [known[0], *(_format_csv_cell(column.value(outcome)) for column in columns.values()), *known[1:]]
-            )
+            writer.writerow([_format_csv_cell(column.get_value(outcome)) for column in columns.values()])
 
 
 def write_parquet(reader: LedgerReader, path: Path) -> None:
@@ -81,79 +67,73 @@ def write_parquet(reader: LedgerReader, path: Path) -> None:
         raise ConfigurationError(
             "Parquet is written by pyarrow, which is not installed: pip install 'rlm-batch[parquet]', or use --csv"
         ) from None
-    columns = collect_columns(reader.read_outcomes())
-    kinds = {
+    types = {
         "int": pyarrow.int64(),
         "float": pyarrow.float64(),
         "bool": pyarrow.bool_(),
         "text": pyarrow.string(),
         "json": pyarrow.string(),
     }
-    types = {"index": "int"} | {name: column.type for name, column in columns.items()}
-    types |= {name: kind for name, (kind, _) in STANDARD_COLUMNS.items()}
-    getters: dict[str, Callable[[Outcome], Any]] = {name: column.value for name, column in columns.items()}
-    getters |= {name: get for name, (_, get) in STANDARD_COLUMNS.items()}
-    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in types.items()])
+    columns = collect_columns(reader.read_outcomes())
+    schema = pyarrow.schema([(name, types[column.type]) for name, column in columns.items()])
+    outcomes = reader.read_outcomes()
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for rows in _batch_outcomes(reader.read_outcomes()):
+        while rows := list(itertools.islice(outcomes, PARQUET_BATCH_ROWS)):
             arrays = [
-                pyarrow.array([_convert(getters[name](row), kind) for row in rows], kinds[kind])
-                for name, kind in types.items()
+                pyarrow.array([_convert(column.get_value(row), column.type) for row in rows], types[column.type])
+                for column in columns.values()
             ]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
 
 
 def collect_columns(outcomes: Iterator[Outcome]) -> dict[str, Column]:
-    """The columns by name, variables first. A name that is taken gets its source as a prefix.
+    """The columns by name: the index, variables, fields, and the other standard ones.
 
-    Raises ConfigurationError where there are more than `MAX_COLUMNS`.
+    A variable or field whose name is taken gets its source as a prefix. Raises ConfigurationError where there are more
+    than `MAX_COLUMNS` of them.
     """
-    by_source: dict[tuple[str, str], Column] = {}
+    types: dict[tuple[str, str], set[str]] = {}  # that values have, by their source and name
     for outcome in outcomes:
-        fields = outcome.outputs if isinstance(outcome, Result) else {}
-        for source, values in (("variables", outcome.meta.variables), ("outputs", fields)):
-            for name, value in values.items():
-                column = by_source.get((source, name))
-                if column is None:
-                    column = by_source[source, name] = Column(source, name)
-                    if len(by_source) > MAX_COLUMNS:
-                        raise ConfigurationError(
-                            f"the executions have more than {MAX_COLUMNS} variables and fields, which is no table: "
-                            "read the ledger's lines of JSON"
-                        )
+        for source in ("variables", "outputs"):
+            for name, value in _get_values(outcome, source).items():
+                known_types = types.setdefault((source, name), set())
                 if value is not None:
-                    column.types.add(_name_type(value))
-    columns: dict[str, Column] = {}
-    for column in sorted(by_source.values(), key=lambda column: column.source != "variables"):
-        name = column.name
-        while name in STANDARD_COLUMNS or name in columns:
-            name = f"{column.source}.{name}"
-        columns[name] = column
-    return columns
+                    known_types.add(_name_type(value))
+        if len(types) > MAX_COLUMNS:
+            raise ConfigurationError(
+                f"the executions have more than {MAX_COLUMNS} variables and fields, which is no table: read the "
+                "ledger's lines of JSON"
+            )
+    columns = {"index": STANDARD_COLUMNS["index"]}
+    for source, name in sorted(types, key=lambda key: key[0] != "variables"):
+        column_name = name
+        while column_name in STANDARD_COLUMNS or column_name in columns:
+            column_name = f"{source}.{column_name}"
+        columns[column_name] = Column(_merge_types(types[source, name]), partial(_get_value, source, name))
+    return columns | STANDARD_COLUMNS
 
 
-def _batch_outcomes(outcomes: Iterator[Outcome]) -> Iterator[list[Outcome]]:
-    rows: list[Outcome] = []
-    for outcome in outcomes:
-        rows.append(outcome)
-        if len(rows) == PARQUET_BATCH_ROWS:
-            yield rows
-            rows = []
-    yield rows
+def _get_values(outcome: Outcome, source: str) -> dict[str, Any]:
+    if source == "variables":
+        return outcome.meta.variables
+    return outcome.outputs if isinstance(outcome, Result) else {}
+
+
+def _get_value(source: str, name: str, outcome: Outcome) -> Any:
+    return _get_values(outcome, source).get(name)
+
+
+def _merge_types(types: set[str]) -> str:
+    """One type for all of a column: what is neither number nor text nor bool is JSON, as text."""
+    if types <= {"int", "float"}:
+        return "int" if types == {"int"} else "float"
+    return next(iter(types)) if len(types) == 1 else "json"
 
 
 def _name_type(value: Any) -> str:
-    match value:
-        case bool():
-            return "bool"
-        case int():
-            return "int" if -(2**63) <= value < 2**63 else "json"
-        case float():
-            return "float"
-        case str():
-            return "text"
-        case _:
-            return "json"
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        return "json"
+    return {bool: "bool", int: "int", float: "float", str: "text"}.get(type(value), "json")
 
 
 def _convert(value: Any, kind: str) -> Any:

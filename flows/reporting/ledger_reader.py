@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from ...blocks.storage.location import Location, PathOrLocation, list_names
 from ...blocks.storage.location_parsing import is_remote, parse_location
@@ -25,35 +24,22 @@ class LedgerReader:
     ledger: Ledger
     records: list[RunRecord]  # the latest last; never empty
 
-    @property
-    def path(self) -> PathOrLocation:
-        """Where it is."""
-        return self.ledger.path
-
     def read_outcomes(self) -> Iterator[Outcome]:
         """The outcome that counts of each execution, by their numbers.
 
         Success beats failure, then the later beats the earlier, for each execution; where the code was changed and run
         again on the same ledger, so that a number stands there with several keys, the latest of them counts.
         """
-        parts: dict[str, int] = {}
-        by_key: dict[str, _LineReference] = {}
+        by_key: dict[str, tuple[bool, float, int, LinePosition]] = {}
         for line in self.ledger.read_lines():
-            part, offset, length = line.position
-            index = line.data.get("index")
-            part_number = parts.setdefault(part, len(parts))
-            reference = _LineReference(line.is_success, line.written_at, index or 0, part_number, offset, length)
-            if line.key not in by_key or reference[:2] >= by_key[line.key][:2]:
-                by_key[line.key] = reference
-        by_number: dict[int, _LineReference] = {}
-        for reference in by_key.values():
-            if reference.number not in by_number or reference.at >= by_number[reference.number].at:
-                by_number[reference.number] = reference
-        del by_key
-        paths = list(parts)
-        for number in sorted(by_number):
-            reference = by_number[number]
-            line = read_line(LinePosition(paths[reference.part], reference.offset, reference.length))
+            candidate = (line.is_success, line.written_at, line.data.get("index") or 0, line.position)
+            if line.key not in by_key or candidate[:2] >= by_key[line.key][:2]:
+                by_key[line.key] = candidate
+        in_order_of_time = sorted(by_key.values(), key=lambda candidate: candidate[1])
+        positions = {number: position for _, _, number, position in in_order_of_time}  # the latest of each number
+        del by_key, in_order_of_time
+        for number in sorted(positions):
+            line = read_line(positions[number])
             if line is not None:
                 yield line.to_outcome()
 
@@ -63,17 +49,6 @@ class LedgerReader:
         for outcome in self.read_outcomes():
             summary.add(outcome)
         return summary
-
-
-class _LineReference(NamedTuple):
-    """Where the line of an outcome is, and what decides whether it counts; `part` is a number for its file's path."""
-
-    succeeded: bool
-    at: float
-    number: int  # of the execution
-    part: int
-    offset: int
-    length: int
 
 
 def open_run_ledger(run: str) -> LedgerReader:

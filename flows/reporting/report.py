@@ -6,15 +6,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...sandbox.errors import RlmBatchError
 from ...sandbox.queries.budget import Usage
+from ...sandbox.result import Failure
 from ...tasks.ledger.run_record import RunRecord
 from .document import Heading, Part, Picture, Table, Text, Verbatim
 from .summary import MAX_FULL_TEXTS, MAX_ROWS, RunSummary
 from .svg_chart import draw_heat_map, draw_series
-from .text_table import format_cell
+from .text_table import format_cell, format_variables
 
 MAX_SPAN = 1e200  # of values in a chart: what is wider has no axis
+MAX_VARIABLES = 8  # that tell a trial in a line
 
 
 def build_report(summary: RunSummary, records: Sequence[RunRecord]) -> list[Part]:
@@ -30,8 +31,8 @@ def build_report(summary: RunSummary, records: Sequence[RunRecord]) -> list[Part
             parts += [Heading(name), Verbatim(value if isinstance(value, str) else format_cell(value))]
     rows = build_table_rows(summary)
     if len(rows) > 1:
-        what = f"{summary.spec.noun}s"
-        parts.append(Heading(what.capitalize() if summary.best is None else f"{what.capitalize()}, the best first"))
+        what = f"{summary.spec.noun}s".capitalize()
+        parts.append(Heading(what if summary.best_trial.result is None else f"{what}, the best first"))
         best = next((number for number, row in enumerate(rows[1:]) if row[-1] == "best"), None)
         parts.append(Table(rows[0], rows[1:], best))
         if summary.done > MAX_ROWS:
@@ -63,31 +64,30 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     if opened:
         rows.append(["Sandboxes", f"{opened:,} opened, {format_duration(open_for)} together"])
     rows.append(["Provider", ", ".join(name for name in summary.providers if name) or record.provider])
-    if summary.calls or summary.asked:
-        usage = Usage(summary.calls, summary.prompt_tokens, summary.completion_tokens, summary.cost)
-        rows.append(["Queries", f"{summary.asked:,} asked; the model was called {describe_usage(usage)}"])
+    if summary.usage.calls or summary.asked:
+        rows.append(["Queries", f"{summary.asked:,} asked; the model was called {describe_usage(summary.usage)}"])
     rows.append(["Results", record.results_path])
     return rows
 
 
 def describe_best_trial(summary: RunSummary) -> str:
     """The best trial in a line, empty where there is none."""
-    if summary.best is None or summary.best_score is None:
+    best, score = summary.best_trial.result, summary.best_trial.score
+    if best is None:
         return ""
-    variables = list(summary.best.meta.variables.items())[:8]
-    values = ", ".join(f"{name}={format_cell(value)}" for name, value in variables)
-    return f"{summary.best_score:.6g} in trial {summary.best.meta.index}" + (f" with {values}" if values else "")
+    values = format_variables(best.meta.variables, MAX_VARIABLES)
+    return f"{score:.6g} in trial {best.meta.index}" + (f" with {values}" if values else "")
 
 
 def build_table_rows(summary: RunSummary) -> list[list[str]]:
     """Rows of text, the header first: number, variables, fields, seconds, and what became of it."""
     variables, fields = list(summary.variables), [name for name in summary.fields if name not in summary.variables]
     rows = [["", *variables, *fields, "seconds", ""]]
-    winner = None if summary.best is None else summary.best.meta.index
+    winner = summary.best_trial.result
     for row in summary.sort_rows():
         cells = [row.variables.get(name, "") for name in variables] + [row.fields.get(name, "") for name in fields]
         seconds = f"{row.seconds:.3g}" if row.seconds else ""
-        note = "best" if not row.note and winner is not None and row.index == winner else row.note
+        note = "best" if not row.note and winner is not None and row.index == winner.meta.index else row.note
         rows.append([str(row.index), *cells, seconds, note])
     return rows
 
@@ -131,24 +131,19 @@ def build_failure_parts(summary: RunSummary) -> list[Part]:
     if not summary.failure_groups:
         return []
     groups = sorted(summary.failure_groups.values(), key=lambda group: (-group.count, group.first))
-    parts: list[Part] = [Heading("Failures")]
-    parts.append(
-        Table(["count", "first", "what"], [[f"{group.count:,}", str(group.first), group.text] for group in groups])
-    )
+    rows = [[f"{group.count:,}", str(group.first), group.text] for group in groups]
+    parts: list[Part] = [Heading("Failures"), Table(["count", "first", "what"], rows)]
     for failure in sorted(summary.full_failures, key=lambda failure: failure.meta.index or 0):
-        what = summary.spec.noun.capitalize()
-        parts += [
-            Heading(f"{what} {failure.meta.index}: {type(failure.error).__name__}", 3),
-            Verbatim(_describe_failure(failure)),
-        ]
+        title = f"{summary.spec.noun.capitalize()} {failure.meta.index}: {type(failure.error).__name__}"
+        parts += [Heading(title, 3), Verbatim(_describe_failure(failure))]
     if summary.failed > len(summary.full_failures):
         parts.append(Text(f"{summary.failed - len(summary.full_failures):,} more failures are in the ledger."))
     return parts
 
 
-def _describe_failure(failure: Any) -> str:
-    error: RlmBatchError = failure.error
-    values = ", ".join(f"{name}={format_cell(value)}" for name, value in list(failure.meta.variables.items())[:8])
+def _describe_failure(failure: Failure) -> str:
+    error = failure.error
+    values = format_variables(failure.meta.variables, MAX_VARIABLES)
     earlier = "".join(f"\nbefore that: {text}" for text in failure.meta.earlier_errors[:5])
     traceback = getattr(error, "traceback", "")
     more = f"\n{traceback}" if traceback and traceback not in str(error) else ""

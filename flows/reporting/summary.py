@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...sandbox.errors import NotRun
+from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
 from .best_trial import BestTrial
@@ -53,10 +54,7 @@ class RunSummary:
     retried: int = 0
     seconds: float = 0.0  # that code ran, of all executions together
     asked: int = 0  # queries
-    calls: int = 0  # of the language model
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float | None = 0.0  # in US dollars, None where a price was not known
+    usage: Usage = field(default_factory=Usage)  # of the language model
     providers: dict[str, None] = field(default_factory=dict[str, None])
     variables: dict[str, None] = field(default_factory=dict[str, None])
     fields: dict[str, None] = field(default_factory=dict[str, None])
@@ -66,30 +64,19 @@ class RunSummary:
     first_result: Result | None = None
     points: list[tuple[int, dict[str, Any], float]] = field(default_factory=list[tuple[int, dict[str, Any], float]])
     failed_indexes: list[int] = field(default_factory=list[int])  # of some of those that failed
-    _best_trial: BestTrial | None = None
+    best_trial: BestTrial = field(init=False)
     _rows: list[Row] = field(default_factory=list[Row])
     _last_rank: Rank | None = None  # that is high enough for a row, once there are enough
     _point_stride: int = 1  # how many executions stand behind one of `points`
     _point_count: int = 0
 
     def __post_init__(self) -> None:
-        if self.spec.objective is not None:
-            self._best_trial = BestTrial(self.spec.objective, self.spec.direction)
+        self.best_trial = BestTrial(self.spec.objective, self.spec.direction)
 
     @property
     def failed(self) -> int:
         """The number of those that were run and failed for good."""
         return self.done - self.succeeded - self.not_run
-
-    @property
-    def best(self) -> Result | None:
-        """The best trial so far, None where there is no objective or no trial had a score."""
-        return None if self._best_trial is None else self._best_trial.result
-
-    @property
-    def best_score(self) -> float | None:
-        """Its objective."""
-        return None if self._best_trial is None else self._best_trial.score
 
     def add(self, outcome: Outcome) -> None:
         """Counts one outcome."""
@@ -101,10 +88,7 @@ class RunSummary:
         self.providers.setdefault(f"{meta.provider} ({meta.isolation})" if meta.isolation else meta.provider)
         queries = meta.queries
         self.asked += queries.asked
-        self.calls += queries.calls
-        self.prompt_tokens += queries.prompt_tokens
-        self.completion_tokens += queries.completion_tokens
-        self.cost = None if self.cost is None or queries.cost is None else self.cost + queries.cost
+        self.usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
         if isinstance(outcome, Result):
             rank, note = self._add_result(index, outcome)
         else:
@@ -119,10 +103,10 @@ class RunSummary:
         self.succeeded += 1
         if self.first_result is None:
             self.first_result = result
-        if self._best_trial is None:
+        if self.spec.objective is None:
             self._add_point(index, result, result.meta.seconds)
             return (0, 0.0, index), ""
-        score = self._best_trial.consider(result)
+        score = self.best_trial.consider(result)
         if score is None:
             return (1, 0.0, index), f"no number as {format_cell(self.spec.objective)}"
         self._add_point(index, result, float(score))
@@ -132,12 +116,9 @@ class RunSummary:
         text = f"{type(failure.error).__name__}: {failure.error.summary[:300]}"
         was_not_run = isinstance(failure.error, NotRun)
         self.not_run += was_not_run
-        group = self.failure_groups.get(text)
-        if group is None and len(self.failure_groups) >= MAX_FAILURE_GROUPS:
+        if text not in self.failure_groups and len(self.failure_groups) >= MAX_FAILURE_GROUPS:
             text = "others"
-            group = self.failure_groups.get(text)
-        if group is None:
-            group = self.failure_groups[text] = FailureGroup(text, 0, index)
+        group = self.failure_groups.setdefault(text, FailureGroup(text, 0, index))
         group.count += 1
         group.first = min(group.first, index)
         if len(self.full_failures) < MAX_FULL_TEXTS and not was_not_run:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...sandbox.text_escape import escape_text
+from .best_trial import is_score
 
 WIDTH, HEIGHT = 760, 400  # pixels of the picture
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 44, 56  # pixels around the plot
@@ -44,14 +45,12 @@ def draw_series(
     shapes = _draw_frame(title, across, up, x, y)
     if best is not None and points:
         pick = min if best == "minimize" else max
-        path, held = "", None
-        for number, value in sorted(points):
-            new = value if held is None else pick(held, value)
-            if held is None:
-                path = f"M{x.at(number):.1f} {y.at(new):.1f}"
-            elif new != held:
-                path += f"H{x.at(number):.1f}V{y.at(new):.1f}"
-            held = new
+        (first, best_so_far), *others = sorted(points)
+        path = f"M{x.at(first):.1f} {y.at(best_so_far):.1f}"
+        for number, value in others:
+            if pick(best_so_far, value) != best_so_far:
+                best_so_far = value
+                path += f"H{x.at(number):.1f}V{y.at(value):.1f}"
         path += f"H{x.at(max(numbers)):.1f}"
         shapes.append(f'<path d="{path}" fill="none" stroke="{LINE}" stroke-width="2"/>')
         shapes.append(_draw_text(WIDTH - RIGHT, TOP - 10, "best so far", anchor="end", fill=LINE))
@@ -76,15 +75,16 @@ def draw_heat_map(
     columns, rows = _make_steps([point[0] for point in points]), _make_steps([point[1] for point in points])
     if columns is None or rows is None:
         return None
+    (column_names, find_column), (row_names, find_row) = columns, rows
     pick = min if best == "minimize" else max
     cells: dict[tuple[int, int], float] = {}
     for first, second, number in points:
-        place = columns.index_of(first), rows.index_of(second)
+        place = find_column(first), find_row(second)
         cells[place] = pick(cells.get(place, number), number)
     values = list(cells.values())
     shade = _Axis(min(values), max(values), 0.0, 1.0, room=0.0)
     right = WIDTH - RIGHT - 86
-    width, height = (right - LEFT) / len(columns.names), (HEIGHT - BOTTOM - TOP) / len(rows.names)
+    width, height = (right - LEFT) / len(column_names), (HEIGHT - BOTTOM - TOP) / len(row_names)
     shapes = [_draw_text(LEFT, TOP - 20, title, size=15, bold=True)]
     top = pick(values)
     for (column, row), number in sorted(cells.items()):
@@ -106,12 +106,12 @@ def draw_heat_map(
                 f'stroke="{LINE}" stroke-width="3"/>'
             )
     shapes += [
-        _draw_text(LEFT + (number + 0.5) * width, HEIGHT - BOTTOM + 18, columns.names[number], anchor="middle")
-        for number in _thin_out(len(columns.names), int((right - LEFT) / 60))
+        _draw_text(LEFT + (number + 0.5) * width, HEIGHT - BOTTOM + 18, column_names[number], anchor="middle")
+        for number in _thin_out(len(column_names), int((right - LEFT) / 60))
     ]
     shapes += [
-        _draw_text(LEFT - 8, HEIGHT - BOTTOM - (number + 0.5) * height + 4, rows.names[number][:11], anchor="end")
-        for number in _thin_out(len(rows.names), int((HEIGHT - BOTTOM - TOP) / 18))
+        _draw_text(LEFT - 8, HEIGHT - BOTTOM - (number + 0.5) * height + 4, row_names[number][:11], anchor="end")
+        for number in _thin_out(len(row_names), int((HEIGHT - BOTTOM - TOP) / 18))
     ]
     shapes += _draw_axis_titles((LEFT + right) / 2, across, up)
     for step in range(40):
@@ -162,51 +162,30 @@ class _Axis:
         return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)][:12]
 
 
-class _Steps:
-    """The distinct values of a variable as rows or columns, with their names."""
-
-    def __init__(self, names: list[str], indexes: dict[Any, int], low: float = 0.0, width: float = 0.0) -> None:
-        self.names, self._indexes, self._low, self._width = names, indexes, low, width
-
-    def index_of(self, value: Any) -> int:
-        """Its row or column."""
-        if self._width:
-            return min(len(self.names) - 1, int((value - self._low) / self._width))
-        return self._indexes[_make_key(value)]
-
-
-def _make_steps(values: Sequence[Any]) -> _Steps | None:
+def _make_steps(values: Sequence[Any]) -> tuple[list[str], Callable[[Any], int]] | None:
+    """The names of the rows or columns for these values of a variable, and what finds a value's; None for too many."""
     distinct = {_make_key(value): value for value in values}
-    numeric = all(_is_finite(value) for value in distinct.values())
+    numeric = all(is_score(value) for value in distinct.values())
     ordered = sorted(distinct.values()) if numeric else list(distinct.values())
     if len(ordered) <= MAX_CELLS:
-        return _Steps(
-            [_make_label(value) for value in ordered], {_make_key(value): at for at, value in enumerate(ordered)}
-        )
+        indexes = {_make_key(value): index for index, value in enumerate(ordered)}
+        return [_make_label(value) for value in ordered], lambda value: indexes[_make_key(value)]
     if not numeric:
         return None
     low, count = float(ordered[0]), MAX_CELLS * 2 // 3
     width = (float(ordered[-1]) - low) / count
     if not math.isfinite(width) or width <= 0:
         return None
-    return _Steps([_make_label(low + (number + 0.5) * width) for number in range(count)], {}, low, width)
-
-
-def _is_finite(value: Any) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False
+    names = [_make_label(low + (number + 0.5) * width) for number in range(count)]
+    return names, lambda value: min(count - 1, int((value - low) / width))
 
 
 def _make_key(value: Any) -> Any:
-    return float(value) if _is_finite(value) else str(value)
+    return float(value) if is_score(value) else str(value)
 
 
 def _make_label(value: Any) -> str:
-    text = f"{value:.4g}" if _is_finite(value) else str(value)
+    text = f"{value:.4g}" if is_score(value) else str(value)
     return text if len(text) <= LABEL_CHARACTERS else text[: LABEL_CHARACTERS - 3] + "..."
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...sandbox.result import Outcome, Result
@@ -40,6 +41,17 @@ def format_rows(outcomes: Sequence[Outcome], best: Result | None = None, limit: 
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
         rows.append([str(number), *values, note])
     return rows
+
+
+def align_rows(rows: list[list[str]]) -> str:
+    """Rows of text as lines, each cell as wide as its column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def format_variables(variables: Mapping[str, Any], limit: int | None = None) -> str:
+    """Names with their values, as in `lr=0.1, size=64`; with a `limit` so many of the first."""
+    return ", ".join(f"{name}={format_cell(value)}" for name, value in itertools.islice(variables.items(), limit))
 
 
 def format_cell(value: Any) -> str:

@@ -17,7 +17,6 @@ import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
-    FlowRunFilterId,
     FlowRunFilterIdempotencyKey,
     FlowRunFilterParentFlowRunId,
     FlowRunFilterState,
@@ -31,13 +30,13 @@ from prefect.states import Cancelling, Crashed
 from ...blocks.storage.location import PathOrLocation
 from ...tasks.execution import Execution
 from ...tasks.ledger.shard_files import Heartbeat, ShardFiles, ShardHeader
+from ..cleanup.orphans import PAGE_SIZE, read_flow_runs
 
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.objects import FlowRun, State
 
-PAGE_SIZE = 200  # flow runs that the server gives at one time
 UNFINISHED_STATES = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED)
 STARTED_STATES = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
@@ -71,29 +70,25 @@ class Shard:
         """Whether a worker has taken the attempt's flow run."""
         return self.state is not None and self.state.type in STARTED_STATES
 
-    def watch(self, files: ShardFiles, run: FlowRun, unfinished: int) -> None:
+    def watch(self, files: ShardFiles, run: FlowRun) -> None:
         """From now on this flow run is the attempt."""
         self.files, self.run_id, self.state = files, run.id, run.state
-        self.heartbeat = None
-        self.unfinished_at_start = unfinished
         self.changed_at = asyncio.get_running_loop().time()
 
 
+@dataclass(frozen=True, slots=True)
 class AttemptRuns:
     """The flow runs of one job's attempts on the Prefect server."""
 
-    def __init__(
-        self, client: PrefectClient, *, deployment_id: UUID, ledger: PathOrLocation, ledger_id: str, job_id: str
-    ) -> None:
-        self._client = client
-        self._deployment_id = deployment_id
-        self._ledger = ledger
-        self._ledger_id = ledger_id
-        self._job_id = job_id
+    client: PrefectClient
+    deployment_id: UUID
+    ledger: PathOrLocation
+    ledger_id: str
+    job_id: str
 
     def locate_files(self, shard: Shard) -> ShardFiles:
         """The files of the shard's current attempt."""
-        return ShardFiles(self._ledger, self._job_id, shard.number, shard.attempt)
+        return ShardFiles(self.ledger, self.job_id, shard.number, shard.attempt)
 
     async def find_unfinished(self, shard: Shard) -> FlowRun | None:
         """The flow run of the last attempt at a shard, if it is not over; None where a new one is to be started."""
@@ -126,8 +121,8 @@ class AttemptRuns:
                 "result stays: see to that place, and run again with the same results_path"
             ) from error
         return await arun_deployment(
-            self._deployment_id,
-            client=self._client,
+            self.deployment_id,
+            client=self.client,
             parameters={"work": str(files.work_path), "options": options, "volume_name": volume_name},
             flow_run_name=name,
             timeout=0,
@@ -137,22 +132,18 @@ class AttemptRuns:
     async def poll_states(self, shards: Iterable[Shard]) -> None:
         """Updates the shards' states, and which of their flow runs were deleted. Raises httpx.HTTPError."""
         by_id = {shard.run_id: shard for shard in shards if shard.run_id is not None}
-        ids, seen = list(by_id), set[UUID]()
-        for start in range(0, len(ids), PAGE_SIZE):
-            only = FlowRunFilter(id=FlowRunFilterId(any_=ids[start : start + PAGE_SIZE]))
-            for run in await self._client.read_flow_runs(flow_run_filter=only, limit=PAGE_SIZE):
-                shard = by_id[run.id]
-                seen.add(run.id)
-                if run.state is not None and (shard.state is None or run.state.id != shard.state.id):
-                    shard.state, shard.changed_at = run.state, asyncio.get_running_loop().time()
+        runs = await read_flow_runs(self.client, by_id)
         for run_id, shard in by_id.items():
-            shard.is_deleted = run_id not in seen
+            run = runs.get(run_id)
+            shard.is_deleted = run is None
+            if run is not None and run.state is not None and (shard.state is None or run.state.id != shard.state.id):
+                shard.state, shard.changed_at = run.state, asyncio.get_running_loop().time()
 
     async def report_crash(self, shard: Shard, reason: str) -> None:
         """Tells the server that the attempt's process has gone, if the server can be told."""
         assert shard.run_id is not None
         with suppress(httpx.HTTPError, ObjectNotFound):
-            await self._client.set_flow_run_state(shard.run_id, Crashed(message=reason), force=True)
+            await self.client.set_flow_run_state(shard.run_id, Crashed(message=reason), force=True)
 
     async def cancel(self, shard: Shard) -> None:
         """Asks the server to cancel the attempt, also one whose flow run was just being made."""
@@ -161,16 +152,16 @@ class AttemptRuns:
                 run = await self._find_run(shard.files)
                 shard.run_id = run.id if run is not None else None
             if shard.run_id is not None:
-                await self._client.set_flow_run_state(shard.run_id, Cancelling())
+                await self.client.set_flow_run_state(shard.run_id, Cancelling())
 
     async def _find_run(self, files: ShardFiles) -> FlowRun | None:
         key = FlowRunFilterIdempotencyKey(any_=[self._build_idempotency_key(files)])
-        runs = await self._client.read_flow_runs(flow_run_filter=FlowRunFilter(idempotency_key=key), limit=1)
+        runs = await self.client.read_flow_runs(flow_run_filter=FlowRunFilter(idempotency_key=key), limit=1)
         return runs[0] if runs else None
 
     def _build_idempotency_key(self, files: ShardFiles) -> str:
         # Two ledgers may have the same job, each its own shards; and one may be removed and be made anew.
-        return f"rlm-batch {self._ledger_id} {files.job} {files.shard} {files.attempt}"
+        return f"rlm-batch {self.ledger_id} {files.job} {files.shard} {files.attempt}"
 
 
 async def cancel_shards(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:

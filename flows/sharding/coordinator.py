@@ -13,24 +13,23 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 
 import httpx
-from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import StateType
+from prefect.runtime import flow_run
 
 from ...sandbox.errors import ConfigurationError, NotRun
 from ...sandbox.queries.budget import Usage
 from ...tasks.execution import Execution
-from ...tasks.ledger.ledger import Ledger, LedgerLine
+from ...tasks.ledger.ledger import LedgerLine
 from ...tasks.ledger.shard_files import ShardHeader, find_last_attempts
 from ...tasks.ledger.shard_store import ShardStore
 from ..engine.context import RunContext
+from ..engine.events import OutcomeRecorder
 from ..engine.executor import FindResult
-from ..engine.outcome_store import OutcomeRecorder
 from ..parameters import MAX_TASK_RUNS, Options
 from .attempt import AttemptRuns, Shard
-from .outage import OutageTimer
 from .planner import ShardCut, ShardPlan, cut_job
 from .work_pool import open_server_client
 
@@ -41,85 +40,59 @@ CANCEL_TIMEOUT_SECONDS = 20.0  # for cancelled shards to end: after 30 a worker 
 MAX_FRUITLESS_ATTEMPTS = 3  # at a shard, one after the other, that bring no outcome at all, before it is given up
 MAX_JOB_TASK_RUNS = 10_000  # of all shards together, where nobody says how many executions a task run has
 LEDGER_PAGE_LINES = 5000  # that are read at a time
+MAX_OUTAGE_SECONDS = 300.0  # without an answer of the server or the ledger: the shards have ended before
 
 
+@dataclass(slots=True, kw_only=True)
 class ShardingExecutor:
     """Executes a job in shards. `store` has its executions, and their outcomes as they come.
 
-    `noun` is what the job calls an execution, and `run_name` is its flow run's; the context's usage gains the shards'.
+    `noun` is what the job calls an execution; the context's usage gains the shards'.
     """
 
-    def __init__(
-        self,
-        plan: ShardPlan,
-        context: RunContext,
-        *,
-        store: ShardStore,
-        ledger: Ledger,
-        recorder: OutcomeRecorder,
-        total: int,
-        run_name: str,
-        noun: str,
-    ) -> None:
-        self._plan = plan
-        self._provider = context.provider
-        self._options = context.options
-        self._deadline = context.deadline
-        self._usage = context.usage
-        self._log = context.log
-        self._store = store
-        self._ledger = ledger
-        self._recorder = recorder
-        self._total = total
-        self._run_name = run_name
-        self._noun = noun
-        self._read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
-        self._polled_at = 0.0  # when the shards were looked at last, by the event loop's clock
-        self._outages = OutageTimer()
-        self._shards: list[Shard] = []
-        self._active: dict[int, Shard] = {}
+    plan: ShardPlan
+    context: RunContext
+    store: ShardStore
+    recorder: OutcomeRecorder
+    noun: str
+    _read_new_lines: Callable[[], Iterator[LedgerLine]] | None = None
+    _polled_at: float = 0.0  # when the shards were looked at last, by the event loop's clock
+    _outages: dict[str, float] = field(default_factory=dict[str, float])  # since when each does not answer
+    _shards: list[Shard] = field(default_factory=list[Shard])
+    _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
 
-    # ------------------------------------------------------------------------------------------------------- the job
-
-    async def execute_all(self, executions: Iterator[Execution], *, find_result: FindResult) -> None:
+    async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         cut = await self._add_executions(executions, find_result)
         self._shards, self._active = cut.shards, {}
         async with open_server_client() as client:
-            runs = AttemptRuns(
-                client,
-                deployment_id=self._plan.work_pool.deployment_id,
-                ledger=self._ledger.path,
-                ledger_id=cut.ledger_id,
-                job_id=cut.job_id,
-            )
-            limit = asyncio.timeout_at(self._deadline.at)
+            deployment_id = self.plan.work_pool.deployment_id
+            runs = AttemptRuns(client, deployment_id, self.context.ledger.path, cut.ledger_id, cut.job_id)
+            limit = asyncio.timeout_at(self.context.deadline.at)
             try:
                 async with limit:
-                    await self._run_shards(client, runs, cut.job_id)
+                    await self._run_shards(runs)
             except TimeoutError:
                 await self._cancel_active(runs)
                 if not limit.expired():
                     raise
-                self._fail_unfinished(
-                    self._shards[0].start, self._shards[-1].stop, "passed before this execution had ended"
-                )
+                start, stop = self._shards[0].start, self._shards[-1].stop
+                self._fail_unfinished(start, stop, "passed before this execution had ended")
             except BaseException:
                 # Whoever ends this job does not want its shards to go on. Only where it is killed do they.
                 await asyncio.shield(self._cancel_active(runs))
                 raise
-        for heartbeat in (heartbeat for shard in self._shards for heartbeat in shard.ended_heartbeats):
-            self._usage.sandboxes += heartbeat.sandboxes
-            self._usage.sandbox_seconds += heartbeat.sandbox_seconds
-            self._usage.model += Usage(
-                heartbeat.calls, heartbeat.prompt_tokens, heartbeat.completion_tokens, heartbeat.cost
-            )
+        usage = self.context.usage
+        for beat in (beat for shard in self._shards for beat in shard.ended_heartbeats):
+            usage.sandboxes += beat.sandboxes
+            usage.sandbox_seconds += beat.sandbox_seconds
+            usage.model += Usage(beat.calls, beat.prompt_tokens, beat.completion_tokens, beat.cost)
 
     async def _add_executions(self, executions: Iterator[Execution], find_result: FindResult) -> ShardCut:
         """Takes all executions into the store, with the results that there are, and cuts them into shards."""
         if self._read_new_lines is None:
-            self._read_new_lines = self._ledger.follow_lines()
+            self._read_new_lines = self.context.ledger.follow_lines()
             async for line in self._read_news():
-                self._store.add_previous_line(line)
+                self.store.add_previous_line(line)
         keys = hashlib.sha256()
         first, count = 0, 0
         for execution in executions:
@@ -127,21 +100,21 @@ class ShardingExecutor:
             count += 1
             keys.update(execution.key.encode())
             result = find_result(execution)
-            self._store.add_execution(execution)
+            self.store.add_execution(execution)
             if result is not None:
-                self._store.record_previous_result(execution)
-                self._recorder.events.publish_outcome(execution, result, cached=True)
+                self.store.record_previous_result(execution)
+                self.recorder.publish(execution, result, cached=True)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
         cut = await cut_job(
-            self._ledger.path,
+            self.context.ledger.path,
             keys_digest=keys.hexdigest(),
             first=first,
             count=count,
-            shard_count=self._plan.shard_count,
+            shard_count=self.plan.shard_count,
         )
-        if len(cut.shards) != min(self._plan.shard_count, count):
-            self._log.info("the job goes on in the %d shards that it was cut into before", len(cut.shards))
+        if len(cut.shards) != min(self.plan.shard_count, count):
+            self.context.log.info("the job goes on in the %d shards that it was cut into before", len(cut.shards))
         return cut
 
     async def _read_news(self) -> AsyncIterator[LedgerLine]:
@@ -156,17 +129,17 @@ class ShardingExecutor:
     async def _gather_outcomes(self) -> None:
         """Takes in the outcomes that the ledger has gained."""
         async for line in self._read_news():
-            outcome = self._store.record_line(line)
+            outcome = self.store.record_line(line)
             if outcome is not None:
                 index = outcome.meta.index or 0
-                self._recorder.events.publish_execution_start(index)
-                self._recorder.events.publish_outcome(Execution(index, "", outcome.meta.variables, ""), outcome)
+                self.recorder.listener.on_execution_start(index)
+                self.recorder.publish(Execution(index, "", outcome.meta.variables, ""), outcome)
 
-    async def _run_shards(self, client: PrefectClient, runs: AttemptRuns, job_id: str) -> None:
+    async def _run_shards(self, runs: AttemptRuns) -> None:
         """Starts the shards, and watches them until none has anything left to do."""
-        await self._adopt_attempts(runs, job_id)
+        await self._adopt_attempts(runs)
         waiting = [shard for shard in reversed(self._shards) if shard.number not in self._active]
-        clock = asyncio.get_running_loop().time
+        clock, pool = asyncio.get_running_loop().time, self.plan.work_pool
         counted_at = running_at = self._polled_at = clock()
         while True:
             await self._start_waiting(runs, waiting)
@@ -181,37 +154,38 @@ class ShardingExecutor:
                         del self._active[shard.number]
                         if self._count_unfinished(shard):
                             waiting.append(shard)
-                self._outages.clear("ledger")
+                self._outages.pop("ledger", None)
             except OSError as error:  # of a location that does not answer for the moment
-                self._outages.note("ledger", error)
+                self._note_outage("ledger", error)
             now = clock()
             if any(shard.heartbeat is not None for shard in self._active.values()) or not self._active:
                 running_at = now
-            if now - counted_at >= HEARTBEAT_TIMEOUT_SECONDS / 2 and self._plan.work_pool.needs_workers:
+            if now - counted_at >= HEARTBEAT_TIMEOUT_SECONDS / 2 and pool.needs_workers:
                 with suppress(httpx.HTTPError):
-                    counted_at, self._plan.online_workers = now, await self._plan.work_pool.count_online_workers(client)
+                    counted_at, self.plan.online_workers = now, await pool.count_online_workers(runs.client)
             if now - running_at >= IDLE_WARNING_SECONDS:
                 running_at = now
-                self._recorder.events.publish_warning(self._describe_idle_pool())
-        await asyncio.to_thread(self._ledger.close)  # sends the results that were taken from elsewhere
+                self.recorder.warn(self._describe_idle_pool())
+        await asyncio.to_thread(self.context.ledger.close)  # sends the results that were taken from elsewhere
         await self._gather_outcomes()
 
-    async def _adopt_attempts(self, runs: AttemptRuns, job_id: str) -> None:
+    async def _adopt_attempts(self, runs: AttemptRuns) -> None:
         """Takes over the flow runs that a predecessor of this job has left running."""
-        last_attempts = await asyncio.to_thread(find_last_attempts, self._ledger.path, job_id)
+        last_attempts = await asyncio.to_thread(find_last_attempts, self.context.ledger.path, runs.job_id)
         for shard in self._shards:
             shard.attempt = last_attempts.get(shard.number, 0)
             if shard.attempt and self._count_unfinished(shard):
                 run = await runs.find_unfinished(shard)
                 if run is not None:
-                    self._log.info("shard %d is under way: its run %s is taken over", shard.number + 1, run.name)
-                    shard.watch(runs.locate_files(shard), run, self._count_unfinished(shard))
+                    self.context.log.info("shard %d is under way: its run %s is taken over", shard.number + 1, run.name)
+                    shard.watch(runs.locate_files(shard), run)
+                    shard.unfinished_at_start = self._count_unfinished(shard)
                     shard.is_adopted = True
                     self._active[shard.number] = shard
 
     async def _start_waiting(self, runs: AttemptRuns, waiting: list[Shard]) -> None:
         """Starts those that wait, the last first, as far as there is room for them."""
-        while waiting and len(self._active) < self._plan.compute_max_active():
+        while waiting and len(self._active) < self.plan.compute_max_active():
             shard = waiting.pop()
             if self._count_unfinished(shard):
                 self._active[shard.number] = shard  # before its run is made: whoever ends the job has to find it
@@ -221,13 +195,19 @@ class ShardingExecutor:
                     del self._active[shard.number]
                     waiting.append(shard)
                     shard.attempt -= 1
-                    self._outages.note("start", error)
+                    self._note_outage("start", error)
                     return
-                self._outages.clear("start")
+                self._outages.pop("start", None)
+
+    def _note_outage(self, name: str, error: Exception) -> None:
+        """Notes that it did not answer. Raises the error once that has been so for too long."""
+        now = asyncio.get_running_loop().time()
+        if now - self._outages.setdefault(name, now) > MAX_OUTAGE_SECONDS:
+            raise error
 
     def _describe_idle_pool(self) -> str:
-        pool = self._plan.work_pool.name
-        if not self._plan.online_workers and self._plan.work_pool.needs_workers:
+        pool = self.plan.work_pool.name
+        if not self.plan.online_workers and self.plan.work_pool.needs_workers:
             return f"no shard is running: the work pool {pool} has no worker any more; start one, and the job goes on"
         return (
             f"no shard has run for {IDLE_WARNING_SECONDS:.0f} s, although the work pool {pool} has a worker: the "
@@ -235,10 +215,8 @@ class ShardingExecutor:
             "them runs it)"
         )
 
-    # ------------------------------------------------------------------------------------------------------ one shard
-
     def _count_unfinished(self, shard: Shard) -> int:
-        return self._store.count_unfinished(shard.start, shard.stop)
+        return self.store.count_unfinished(shard.start, shard.stop)
 
     async def _start_attempt(self, runs: AttemptRuns, shard: Shard) -> None:
         shard.attempt += 1
@@ -252,37 +230,38 @@ class ShardingExecutor:
             shards=len(self._shards),
             attempt=shard.attempt,
             total=shard.unfinished_at_start,
-            what=self._noun,
-            commit=await self._provider.commit(),
+            what=self.noun,
+            commit=await self.context.provider.commit(),
         )
         suffix = f", attempt {shard.attempt}" if shard.attempt > 1 else ""
         run = await runs.start(
             files,
             header,
-            self._store.iterate_unfinished(shard.start, shard.stop),
-            name=f"{self._run_name} {shard.number + 1} of {len(self._shards)}{suffix}",
-            options=self._build_options(shard).to_json(),
-            volume_name=self._provider.volume_name,
+            self.store.iterate_unfinished(shard.start, shard.stop),
+            name=f"{flow_run.name} {shard.number + 1} of {len(self._shards)}{suffix}",
+            options=asdict(self._build_options(shard)),
+            volume_name=self.context.provider.volume_name,
         )
-        shard.watch(files, run, self._count_unfinished(shard))
+        shard.watch(files, run)
 
     def _build_options(self, shard: Shard) -> Options:
         """The job's parameters, as they are for one shard."""
-        options = self._options
-        remaining = self._deadline.remaining_seconds()
+        options = self.context.options
+        remaining = self.context.deadline.remaining_seconds()
         cost = None
         if options.max_cost is not None:
-            left = options.max_cost - (self._usage.model.cost or 0.0)  # after the shards of what came before, if any
+            # After the shards of what came before, if any.
+            left = options.max_cost - (self.context.usage.model.cost or 0.0)
             spent = sum(heartbeat.cost or 0.0 for heartbeat in shard.ended_heartbeats)
             cost = max(0.0, left / len(self._shards) - spent)
-        per_task = max(math.ceil(self._total / MAX_JOB_TASK_RUNS), math.ceil(shard.unfinished_at_start / MAX_TASK_RUNS))
+        per_task = math.ceil(max(self.context.total / MAX_JOB_TASK_RUNS, shard.unfinished_at_start / MAX_TASK_RUNS))
         return replace(
             options,
             on_failure="return",
             deadline=None if remaining is None else max(1.0, remaining),
             executions_per_task=options.executions_per_task or per_task,
             cache_results=False,
-            results_path=str(self._ledger.path),
+            results_path=str(self.context.ledger.path),
             shards=None,
             max_cost=cost,
         )
@@ -292,10 +271,9 @@ class ShardingExecutor:
         clock = asyncio.get_running_loop().time
         try:
             await runs.poll_states(shards.values())
+            self._outages.pop("server", None)
         except httpx.HTTPError as error:  # a server that is away comes back
-            self._outages.note("server", error)
-        else:
-            self._outages.clear("server")
+            self._note_outage("server", error)
         # Time in which nobody looked, because the server or the ledger did not answer, is no silence of a shard's.
         now, polled_at, self._polled_at = clock(), self._polled_at, clock()
         if now - polled_at > HEARTBEAT_TIMEOUT_SECONDS / 6:
@@ -322,10 +300,9 @@ class ShardingExecutor:
             self._settle_attempt(shard, f"{state.name}: {message}" if message != state.name else message)
             return True
         silence = asyncio.get_running_loop().time() - shard.changed_at
-        timeout = (
-            HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else self._plan.work_pool.start_timeout_seconds
-        )
-        if not self._outages.has("server") and shard.has_started and silence > timeout:
+        start_timeout = self.plan.work_pool.start_timeout_seconds
+        timeout = HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else start_timeout
+        if "server" not in self._outages and shard.has_started and silence > timeout:
             await runs.report_crash(shard, "its worker or its process has gone: it gave no sign of life")
             self._settle_attempt(shard, f"no sign of life for {silence:.0f} s")
             return True
@@ -362,15 +339,15 @@ class ShardingExecutor:
             self._give_up(shard, f"its shard, number {number}, ended {times} times without a result: {reason}")
         else:
             text = "shard %d ended with %d executions undone, and is begun again: %s"
-            self._log.warning(text, number, unfinished, reason)
+            self.context.log.warning(text, number, unfinished, reason)
 
     def _give_up(self, shard: Shard, reason: str) -> None:
-        for execution in self._store.iterate_unfinished(shard.start, shard.stop):
-            self._recorder.record_failure_before_start(execution, NotRun(f"not run to its end: {reason}"))
+        for execution in self.store.iterate_unfinished(shard.start, shard.stop):
+            self.recorder.record_failure_before_start(execution, NotRun(f"not run to its end: {reason}"))
 
     def _fail_unfinished(self, start: int, stop: int, reason: str) -> None:
-        for execution in self._store.iterate_unfinished(start, stop):
-            self._recorder.record_failure_before_start(execution, self._deadline.build_error(execution, reason))
+        for execution in self.store.iterate_unfinished(start, stop):
+            self.recorder.record_failure_before_start(execution, self.context.deadline.build_error(execution, reason))
 
     async def _cancel_active(self, runs: AttemptRuns) -> None:
         """Cancels the shards that are under way, waits until they are over, and takes in what they have written."""
@@ -385,12 +362,12 @@ class ShardingExecutor:
             running = {number: shard for number, shard in running.items() if not shard.is_final}
         for shard in running.values():
             text = "shard %d was cancelled, and has not ended within %.0f s"
-            self._log.warning(text, shard.number + 1, CANCEL_TIMEOUT_SECONDS)
+            self.context.log.warning(text, shard.number + 1, CANCEL_TIMEOUT_SECONDS)
         for shard in self._active.values():
             if shard.heartbeat is not None:
                 shard.ended_heartbeats.append(shard.heartbeat)
         try:
-            await asyncio.to_thread(self._ledger.close)
+            await asyncio.to_thread(self.context.ledger.close)
             await self._gather_outcomes()
         except OSError as error:  # there is another error, which matters more
-            self._log.error("%s", error)
+            self.context.log.error("%s", error)

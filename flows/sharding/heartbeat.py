@@ -7,9 +7,11 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from ...sandbox.errors import NotRun, RlmBatchError
+from ...sandbox.errors import DeadlineExceeded, NotRun, RlmBatchError
+from ...sandbox.result import Failure, Outcome
+from ...tasks.execution import Execution
 from ...tasks.ledger.shard_files import Heartbeat, ShardFiles
-from .shard_job import ShardJob
+from ..engine.context import RunContext
 
 HEARTBEAT_INTERVAL_SECONDS = 10.0
 
@@ -21,12 +23,20 @@ class HeartbeatTask:
     """
 
     def __init__(self, files: ShardFiles) -> None:
-        self.job: ShardJob | None = None  # whose progress the heartbeat tells, once it is open
+        self.context: RunContext | None = None  # of the flow run whose usage the heartbeat tells, once it is open
         self._files = files
         self._heartbeat = Heartbeat()
         self._lock = threading.Lock()
         self._group = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
+
+    def add_outcome(self, _execution: Execution, outcome: Outcome) -> None:
+        """Counts the outcome of an execution; who wants the outcome itself reads it from the ledger."""
+        if isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded):
+            self._heartbeat.late += 1  # no ledger has these
+            return
+        self._heartbeat.done += 1
+        self._heartbeat.failed += isinstance(outcome, Failure)
 
     async def __aenter__(self) -> HeartbeatTask:
         await self._group.__aenter__()
@@ -62,18 +72,12 @@ class HeartbeatTask:
 
     def _write(self) -> None:
         with self._lock:  # a heartbeat that is still on its way must not come after the last
-            self._update_progress()
-            self._files.write_heartbeat(self._heartbeat)
-
-    def _update_progress(self) -> None:
-        heartbeat, job = self._heartbeat, self.job
-        heartbeat.count += 1
-        if job is None:
-            return
-        store, usage, access = job.store, job.context.usage, job.context.model_access
-        heartbeat.done, heartbeat.failed, heartbeat.late = store.outcome_count, store.failure_count, store.late_count
-        heartbeat.sandboxes, heartbeat.sandbox_seconds = usage.sandboxes, usage.sandbox_seconds
-        if access is not None:
-            used = access.spent.usage
-            heartbeat.calls, heartbeat.cost = used.calls, used.cost
-            heartbeat.prompt_tokens, heartbeat.completion_tokens = used.prompt_tokens, used.completion_tokens
+            heartbeat, context = self._heartbeat, self.context
+            heartbeat.count += 1
+            if context is not None:
+                heartbeat.sandboxes, heartbeat.sandbox_seconds = context.usage.sandboxes, context.usage.sandbox_seconds
+            if context is not None and context.model_access is not None:
+                used = context.model_access.spent.usage
+                heartbeat.calls, heartbeat.cost = used.calls, used.cost
+                heartbeat.prompt_tokens, heartbeat.completion_tokens = used.prompt_tokens, used.completion_tokens
+            self._files.write_heartbeat(heartbeat)

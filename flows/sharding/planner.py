@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from prefect.exceptions import PrefectHTTPStatusError
 
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.shard_files import load_or_create_cut
+from ..engine.context import Log
 from .attempt import Shard
 from .work_pool import WorkPool, find_work_pool, open_server_client
 
@@ -54,9 +54,7 @@ class ShardCut:
     shards: list[Shard]
 
 
-async def plan_shards(
-    shards: int | Literal["auto"], total: int, log: logging.Logger | logging.LoggerAdapter[Any]
-) -> ShardPlan:
+async def plan_shards(shards: int | Literal["auto"], total: int, log: Log) -> ShardPlan:
     """The plan for so many executions. Raises ConfigurationError where no shard can run beside this flow run."""
     try:
         async with open_server_client() as client:

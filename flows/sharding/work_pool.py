@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -17,6 +14,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from ...sandbox.errors import ConfigurationError
+from ..engine.context import Log
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -52,7 +50,7 @@ class WorkPool:
         return sum(worker.status == WorkerStatus.ONLINE for worker in workers)
 
 
-async def find_work_pool(client: PrefectClient, log: logging.Logger | logging.LoggerAdapter[Any]) -> WorkPool:
+async def find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
     """The work pool where shards can run beside this flow run, once a worker is there.
 
     Raises ConfigurationError where the deployment or its work pool is missing, paused or too small, and where no worker
@@ -107,9 +105,7 @@ def _list_limits(pool: Any, queue: Any) -> list[tuple[int | None, int]]:
     return [(pool.concurrency_limit, int(is_in_pool)), (queue.concurrency_limit, int(is_in_queue))]
 
 
-async def _wait_for_worker(
-    client: PrefectClient, pool: WorkPool, log: logging.Logger | logging.LoggerAdapter[Any]
-) -> None:
+async def _wait_for_worker(client: PrefectClient, pool: WorkPool, log: Log) -> None:
     if not pool.needs_workers:
         return
     give_up_at = asyncio.get_running_loop().time() + WORKER_TIMEOUT_SECONDS
@@ -126,20 +122,16 @@ async def _wait_for_worker(
         await asyncio.sleep(1.0)
 
 
-def require_server_url() -> str:
-    """The address of the Prefect server that is configured, on whose workers shards run. Raises ConfigurationError."""
-    url = PREFECT_API_URL.value()
-    if not url:
+def require_server_url() -> None:
+    """Raises ConfigurationError where no Prefect server is configured, on whose workers shards run."""
+    if not PREFECT_API_URL.value():
         raise ConfigurationError(
             "shards run on the workers of a Prefect server, and none is configured: start one with `rlm-batch up` and "
             "name it in PREFECT_API_URL, or leave shards out"
         )
-    return url
 
 
-@asynccontextmanager
-async def open_server_client() -> AsyncIterator[PrefectClient]:
-    """A client of the Prefect server. Raises ConfigurationError where none is configured."""
+def open_server_client() -> PrefectClient:
+    """A client of the Prefect server, to be entered. Raises ConfigurationError where none is configured."""
     require_server_url()
-    async with get_client() as client:
-        yield client
+    return get_client()

@@ -58,13 +58,14 @@ class LedgerLine:
 
 def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
     """The whole lines of a part from that offset in bytes on; damaged and foreign ones are skipped."""
+    path = str(part)  # once: whoever holds many positions holds one text
     with part.open("rb") as file:
         file.seek(offset)
         for raw in file:
             start, offset = offset, offset + len(raw)
             if not raw.endswith(b"\n"):
                 return  # torn: its writer was killed, or is writing it
-            line = _parse_line(raw, LinePosition(str(part), start, len(raw)))
+            line = _parse_line(raw, LinePosition(path, start, len(raw)))
             if line is not None:
                 yield line
 
