@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from cyclopts import App, Parameter
 
 from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters
+from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
 from .options import add_flow_options
 
 app = App(
     name="rlm-batch",
     help="Runs many pieces of Python, each in a sandbox, as Prefect flows.",
-    version=arguments.get_version,
     suppress_keyboard_interrupt=False,  # main says what an interrupt leaves behind
 )
 
 
 @app.command
-@add_flow_options(SharedParameters)
+@add_flow_options
 def batch(
     files: Annotated[list[str], Parameter(negative=())],
     /,
     *,
     inputs: str | None = None,
-    **parameters: Any,
+    **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run Python files, each in a sandbox of its own; or one file once for each of many inputs.
 
@@ -42,13 +41,13 @@ def batch(
     code: Any = [arguments.read_code(file) for file in files]
     if inputs is not None:
         if len(code) > 1:
-            arguments.refuse_usage("--inputs goes with one FILE, and there are several")
+            raise ConfigurationError("--inputs goes with one FILE, and there are several")
         code = code[0]
-    return run_batch({"code": code, "inputs": arguments.resolve_path(inputs), **parameters}, files)
+    return run_batch(files, code=code, inputs=arguments.resolve_path(inputs), **parameters)
 
 
 @app.command
-@add_flow_options(SharedParameters)
+@add_flow_options
 def sweep(
     file: str,
     /,
@@ -57,7 +56,7 @@ def sweep(
     points: str | None = None,
     minimize: str | None = None,
     maximize: str | None = None,
-    **parameters: Any,
+    **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run one Python file over the points of a search space, and find the best trial.
 
@@ -77,21 +76,19 @@ def sweep(
     from .run_flow import run_sweep
 
     if minimize is not None and maximize is not None:
-        arguments.refuse_usage("--minimize and --maximize were both given: a sweep has one objective")
+        raise ConfigurationError("--minimize and --maximize were both given: a sweep has one objective")
     return run_sweep(
-        {
-            "code": arguments.read_code(file),
-            "grid": None if grid is None else arguments.parse_grid(grid),
-            "points": arguments.resolve_path(points),
-            "objective": minimize if maximize is None else maximize,
-            "direction": "minimize" if maximize is None else "maximize",
-            **parameters,
-        }
+        code=arguments.read_code(file),
+        grid=None if grid is None else arguments.parse_grid(grid),
+        points=arguments.resolve_path(points),
+        objective=minimize if maximize is None else maximize,
+        direction="minimize" if maximize is None else "maximize",
+        **parameters,
     )
 
 
 @app.command
-@add_flow_options(RlmParameters)
+@add_flow_options
 def rlm(
     query: str,
     /,
@@ -100,7 +97,7 @@ def rlm(
     context: str = "",
     context_file: str | None = None,
     context_volume_path: str | None = None,
-    **parameters: Any,
+    **parameters: Unpack[RlmParameters],
 ) -> int:
     """Answer a question over a long text, with a recursive language model whose Python runs in a sandbox.
 
@@ -120,19 +117,17 @@ def rlm(
     from .run_flow import run_rlm
 
     return run_rlm(
-        {
-            "query": query,
-            "language_model": language_model,
-            "context": context,
-            "context_file": arguments.resolve_path(context_file),
-            "context_volume_path": context_volume_path,
-            **parameters,
-        }
+        query=query,
+        language_model=language_model,
+        context=context,
+        context_file=arguments.resolve_path(context_file),
+        context_volume_path=context_volume_path,
+        **parameters,
     )
 
 
 @app.command
-@add_flow_options(SharedParameters)
+@add_flow_options
 def chunks(
     file: str,
     /,
@@ -142,7 +137,7 @@ def chunks(
     chunk_size: int | None = None,
     volume_name: str | None = None,
     reduce: str | None = None,
-    **parameters: Any,
+    **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together.
 
@@ -164,26 +159,24 @@ def chunks(
     from .run_flow import run_chunks
 
     return run_chunks(
-        {
-            "code": arguments.read_code(file),
-            "chunks": arguments.resolve_path(chunks),
-            "data": arguments.resolve_path(data),
-            "chunk_size": chunk_size,
-            "volume_name": volume_name,
-            "reduce": None if reduce is None else arguments.read_code(reduce),
-            **parameters,
-        }
+        code=arguments.read_code(file),
+        chunks=arguments.resolve_path(chunks),
+        data=arguments.resolve_path(data),
+        chunk_size=chunk_size,
+        volume_name=volume_name,
+        reduce=None if reduce is None else arguments.read_code(reduce),
+        **parameters,
     )
 
 
 @app.command
-@add_flow_options(SequenceParameters)
+@add_flow_options
 def sequence(
     files: Annotated[list[str], Parameter(negative=())],
     /,
     *,
     stop_on_error: bool = True,
-    **parameters: Any,
+    **parameters: Unpack[SequenceParameters],
 ) -> int:
     """Run Python files one after the other in one sandbox: what one defines is there in the next.
 
@@ -197,24 +190,16 @@ def sequence(
     from .run_flow import run_sequence
 
     steps = [arguments.read_code(file) for file in files]
-    return run_sequence({"steps": steps, "stop_on_error": stop_on_error, **parameters}, files)
+    return run_sequence(files, steps=steps, stop_on_error=stop_on_error, **parameters)
 
 
 volume = App(name="volume", help="Look at what is on a volume, and bring files to it and home.")
 app.command(volume)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """Whose volume it is."""
-
-    provider: str = "local"
-    "local, or a saved block such as local-sandbox/NAME."
+VolumeProvider = Annotated[str, Parameter(help="local, or a saved block such as local-sandbox/NAME.")]
 
 
 @volume.command
-def ls(name: str, path: str = "", /, *, where: Where | None = None) -> int:
+def ls(name: str, path: str = "", /, *, provider: VolumeProvider = "local") -> int:
     """List the files on a volume, with their sizes in bytes.
 
     Parameters
@@ -226,11 +211,11 @@ def ls(name: str, path: str = "", /, *, where: Where | None = None) -> int:
     """
     from .volume import list_files
 
-    return list_files((where or Where()).provider, name, path)
+    return list_files(provider, name, path)
 
 
 @volume.command
-def get(name: str, path: str, target: str = ".", /, *, where: Where | None = None) -> int:
+def get(name: str, path: str, target: str = ".", /, *, provider: VolumeProvider = "local") -> int:
     """Bring a file home from a volume, or a directory with all that is in it.
 
     Parameters
@@ -244,11 +229,11 @@ def get(name: str, path: str, target: str = ".", /, *, where: Where | None = Non
     """
     from .volume import get_files
 
-    return get_files((where or Where()).provider, name, path, target)
+    return get_files(provider, name, path, target)
 
 
 @volume.command
-def put(name: str, source: str, path: str | None = None, /, *, where: Where | None = None) -> int:
+def put(name: str, source: str, path: str | None = None, /, *, provider: VolumeProvider = "local") -> int:
     """Bring a file to a volume.
 
     Parameters
@@ -262,7 +247,7 @@ def put(name: str, source: str, path: str | None = None, /, *, where: Where | No
     """
     from .volume import put_file
 
-    return put_file((where or Where()).provider, name, source, path)
+    return put_file(provider, name, source, path)
 
 
 @app.command
@@ -305,7 +290,7 @@ def reap(
     """
     from .run_flow import run_reap
 
-    return run_reap({"provider": provider, "older_than": older_than, "dry_run": dry_run})
+    return run_reap(provider=provider, older_than=older_than, dry_run=dry_run)
 
 
 @app.command

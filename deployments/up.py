@@ -16,6 +16,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_SERVER_API_PORT,
+    get_current_settings,
+    temporary_settings,
+)
+from prefect.states import Crashed
+
 from ..sandbox.errors import ConfigurationError
 from .deploy import deploy
 from .server import WORK_POOL, PrefectServer
@@ -40,8 +52,6 @@ def up(port: int | None = None, database: str | None = None) -> None:
     default), or the one at the URL `database`, with all that was done before. Raises ConfigurationError where it is up
     already, where the port is taken, and where the server or the worker does not start or ends by itself.
     """
-    from prefect.settings import PREFECT_HOME, PREFECT_SERVER_API_PORT
-
     home = PREFECT_HOME.value()
     port = int(PREFECT_SERVER_API_PORT.value() or DEFAULT_PORT) if port is None else port
     if not 0 < port < 65536:
@@ -63,7 +73,7 @@ async def _run(server: PrefectServer, home: Path, database: str) -> None:
     try:
         print(f"Starting a Prefect server (half a minute the first time); its log is {server.log}", flush=True)
         await _run_unless_ended(ending, asyncio.to_thread(server.wait_until_ready))
-        with _use_server(server.url):
+        with temporary_settings({PREFECT_API_URL: server.url}):
             report = await _run_unless_ended(ending, deploy())
             since = await _run_unless_ended(ending, _read_last_heartbeat(worker.name))
             worker.launch()
@@ -79,7 +89,7 @@ async def _run(server: PrefectServer, home: Path, database: str) -> None:
             print("Ending the flow runs, the worker and the server.", flush=True)
         await worker.end(but=(server.pid,))
         if worker.ended_flow_runs and server.poll_exit_status() is None:
-            with _use_server(server.url):
+            with temporary_settings({PREFECT_API_URL: server.url}):
                 await _mark_crashed(worker.ended_flow_runs)
         server.end()
         if has_worker or ending.is_set():
@@ -138,8 +148,6 @@ def _describe_status(status: int) -> str:
 
 async def _read_last_heartbeat(name: str) -> Any:
     """When the server last heard of a worker of that name, None if never."""
-    from prefect.client.orchestration import get_client
-
     async with get_client() as client:
         workers = await client.read_workers_for_work_pool(WORK_POOL)
     return next((worker.last_heartbeat_time for worker in workers if worker.name == name), None)
@@ -158,11 +166,6 @@ async def _wait_for_worker(worker: PrefectWorker, since: Any) -> None:
 
 async def _mark_crashed(flow_runs: set[str]) -> None:
     """Sets the state of flow runs that were ended with the worker to Crashed."""
-    import httpx
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import ObjectNotFound
-    from prefect.states import Crashed
-
     message = "rlm-batch up was ended while this ran: retry the flow run to run only what has no result yet"
     with suppress(httpx.HTTPError, ObjectNotFound, TimeoutError):
         async with asyncio.timeout(STATE_TIMEOUT_SECONDS), get_client() as client:
@@ -170,15 +173,6 @@ async def _mark_crashed(flow_runs: set[str]) -> None:
                 state = (await client.read_flow_run(flow_run)).state
                 if state is None or state.is_crashed() or not state.is_final():
                     await client.set_flow_run_state(flow_run, Crashed(message=message), force=True)
-
-
-@contextmanager
-def _use_server(url: str) -> Iterator[None]:
-    """Within it, this process's own Prefect uses that server."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    with temporary_settings({PREFECT_API_URL: url}):
-        yield
 
 
 @contextmanager
@@ -221,7 +215,6 @@ def _add_async_driver(database: str) -> str:
 
 def _describe_database(database: str | None, home: Path) -> str:
     """The database of the server for people, without its password."""
-    from prefect.settings import get_current_settings
     from sqlalchemy.engine import make_url
 
     setting = get_current_settings().server.database.connection_url
