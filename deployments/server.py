@@ -29,12 +29,8 @@ class PrefectServer(PrefectProcess):
     def __init__(self, home: Path, port: int | None = None, database: str | None = None) -> None:
         super().__init__(home, "server.log")
         self._port = _find_free_port() if port is None else port
+        self.url = f"http://127.0.0.1:{self._port}/api"
         self._database = database
-
-    @property
-    def url(self) -> str:
-        """The address of its API."""
-        return f"http://127.0.0.1:{self._port}/api"
 
     def launch(self) -> None:
         """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""

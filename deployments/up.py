@@ -10,10 +10,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -33,16 +33,10 @@ from .deploy import deploy
 from .server import WORK_POOL, PrefectServer
 from .worker import PrefectWorker
 
-T = TypeVar("T")
-
 DEFAULT_PORT = 4200  # Prefect's own
 POLL_INTERVAL_SECONDS = 0.5  # between two looks at the children
 STATE_TIMEOUT_SECONDS = 10.0  # for the server to take in how flow runs ended
 PR_SET_CHILD_SUBREAPER = 36
-
-
-class _EndRequested(Exception):
-    """A person has asked for the end, by a signal."""
 
 
 def up(port: int | None = None, database: str | None = None) -> None:
@@ -63,26 +57,17 @@ def up(port: int | None = None, database: str | None = None) -> None:
 
 
 async def _run(server: PrefectServer, home: Path, database: str) -> None:
-    ending = asyncio.Event()
-    _install_signal_handlers(asyncio.get_running_loop(), ending)
+    worker = PrefectWorker(home, server.url, WORK_POOL)
+    work = asyncio.ensure_future(_start_and_watch(server, worker, home, database))
+    _install_signal_handlers(work)
     if sys.platform == "linux":
         # The flow runs of a worker that was killed become our children, whom we can end.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    worker = PrefectWorker(home, server.url, WORK_POOL)
     server.launch()
     try:
         print(f"Starting a Prefect server (half a minute the first time); its log is {server.log}", flush=True)
-        await _run_unless_ended(ending, asyncio.to_thread(server.wait_until_ready))
-        with temporary_settings({PREFECT_API_URL: server.url}):
-            report = await _run_unless_ended(ending, deploy())
-            since = await _run_unless_ended(ending, _read_last_heartbeat(worker.name))
-            worker.launch()
-            await _run_unless_ended(ending, _wait_for_worker(worker, since))
-        count = len(report.created) + len(report.updated)
-        _print_addresses(server.url, home, database, f"{count} deployments in the work pool {WORK_POOL}")
-        await _watch(ending, server, worker)
-    except _EndRequested:
-        pass
+        with suppress(asyncio.CancelledError):
+            await work
     finally:
         has_worker = worker.pid is not None
         if has_worker:
@@ -92,46 +77,41 @@ async def _run(server: PrefectServer, home: Path, database: str) -> None:
             with temporary_settings({PREFECT_API_URL: server.url}):
                 await _mark_crashed(worker.ended_flow_runs)
         server.end()
-        if has_worker or ending.is_set():
+        if has_worker or work.cancelled():
             print("Ended. What was done is there again next time.", flush=True)
 
 
-def _install_signal_handlers(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -> None:
-    """Sets `ending` at the first of them. It stays so to the end of the process: one more must not end it half-way."""
+async def _start_and_watch(server: PrefectServer, worker: PrefectWorker, home: Path, database: str) -> None:
+    """Starts what is missing, and watches it. Raises ConfigurationError if the server or the worker ends by itself."""
+    await asyncio.to_thread(server.wait_until_ready)
+    with temporary_settings({PREFECT_API_URL: server.url}):
+        report = await deploy()
+        since = await _read_last_heartbeat(worker.name)
+        worker.launch()
+        await _wait_for_worker(worker, since)
+    count = len(report.created) + len(report.updated)
+    _print_addresses(server.url, home, database, f"{count} deployments in the work pool {WORK_POOL}")
+    while True:
+        for what, process in (("server", server), ("worker", worker)):
+            status = process.poll_exit_status()
+            if status is not None:
+                raise ConfigurationError(
+                    f"the Prefect {what} has ended by itself, with {_describe_status(status)}: see {process.log}"
+                )
+        _reap_adopted_children(but=(server.pid, worker.pid))
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
+
+
+def _install_signal_handlers(work: asyncio.Future[None]) -> None:
+    """Cancels `work` at each of them, to the end of the process: one more must not end what follows it half-way."""
+    loop = work.get_loop()
 
     def request_end(*_: object) -> None:
         with suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(ending.set)
+            loop.call_soon_threadsafe(work.cancel)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, request_end)
-
-
-async def _run_unless_ended(ending: asyncio.Event, work: Awaitable[T]) -> T:
-    """The result of a coroutine. Raises _EndRequested, and cancels it, if the end is asked for meanwhile."""
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ending.wait())
-    await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if not working.done():
-        working.cancel()
-        raise _EndRequested
-    return working.result()
-
-
-async def _watch(ending: asyncio.Event, server: PrefectServer, worker: PrefectWorker) -> None:
-    """Until the end is asked for. Raises ConfigurationError if one of the two ends by itself."""
-    while not ending.is_set():
-        for what, status, log in (
-            ("server", server.poll_exit_status(), server.log),
-            ("worker", worker.poll_exit_status(), worker.log),
-        ):
-            if status is not None:
-                raise ConfigurationError(
-                    f"the Prefect {what} has ended by itself, with {_describe_status(status)}: see {log}"
-                )
-        _reap_adopted_children(but=(server.pid, worker.pid))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(ending.wait(), POLL_INTERVAL_SECONDS)
 
 
 def _reap_adopted_children(but: tuple[int | None, ...]) -> None:
