@@ -8,12 +8,10 @@ see that they should hand one over.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 from uuid import UUID
 
 import httpx
@@ -21,10 +19,9 @@ import httpx
 from ...blocks.limits import LEASE_SECONDS, LimitNames, Limits, get_limit_names, open_limits
 from ...blocks.provider import SandboxProvider
 from ...sandbox.cancellation import run_shielded
-from .admission import Admission
+from .admission import Admission, Log, read_clock
 
 T = TypeVar("T")
-Log = logging.Logger | logging.LoggerAdapter[Any]
 
 POLL_SECONDS = 1.0  # between two requests of a run that has no slot
 POLL_FOR_MORE_SECONDS = 3.0  # of a run that has some, and after one was handed over: the others come first
@@ -75,7 +72,7 @@ class Slots:
 
 
 class LimitedSlots(Slots):
-    """The slots of a provider with limits. `run` has to run for as long as they are used."""
+    """The slots of a provider with limits. `renew_leases` has to run for as long as they are used."""
 
     def __init__(
         self, limits: Limits, names: LimitNames, provider: SandboxProvider, log: Log, admission: Admission | None = None
@@ -86,8 +83,9 @@ class LimitedSlots(Slots):
         self._max_sandboxes = provider.max_sandboxes
         self._creations_per_second = provider.creations_per_second
         self._log = log
-        self._waiters: deque[asyncio.Future[Slot | None]] = deque()
-        self._has_waiters = asyncio.Event()
+        self._request_lock = asyncio.Lock()  # one lane requests at a time: the one that has waited longest
+        self._waiter_count = 0
+        self._dismissal = asyncio.Event()  # of the lanes that wait now
         self._held: set[Slot] = set()
         self._waiting_lease: UUID | None = None  # of `waiting`, held while this run waits and has no slot
         self._next_request_at = 0.0
@@ -95,41 +93,24 @@ class LimitedSlots(Slots):
         self._next_log_at = 0.0
         self._creation_lock = asyncio.Lock()
         self._is_server_away = False  # it did not answer the last request
-        self._error: BaseException | None = None
         self._poll_seconds, self._poll_for_more_seconds = (
             (POLL_SECONDS, POLL_FOR_MORE_SECONDS)
             if limits.shared
             else (LOCAL_POLL_SECONDS, LOCAL_POLL_FOR_MORE_SECONDS)
         )
 
-    async def run(self) -> None:
-        """Requests slots for those that wait, and renews those that are held, until it is cancelled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._request_slots())
-                group.create_task(self._renew_leases())
-        except BaseExceptionGroup as errors:
-            self._error = errors.exceptions[0]
-            while self._waiters:
-                self._waiters.popleft().set_exception(self._error)
-
     async def acquire(self) -> Slot | None:
         if self._max_sandboxes is None:
             return await super().acquire()
-        if self._error is not None:
-            raise self._error
-        waiter: asyncio.Future[Slot | None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        self._has_waiters.set()
+        dismissal = self._dismissal
+        self._waiter_count += 1
         try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and (slot := waiter.result()) is not None:
-                await self.release(slot)
-            raise
+            async with self._request_lock:
+                return await self._poll_for_slot(dismissal)
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._waiter_count -= 1
+            if self._held or not self._waiter_count:
+                await self._end_waiting()
 
     async def release(self, slot: Slot) -> None:
         if slot in self._held:
@@ -139,7 +120,7 @@ class LimitedSlots(Slots):
     async def should_hand_over(self, slot: Slot) -> bool:
         if slot.is_lost:
             return True
-        now = _read_clock()
+        now = read_clock()
         min_hold = MIN_HOLD_OF_SEVERAL_SECONDS if len(self._held) > 1 else MIN_HOLD_SECONDS
         if slot not in self._held or now - slot.granted_at < min_hold or now < self._next_check_at:
             return False
@@ -151,10 +132,8 @@ class LimitedSlots(Slots):
 
     def dismiss_waiters(self) -> None:
         super().dismiss_waiters()
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        self._dismissal.set()
+        self._dismissal = asyncio.Event()
 
     async def wait_for_creation(self) -> None:
         if self._creations_per_second is None:
@@ -176,29 +155,35 @@ class LimitedSlots(Slots):
         self._waiting_lease = None
         await asyncio.gather(*(self._end_lease(lease) for lease in leases))
 
-    async def _request_slots(self) -> None:
-        while True:
-            await self._has_waiters.wait()
-            if self._waiters:
-                await self._request_slot()
-            if not self._waiters:
-                self._has_waiters.clear()
-                await self._end_waiting()
+    async def _poll_for_slot(self, dismissal: asyncio.Event) -> Slot | None:
+        """Requests a slot until it is granted one, or until its lane is dismissed."""
+        while not dismissal.is_set():
+            pause = self._next_request_at - read_clock()
+            if pause <= 0:
+                lease = await self._acquire_lease(self._names.sandboxes)
+                if lease is not None:
+                    slot = Slot(lease, read_clock())
+                    self._held.add(slot)
+                    if not dismissal.is_set():
+                        return slot
+                    await self.release(slot)
+                    break
+                if not self._held:
+                    await self._announce_waiting()
+                interval = self._poll_for_more_seconds if self._held else self._poll_seconds
+                pause = interval * random.uniform(0.75, 1.25)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await dismissal.wait()
+        return None
 
-    async def _request_slot(self) -> None:
-        """Makes one request, for the first that waits, and pauses where there is no slot."""
-        now = _read_clock()
-        if now < self._next_request_at:
-            await asyncio.sleep(self._next_request_at - now)
-        lease = await self._acquire_lease(self._names.sandboxes)
-        if lease is not None:
-            await self._hand_out(Slot(lease, _read_clock()))
-            return
-        self._log_waiting()
-        if not self._held and self._waiting_lease is None:
+    async def _announce_waiting(self) -> None:
+        """Tells the log and, with a lease of `waiting`, the runs that have slots that this one waits and has none."""
+        if read_clock() >= self._next_log_at:
+            self._next_log_at = read_clock() + LOG_INTERVAL_SECONDS
+            self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._names.sandboxes)
+        if self._waiting_lease is None:
             self._waiting_lease = await self._acquire_lease(self._names.waiting)
-        interval = self._poll_for_more_seconds if self._held else self._poll_seconds
-        await asyncio.sleep(interval * random.uniform(0.75, 1.25))
 
     async def _acquire_lease(self, name: str) -> UUID | None:
         """A lease of the limit, None where there is none now. One that comes during a cancellation is given back."""
@@ -208,23 +193,11 @@ class LimitedSlots(Slots):
         except asyncio.CancelledError:
 
             async def end_acquired_lease() -> None:
-                lease = await acquisition
-                if lease is not None:
+                if (lease := await acquisition) is not None:
                     await self._end_lease(lease)
 
             await run_shielded(end_acquired_lease())
             raise
-
-    async def _hand_out(self, slot: Slot) -> None:
-        self._held.add(slot)
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(slot)
-                break
-        else:
-            await self.release(slot)
-        await self._end_waiting()
 
     async def _end_waiting(self) -> None:
         """Gives back the lease that says that this run waits."""
@@ -232,7 +205,8 @@ class LimitedSlots(Slots):
             lease, self._waiting_lease = self._waiting_lease, None
             await run_shielded(self._end_lease(lease))
 
-    async def _renew_leases(self) -> None:
+    async def renew_leases(self) -> None:
+        """Renews the slots that are held, until it is cancelled."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             await asyncio.gather(*(self._renew_slot(slot) for slot in self._held))
@@ -273,12 +247,6 @@ class LimitedSlots(Slots):
         self._is_server_away = False
         return answer
 
-    def _log_waiting(self) -> None:
-        now = _read_clock()
-        if not self._held and now >= self._next_log_at:
-            self._next_log_at = now + LOG_INTERVAL_SECONDS
-            self._log.info("waiting for one of the %s slots of %s", self._max_sandboxes, self._names.sandboxes)
-
 
 @asynccontextmanager
 async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncIterator[Slots]:
@@ -296,14 +264,10 @@ async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncI
             rate = provider.creations_per_second
             log.info("limit %s: %g new sandboxes a second, over %s", names.creations, rate, scope)
         slots = LimitedSlots(limits, names, provider, log, admission)
-        task = asyncio.create_task(slots.run())
+        task = asyncio.create_task(slots.renew_leases())
         try:
             yield slots
         finally:
             task.cancel()
             await asyncio.wait([task])
             await run_shielded(slots.close())
-
-
-def _read_clock() -> float:
-    return asyncio.get_running_loop().time()

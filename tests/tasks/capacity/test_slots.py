@@ -32,7 +32,7 @@ async def test_a_slot_that_is_granted_just_when_the_run_ends_is_given_back():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="ends")
     limits = Slow(build_limit_settings(block))
     shared = LimitedSlots(limits, LimitNames("ends"), block, LOG)
-    running = asyncio.create_task(shared.run())
+    running = asyncio.create_task(shared.renew_leases())
     waiting = asyncio.create_task(shared.acquire())
     await limits.granted.wait()
     for task in (waiting, running):
