@@ -29,12 +29,9 @@ def batch(
 ) -> int:
     """Run Python files, each in a sandbox of its own; or one file once for each of many inputs.
 
-    Parameters
-    ----------
-    files
-        Files of Python code, one execution each; /dev/stdin is standard input.
-    inputs
-        A file of variables for one FILE: JSON lines or CSV, an execution a line.
+    Args:
+        files: Files of Python code, one execution each; /dev/stdin is standard input.
+        inputs: A file of variables for one FILE: JSON lines or CSV, an execution a line.
     """
     from .run_flow import run_batch
 
@@ -60,18 +57,13 @@ def sweep(
 ) -> int:
     """Run one Python file over the points of a search space, and find the best trial.
 
-    Parameters
-    ----------
-    file
-        A file of Python code that reads the trial's variables and submits its fields; /dev/stdin is standard input.
-    grid
-        A variable and its values, as in lr=0.001,0.01; once for each variable, and every combination is a trial.
-    points
-        A file of trials instead of a grid: JSON lines or CSV, a trial a line.
-    minimize
-        The submitted field that is least in the best trial.
-    maximize
-        The submitted field that is greatest in the best trial.
+    Args:
+        file: A file of Python code that reads the trial's variables and submits its fields; /dev/stdin is standard
+            input.
+        grid: A variable and its values, as in lr=0.001,0.01; once for each variable, and every combination is a trial.
+        points: A file of trials instead of a grid: JSON lines or CSV, a trial a line.
+        minimize: The submitted field that is least in the best trial.
+        maximize: The submitted field that is greatest in the best trial.
     """
     from .run_flow import run_sweep
 
@@ -101,18 +93,13 @@ def rlm(
 ) -> int:
     """Answer a question over a long text, with a recursive language model whose Python runs in a sandbox.
 
-    Parameters
-    ----------
-    query
-        The question.
-    language_model
-        A model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved block such as language-model/NAME.
-    context
-        The text that the question is about.
-    context_file
-        A file that has it instead; UTF-8, of any length.
-    context_volume_path
-        Its path on the provider's volume instead.
+    Args:
+        query: The question.
+        language_model: A model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved block such as
+            language-model/NAME.
+        context: The text that the question is about.
+        context_file: A file that has it instead; UTF-8, of any length.
+        context_volume_path: Its path on the provider's volume instead.
     """
     from .run_flow import run_rlm
 
@@ -141,20 +128,13 @@ def chunks(
 ) -> int:
     """Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together.
 
-    Parameters
-    ----------
-    file
-        A file of Python code that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.
-    chunks
-        A file of chunks: JSON lines or CSV, with the id and the data of a chunk in each line.
-    data
-        A file of data to be cut into chunks instead: JSON lines or CSV, an item a line.
-    chunk_size
-        How many items of the data make a chunk.
-    volume_name
-        The volume that every sandbox has, made when it is first asked for.
-    reduce
-        A file of Python code that runs once when all chunks are done; what they submitted is in results.
+    Args:
+        file: A file of Python code that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.
+        chunks: A file of chunks: JSON lines or CSV, with the id and the data of a chunk in each line.
+        data: A file of data to be cut into chunks instead: JSON lines or CSV, an item a line.
+        chunk_size: How many items of the data make a chunk.
+        volume_name: The volume that every sandbox has, made when it is first asked for.
+        reduce: A file of Python code that runs once when all chunks are done; what they submitted is in results.
     """
     from .run_flow import run_chunks
 
@@ -180,12 +160,9 @@ def sequence(
 ) -> int:
     """Run Python files one after the other in one sandbox: what one defines is there in the next.
 
-    Parameters
-    ----------
-    files
-        Files of Python code, a step each; /dev/stdin is standard input.
-    stop_on_error
-        Run no further step once one has failed.
+    Args:
+        files: Files of Python code, a step each; /dev/stdin is standard input.
+        stop_on_error: Run no further step once one has failed.
     """
     from .run_flow import run_sequence
 
@@ -202,12 +179,9 @@ VolumeProvider = Annotated[str, Parameter(help="local, or a saved block such as 
 def ls(name: str, path: str = "", /, *, provider: VolumeProvider = "local") -> int:
     """List the files on a volume, with their sizes in bytes.
 
-    Parameters
-    ----------
-    name
-        The volume.
-    path
-        A file or a directory on it; by default all of it.
+    Args:
+        name: The volume.
+        path: A file or a directory on it; by default all of it.
     """
     from .volume import list_files
 
@@ -218,14 +192,10 @@ def ls(name: str, path: str = "", /, *, provider: VolumeProvider = "local") -> i
 def get(name: str, path: str, target: str = ".", /, *, provider: VolumeProvider = "local") -> int:
     """Bring a file home from a volume, or a directory with all that is in it.
 
-    Parameters
-    ----------
-    name
-        The volume.
-    path
-        The file or the directory on it.
-    target
-        A directory to put it in, or the name to give it; by default this directory.
+    Args:
+        name: The volume.
+        path: The file or the directory on it.
+        target: A directory to put it in, or the name to give it; by default this directory.
     """
     from .volume import get_files
 
@@ -236,14 +206,10 @@ def get(name: str, path: str, target: str = ".", /, *, provider: VolumeProvider 
 def put(name: str, source: str, path: str | None = None, /, *, provider: VolumeProvider = "local") -> int:
     """Bring a file to a volume.
 
-    Parameters
-    ----------
-    name
-        The volume, made when it is first asked for.
-    source
-        The file on this machine.
-    path
-        Where it goes on the volume; by default its own name.
+    Args:
+        name: The volume, made when it is first asked for.
+        source: The file on this machine.
+        path: Where it goes on the volume; by default its own name.
     """
     from .volume import put_file
 
@@ -254,16 +220,11 @@ def put(name: str, source: str, path: str | None = None, /, *, provider: VolumeP
 def report(run: str, /, *, html: str | None = None, csv: str | None = None, parquet: str | None = None) -> int:
     """Print the table of a run, and write it with its charts and failures to one HTML file that needs no network.
 
-    Parameters
-    ----------
-    run
-        A flow run's id or name, or the path of its results; a run that is under way is told as far as it is.
-    html
-        The HTML file; by default report.html beside the results.
-    csv
-        A file of CSV with a row for each execution.
-    parquet
-        The same as Parquet, which needs pyarrow.
+    Args:
+        run: A flow run's id or name, or the path of its results; a run that is under way is told as far as it is.
+        html: The HTML file; by default report.html beside the results.
+        csv: A file of CSV with a row for each execution.
+        parquet: The same as Parquet, which needs pyarrow.
     """
     from .report import show_report
 
@@ -279,14 +240,11 @@ def reap(
 ) -> int:
     """Remove the sandboxes that nobody uses any more: their flow run is over, their host died, or their time is up.
 
-    Parameters
-    ----------
-    provider
-        local, daytona, modal, or a saved block such as daytona-sandbox/NAME.
-    older_than
-        Also take those of a flow run that is not over, but has been silent for so many seconds; 360 at least.
-    dry_run
-        Say what would be removed, and remove nothing.
+    Args:
+        provider: local, daytona, modal, or a saved block such as daytona-sandbox/NAME.
+        older_than: Also take those of a flow run that is not over, but has been silent for so many seconds; 360 at
+            least.
+        dry_run: Say what would be removed, and remove nothing.
     """
     from .run_flow import run_reap
 
@@ -297,13 +255,10 @@ def reap(
 def up(*, port: int | None = None, database: str | None = None) -> int:
     """Start a Prefect server with our deployments and a worker that runs them, until Ctrl-C.
 
-    Parameters
-    ----------
-    port
-        Where the server and its UI listen, on this machine only; by default 4200.
-    database
-        A Postgres database instead of SQLite's, as postgresql://USER:PASSWORD@HOST/NAME, where several people or
-        machines share it.
+    Args:
+        port: Where the server and its UI listen, on this machine only; by default 4200.
+        database: A Postgres database instead of SQLite's, as postgresql://USER:PASSWORD@HOST/NAME, where several people
+            or machines share it.
     """
     from ..deployments.up import up
 
@@ -315,12 +270,10 @@ def up(*, port: int | None = None, database: str | None = None) -> int:
 def deploy(*, work_pool: str = "rlm-batch", reset: Annotated[bool, Parameter(negative=())] = False) -> int:
     """Make the block types, the work pool, the limits and the deployments on the server in PREFECT_API_URL.
 
-    Parameters
-    ----------
-    work_pool
-        The pool that the deployments' runs go to, made as one of processes where there is none of that name.
-    reset
-        Put deployments that are there back to their first parameters, schedules and limits, which are kept otherwise.
+    Args:
+        work_pool: The pool that the deployments' runs go to, made as one of processes where there is none of that name.
+        reset: Put deployments that are there back to their first parameters, schedules and limits, which are kept
+            otherwise.
     """
     from .deploy import run_deploy
 

@@ -8,13 +8,15 @@ import platform
 import sys
 from pathlib import Path
 
+import httpx
+from prefect.settings import PREFECT_API_URL
 from rich.table import Table
 from rich.text import Text
 
 from ..blocks.local.volume import find_volumes_root
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..sandbox.errors import RlmBatchError
-from ..tasks.ledger.results_root import get_results_root
+from ..tasks.ledger.result_index import get_results_root
 from .table import print_whole_lines
 
 
@@ -58,13 +60,9 @@ def _check_directory(name: str, root: Path, variable: str) -> tuple[str, bool, s
 
 
 def _check_server() -> tuple[str, bool, str]:
-    from prefect.settings import PREFECT_API_URL
-
     url = PREFECT_API_URL.value()
     if not url:
         return "Prefect", True, "no server is configured: each program embeds one; PREFECT_API_URL names a shared one"
-    import httpx
-
     try:
         answer = httpx.get(f"{url.rstrip('/')}/health", timeout=5.0)
         answer.raise_for_status()

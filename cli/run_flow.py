@@ -11,9 +11,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import httpx
+from prefect.exceptions import ParameterTypeError, TerminationSignal
+
 from ..blocks.registry import make_unsaved_provider
 from ..blocks.storage.location_parsing import parse_scheme
 from ..blocks.volume import check_volume_name
+from ..flows.inputs.spilling import spill_long_parameters
+from ..flows.reporting.text_table import format_cell, format_rows
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.result import Result
 from ..sandbox.text_escape import escape_text
@@ -29,12 +34,9 @@ def run_sweep(**parameters: Any) -> int:
     from ..flows.sweep import report, space, sweep
 
     grid, points = parameters["grid"], parameters["points"]
-    failed: ExecutionsFailed | None = None
-    try:
-        found = _check_and_run(sweep, parameters, lambda: space(grid, points), [points])
-    except ExecutionsFailed as error:
-        failed = error
-        found = report(error.results, parameters["objective"], parameters["direction"], error.results_path)
+    found, failed = _check_and_run(sweep, parameters, lambda: space(grid, points), [points])
+    if failed is not None:
+        found = report(failed.results, parameters["objective"], parameters["direction"], failed.results_path)
     print_table(found.rows(MAX_TABLE_ROWS), len(found.trials), mark="best")
     return _print_end(found.results_path, failed)
 
@@ -58,14 +60,13 @@ def run_sequence(files: list[str], **parameters: Any) -> int:
 def run_rlm(**parameters: Any) -> int:
     """Runs the rlm flow, prints the answer, and returns the exit status."""
     from ..flows.reporting.report import describe_usage
-    from ..flows.rlm import RlmAnswer, question, rlm
+    from ..flows.rlm import question, rlm
     from ..sandbox.queries.budget import Usage
 
     texts = [parameters[name] for name in ("query", "context", "context_file", "context_volume_path")]
-    try:
-        found: RlmAnswer = _check_and_run(rlm, parameters, lambda: question(*texts))
-    except ExecutionsFailed as error:
-        return _print_end(error.results_path, error)
+    found, failed = _check_and_run(rlm, parameters, lambda: question(*texts))
+    if failed is not None:
+        return _print_end(failed.results_path, failed)
     print(escape_text(str(found), keep="\n\t"))
     asked = found.queries
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
@@ -78,17 +79,14 @@ def run_chunks(**parameters: Any) -> int:
     from ..flows.chunks import chunks, overlap, report
     from ..flows.engine.failures import Outcomes
     from ..flows.inputs.chunking import build_chunks
-    from ..flows.reporting.text_table import format_cell
 
     by_id, data, size = parameters["chunks"], parameters["data"], parameters["chunk_size"]
     if parameters["volume_name"] is not None:
         check_volume_name(parameters["volume_name"])
-    failed: ExecutionsFailed | None = None
-    try:
-        found = _check_and_run(chunks, parameters, lambda: build_chunks(by_id, data, size), [by_id, data])
-    except ExecutionsFailed as error:
-        count = len(error.results) - (parameters["reduce"] is not None)
-        failed, found = error, report(Outcomes(error.results, error.failures, error.results_path), count)
+    found, failed = _check_and_run(chunks, parameters, lambda: build_chunks(by_id, data, size), [by_id, data])
+    if failed is not None:
+        count = len(failed.results) - (parameters["reduce"] is not None)
+        found = report(Outcomes(failed.results, failed.failures, failed.results_path), count)
     print_table(found.rows(MAX_TABLE_ROWS), len(found.results))
     if isinstance(found.reduction, Result):
         values = [f"{name}={format_cell(value)}" for name, value in found.reduction.outputs.items()]
@@ -123,14 +121,10 @@ def _run_and_print_rows(
     code_files: list[str],
 ) -> int:
     """The exit status of a flow that returns its outcomes: a row is printed for each, with the file of its code."""
-    from ..flows.reporting.text_table import format_rows
-
     display = ProgressDisplay()
-    failed: ExecutionsFailed | None = None
-    try:
-        outcomes = _check_and_run(flow, parameters, open_inputs, input_files, display)
-    except ExecutionsFailed as error:
-        failed, outcomes = error, error.results
+    outcomes, failed = _check_and_run(flow, parameters, open_inputs, input_files, display)
+    if failed is not None:
+        outcomes = failed.results
     rows = format_rows(outcomes, limit=MAX_TABLE_ROWS)
     if code_files:
         for row, cell in zip(rows, ["file", *code_files], strict=False):
@@ -161,9 +155,10 @@ def _check_and_run(
     open_inputs: Callable[[], object] = lambda: None,
     files: Sequence[str | None] = (),
     display: ProgressDisplay | None = None,
-) -> Any:
-    """Runs the flow once it is sure that it takes these parameters and inputs. Raises what it would, and sooner.
+) -> tuple[Any, ExecutionsFailed | None]:
+    """Runs the flow once it is sure that it takes these parameters and inputs; returns its result, or how it failed.
 
+    Other errors that the flow would raise are raised, and sooner.
     `files` are what `open_inputs` reads. One that is below a block is read by the flow alone: its block is on the
     server, which may not be there before.
     """
@@ -171,15 +166,14 @@ def _check_and_run(
     is_below_block = any(file is not None and parse_scheme(file) == "block" for file in files)
     # The flow is handed the same readers for as long as they are held here, so that a file is parsed once.
     _inputs = None if is_below_block else open_inputs()
-    return _run(flow, short, display)
+    try:
+        return _run(flow, short, display), None
+    except ExecutionsFailed as error:
+        return None, error
 
 
 def _check_parameters(flow: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters, long ones as references to files. Raises ConfigurationError for what the flow would refuse."""
-    from prefect.exceptions import ParameterTypeError
-
-    from ..flows.inputs.spilling import spill_long_parameters
-
     short = spill_long_parameters(parameters)
     try:
         flow.validate_parameters(short)
@@ -194,9 +188,6 @@ def _check_parameters(flow: Any, parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None = None) -> Any:
     """Runs the flow with its display. SIGTERM ends it as Ctrl-C does, before Prefect's own handler for it and after."""
-    import httpx
-    from prefect.exceptions import TerminationSignal
-
     display = display or ProgressDisplay()
 
     async def run() -> Any:

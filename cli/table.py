@@ -28,12 +28,10 @@ def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
         table.add_column(escape_text(name), overflow="fold")
-    for row in rows[1 : MAX_TABLE_ROWS + 1]:
-        table.add_row(*map(escape_text, row), style="bold green" if mark and row[-1] == mark else None)
-    if mark:  # the one row that must not be among those left out
-        for row in rows[MAX_TABLE_ROWS + 1 :]:
-            if row[-1] == mark:
-                table.add_row(*map(escape_text, row), style="bold green")
+    for number, row in enumerate(rows[1:]):
+        is_marked = bool(mark) and row[-1] == mark  # the one row that must not be among those left out
+        if is_marked or number < MAX_TABLE_ROWS:
+            table.add_row(*map(escape_text, row), style="bold green" if is_marked else None)
     print_whole_lines(table)
     if total > MAX_TABLE_ROWS:
         print(f"... and {total - MAX_TABLE_ROWS} more, in the ledger", file=sys.stderr)

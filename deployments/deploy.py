@@ -63,7 +63,8 @@ async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> DeployRe
                     f"the Prefect server at {url} does not answer ({error}): start it, or name another in "
                     "PREFECT_API_URL"
                 )
-            await _register_blocks(client)
+            for name in collection.__all__:
+                await getattr(collection, name).aregister_type_and_schema(client=client)
             await _make_pool(client, work_pool)
             report = await _make_deployments(client, work_pool, reset)
             await _make_limits(client, report)
@@ -81,11 +82,6 @@ async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> DeployRe
 def load_entries() -> list[dict[str, Any]]:
     """The deployments of prefect.yaml as dicts."""
     return yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))["deployments"]
-
-
-async def _register_blocks(client: PrefectClient) -> None:
-    for name in collection.__all__:
-        await getattr(collection, name).aregister_type_and_schema(client=client)
 
 
 async def _make_pool(client: PrefectClient, name: str) -> None:

@@ -34,8 +34,9 @@ class PrefectServer(PrefectProcess):
 
     def launch(self) -> None:
         """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""
-        if _is_port_taken(self._port):
-            raise ConfigurationError(f"port {self._port} is taken{_describe_port_owner(self._port)}")
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", self._port)) == 0:
+                raise ConfigurationError(f"port {self._port} is taken{_describe_port_owner(self._port)}")
         self._home.mkdir(parents=True, exist_ok=True)
         environment = self._environment()
         environment.pop("PREFECT_API_URL", None)
@@ -89,11 +90,6 @@ def _find_free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def _is_port_taken(port: int) -> bool:
-    with socket.socket() as asking:
-        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _describe_port_owner(port: int) -> str:

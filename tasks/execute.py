@@ -19,8 +19,8 @@ from .execution import Execution
 from .lane import Lane
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
 from .task_batch import TaskBatch
+from .task_log import EXECUTE_TASK_NAME
 
-EXECUTE_TASK_NAME = "execute"
 KEEP_SANDBOX_SECONDS = 10.0  # of waiting through which a lane keeps its sandbox: a new one takes as long at worst
 
 

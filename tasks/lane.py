@@ -151,7 +151,6 @@ class Lane:
             now = asyncio.get_running_loop().time()
             self._expires_at = now + max(self.provider.lifetime, 2 * self._timeout)
             self._interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
-        if self._opened_at is None:
             await self._start_interpreter(self._interpreter)
             self._opened_at = now
             self.opened_count += 1

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import httpx
 
-from ...blocks.limits import LEASE_SECONDS, LimitNames, Limits, get_limit_names, open_limits
+from ...blocks.limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
 from ...blocks.provider import SandboxProvider
 from ...sandbox.cancellation import run_shielded
 from .admission import Admission, Log, read_clock
@@ -25,8 +25,7 @@ T = TypeVar("T")
 
 POLL_SECONDS = 1.0  # between two requests of a run that has no slot
 POLL_FOR_MORE_SECONDS = 3.0  # of a run that has some, and after one was handed over: the others come first
-LOCAL_POLL_SECONDS = 0.05  # of a run whose limit is held in this process, where a request costs nothing
-LOCAL_POLL_FOR_MORE_SECONDS = 0.15
+LOCAL_POLL_FACTOR = 0.05  # of these, where the limit is held in this process: there a request costs nothing
 WAITING_CHECK_SECONDS = 2.0  # between two checks whether other runs wait
 MIN_HOLD_OF_SEVERAL_SECONDS = 10.0  # before a slot is handed over, by a run that has others
 MIN_HOLD_SECONDS = 60.0  # by a run that has no other: it pays for a new sandbox, and waits itself
@@ -44,45 +43,26 @@ class Slot:
 
 
 class Slots:
-    """The slots of one flow run, which its lanes share. Without a limit each has its slot at once.
+    """The slots of one flow run, which its lanes share. Without `limits` each lane has its slot at once.
 
-    Whoever has a slot waits for a permit of `admission` before it opens a sandbox.
+    Whoever has a slot waits for a permit of `admission` before it opens a sandbox. With limits, which have these
+    `names`, `renew_leases` has to run for as long as they are used.
     """
 
-    def __init__(self, admission: Admission | None = None) -> None:
-        self.admission = Admission() if admission is None else admission
-
-    async def acquire(self) -> Slot | None:
-        """Waits for a slot; None once `dismiss_waiters` was called."""
-        return Slot(UUID(int=0), 0.0)
-
-    async def release(self, slot: Slot) -> None:
-        """Gives the slot back, whose sandbox was removed."""
-
-    async def should_hand_over(self, slot: Slot) -> bool:
-        """Whether to give the slot back between two executions, for other runs that wait."""
-        return False
-
-    def dismiss_waiters(self) -> None:
-        """Gives None to all that wait for a slot or a permit, as there is no more work."""
-        self.admission.dismiss_waiters()
-
-    async def wait_for_creation(self) -> None:
-        """Waits until a sandbox may be created."""
-
-
-class LimitedSlots(Slots):
-    """The slots of a provider with limits. `renew_leases` has to run for as long as they are used."""
-
     def __init__(
-        self, limits: Limits, names: LimitNames, provider: SandboxProvider, log: Log, admission: Admission | None = None
+        self,
+        provider: SandboxProvider,
+        admission: Admission,
+        log: Log,
+        limits: Limits | None = None,
+        names: LimitNames | None = None,
     ) -> None:
-        super().__init__(admission)
-        self._limits = limits
-        self._names = names
-        self._max_sandboxes = provider.max_sandboxes
-        self._creations_per_second = provider.creations_per_second
+        self.admission = admission
         self._log = log
+        self._limits = limits or ProcessLimits({})
+        self._names = names or LimitNames("")
+        self._max_sandboxes = provider.max_sandboxes if limits else None
+        self._creations_per_second = provider.creations_per_second if limits else None
         self._request_lock = asyncio.Lock()  # one lane requests at a time: the one that has waited longest
         self._waiter_count = 0
         self._dismissal = asyncio.Event()  # of the lanes that wait now
@@ -93,15 +73,13 @@ class LimitedSlots(Slots):
         self._next_log_at = 0.0
         self._creation_lock = asyncio.Lock()
         self._is_server_away = False  # it did not answer the last request
-        self._poll_seconds, self._poll_for_more_seconds = (
-            (POLL_SECONDS, POLL_FOR_MORE_SECONDS)
-            if limits.shared
-            else (LOCAL_POLL_SECONDS, LOCAL_POLL_FOR_MORE_SECONDS)
-        )
+        factor = 1.0 if self._limits.shared else LOCAL_POLL_FACTOR
+        self._poll_seconds, self._poll_for_more_seconds = factor * POLL_SECONDS, factor * POLL_FOR_MORE_SECONDS
 
     async def acquire(self) -> Slot | None:
+        """Waits for a slot; None once `dismiss_waiters` was called."""
         if self._max_sandboxes is None:
-            return await super().acquire()
+            return Slot(UUID(int=0), 0.0)
         dismissal = self._dismissal
         self._waiter_count += 1
         try:
@@ -113,11 +91,13 @@ class LimitedSlots(Slots):
                 await self._end_waiting()
 
     async def release(self, slot: Slot) -> None:
+        """Gives the slot back, whose sandbox was removed."""
         if slot in self._held:
             self._held.remove(slot)
             await run_shielded(self._end_lease(slot.lease))
 
     async def should_hand_over(self, slot: Slot) -> bool:
+        """Whether to give the slot back between two executions, for other runs that wait."""
         if slot.is_lost:
             return True
         now = read_clock()
@@ -131,11 +111,13 @@ class LimitedSlots(Slots):
         return True
 
     def dismiss_waiters(self) -> None:
-        super().dismiss_waiters()
+        """Gives None to all that wait for a slot or a permit, as there is no more work."""
+        self.admission.dismiss_waiters()
         self._dismissal.set()
         self._dismissal = asyncio.Event()
 
     async def wait_for_creation(self) -> None:
+        """Waits until a sandbox may be created."""
         if self._creations_per_second is None:
             return
         async with self._creation_lock:  # one request at a time
@@ -148,12 +130,7 @@ class LimitedSlots(Slots):
     async def close(self) -> None:
         """Gives all slots back."""
         self.dismiss_waiters()
-        leases = [slot.lease for slot in self._held]
-        if self._waiting_lease is not None:
-            leases.append(self._waiting_lease)
-        self._held.clear()
-        self._waiting_lease = None
-        await asyncio.gather(*(self._end_lease(lease) for lease in leases))
+        await asyncio.gather(self._end_waiting(), *(self.release(slot) for slot in self._held))
 
     async def _poll_for_slot(self, dismissal: asyncio.Event) -> Slot | None:
         """Requests a slot until it is granted one, or until its lane is dismissed."""
@@ -254,8 +231,9 @@ async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncI
     admission = Admission(log, is_gradual=provider.gradual)
     async with open_limits(provider, run_id) as limits:
         names = get_limit_names(provider)
+        slots = Slots(provider, admission, log, limits, names)
         if limits is None or names is None:
-            yield Slots(admission)
+            yield slots
             return
         scope = "every flow run of this Prefect server" if limits.shared else "this process only: there is no server"
         if provider.max_sandboxes is not None:
@@ -263,7 +241,6 @@ async def open_slots(provider: SandboxProvider, run_id: str, log: Log) -> AsyncI
         if provider.creations_per_second is not None:
             rate = provider.creations_per_second
             log.info("limit %s: %g new sandboxes a second, over %s", names.creations, rate, scope)
-        slots = LimitedSlots(limits, names, provider, log, admission)
         task = asyncio.create_task(slots.renew_leases())
         try:
             yield slots

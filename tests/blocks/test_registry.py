@@ -29,9 +29,9 @@ def split(path: str) -> tuple[str, str]:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_classes_of_an_entry_are_public_names(entry: ProviderEntry) -> None:
     for module, name in map(split, (entry.block, entry.interpreter)):
-        line = f"from .blocks.{module} import {name}"
-        assert f".blocks.{module}:{name}" in find_imports("__init__.py"), f"add to __init__.py, for editors: {line}"
-        assert name in rlm_batch.__all__, f'add to __all__ in __init__.py: "{name}"'
+        line = f"from .blocks.{module} import {name} as {name}"
+        assert f".blocks.{module}:{name}" in find_imports("__init__.py"), f"add to __init__.py: {line}"
+        assert name in rlm_batch.__all__
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
