@@ -1,107 +1,74 @@
 """The public face of rlm-batch: each name is imported from its room when it is first asked for."""
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .blocks.daytona.block import DaytonaSandbox
-    from .blocks.dspy_interpreter import InterpreterFactory
-    from .blocks.interpreters import DaytonaInterpreter, LocalInterpreter, ModalInterpreter
-    from .blocks.language_model.block import LanguageModel
-    from .blocks.local.block import LocalSandbox
-    from .blocks.modal.block import ModalSandbox
-    from .blocks.sync_volume import Volume
-    from .flows.batch import batch
-    from .flows.chunks import ChunksReport, chunks
-    from .flows.reap import reap
-    from .flows.rlm import RlmAnswer, rlm
-    from .flows.sequence import sequence
-    from .flows.sweep import SweepReport, sweep
-    from .sandbox.errors import (
-        BudgetExceeded,
-        CodeCrashed,
-        CodeError,
-        CodeSyntaxError,
-        ConfigurationError,
-        DeadlineExceeded,
-        DepthExceeded,
-        ExecutionsFailed,
-        ExecutionTimeout,
-        NotRun,
-        OutcomeUnknown,
-        QueryError,
-        QuotaExceeded,
-        SandboxesLeft,
-        SandboxLost,
-        SandboxStartError,
-        StateLost,
-        SubmitError,
-        VolumeError,
-    )
-    from .sandbox.result import Failure, Result
+if TYPE_CHECKING:  # The public names, in the form that makes them public for a type checker.
+    from .blocks.daytona.block import DaytonaSandbox as DaytonaSandbox
+    from .blocks.dspy_interpreter import InterpreterFactory as InterpreterFactory
+    from .blocks.interpreters import DaytonaInterpreter as DaytonaInterpreter
+    from .blocks.interpreters import LocalInterpreter as LocalInterpreter
+    from .blocks.interpreters import ModalInterpreter as ModalInterpreter
+    from .blocks.language_model.block import LanguageModel as LanguageModel
+    from .blocks.local.block import LocalSandbox as LocalSandbox
+    from .blocks.modal.block import ModalSandbox as ModalSandbox
+    from .blocks.sync_volume import Volume as Volume
+    from .flows.batch import batch as batch
+    from .flows.chunks import ChunksReport as ChunksReport
+    from .flows.chunks import chunks as chunks
+    from .flows.reap import reap as reap
+    from .flows.rlm import RlmAnswer as RlmAnswer
+    from .flows.rlm import rlm as rlm
+    from .flows.sequence import sequence as sequence
+    from .flows.sweep import SweepReport as SweepReport
+    from .flows.sweep import sweep as sweep
+    from .sandbox.errors import BudgetExceeded as BudgetExceeded
+    from .sandbox.errors import CodeCrashed as CodeCrashed
+    from .sandbox.errors import CodeError as CodeError
+    from .sandbox.errors import CodeSyntaxError as CodeSyntaxError
+    from .sandbox.errors import ConfigurationError as ConfigurationError
+    from .sandbox.errors import DeadlineExceeded as DeadlineExceeded
+    from .sandbox.errors import DepthExceeded as DepthExceeded
+    from .sandbox.errors import ExecutionsFailed as ExecutionsFailed
+    from .sandbox.errors import ExecutionTimeout as ExecutionTimeout
+    from .sandbox.errors import NotRun as NotRun
+    from .sandbox.errors import OutcomeUnknown as OutcomeUnknown
+    from .sandbox.errors import QueryError as QueryError
+    from .sandbox.errors import QuotaExceeded as QuotaExceeded
+    from .sandbox.errors import SandboxesLeft as SandboxesLeft
+    from .sandbox.errors import SandboxLost as SandboxLost
+    from .sandbox.errors import SandboxStartError as SandboxStartError
+    from .sandbox.errors import StateLost as StateLost
+    from .sandbox.errors import SubmitError as SubmitError
+    from .sandbox.errors import VolumeError as VolumeError
+    from .sandbox.result import Failure as Failure
+    from .sandbox.result import Result as Result
 
-__all__ = [
-    "BudgetExceeded",
-    "ChunksReport",
-    "CodeCrashed",
-    "CodeError",
-    "CodeSyntaxError",
-    "ConfigurationError",
-    "DaytonaInterpreter",
-    "DaytonaSandbox",
-    "DeadlineExceeded",
-    "DepthExceeded",
-    "ExecutionTimeout",
-    "ExecutionsFailed",
-    "Failure",
-    "InterpreterFactory",
-    "LanguageModel",
-    "LocalInterpreter",
-    "LocalSandbox",
-    "ModalInterpreter",
-    "ModalSandbox",
-    "NotRun",
-    "OutcomeUnknown",
-    "QueryError",
-    "QuotaExceeded",
-    "Result",
-    "RlmAnswer",
-    "SandboxLost",
-    "SandboxStartError",
-    "SandboxesLeft",
-    "StateLost",
-    "SubmitError",
-    "SweepReport",
-    "Volume",
-    "VolumeError",
-    "batch",
-    "chunks",
-    "reap",
-    "rlm",
-    "sequence",
-    "sweep",
-]
-
-
-if not TYPE_CHECKING:  # A type checker that saw it would take any name for a public one.
+    __all__: list[str]
+else:  # A type checker that saw it would take any name for a public one.
 
     def __getattr__(name: str) -> object:
         # Prefect takes seconds to import and the SDKs another one: nobody pays for a name that is not used.
-        if name not in __all__:
+        modules = _find_modules()
+        if name == "__all__":
+            return sorted(modules)
+        if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_find_module(name), __name__), name)
+        value = globals()[name] = getattr(import_module(modules[name], __name__), name)
         return value
 
 
-def _find_module(name: str) -> str:
-    """The module that the block for type checkers, above, imports a public name from."""
+@cache
+def _find_modules() -> dict[str, str]:
+    """The modules of the public names, as the block for type checkers, above, imports them."""
     import ast
     from pathlib import Path
 
     nodes = ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
-    return next(f".{node.module}" for node in imports if name in [alias.name for alias in node.names])
+    return {alias.name: f".{node.module}" for node in imports for alias in node.names}
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_find_modules()})

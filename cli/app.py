@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from cyclopts import App, Parameter
 
 from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters
+from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
 from .options import add_flow_options
 
 app = App(
     name="rlm-batch",
     help="Runs many pieces of Python, each in a sandbox, as Prefect flows.",
-    version=arguments.get_version,
     suppress_keyboard_interrupt=False,  # main says what an interrupt leaves behind
 )
 
 
 @app.command
-@add_flow_options(SharedParameters)
+@add_flow_options
 def batch(
     files: Annotated[list[str], Parameter(negative=())],
     /,
     *,
     inputs: str | None = None,
-    **parameters: Any,
+    **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run Python files, each in a sandbox of its own; or one file once for each of many inputs.
 
-    Parameters
-    ----------
-    files
-        Files of Python code, one execution each; /dev/stdin is standard input.
-    inputs
-        A file of variables for one FILE: JSON lines or CSV, an execution a line.
+    Args:
+        files: Files of Python code, one execution each; /dev/stdin is standard input.
+        inputs: A file of variables for one FILE: JSON lines or CSV, an execution a line.
     """
     from .run_flow import run_batch
 
     code: Any = [arguments.read_code(file) for file in files]
     if inputs is not None:
         if len(code) > 1:
-            arguments.refuse_usage("--inputs goes with one FILE, and there are several")
+            raise ConfigurationError("--inputs goes with one FILE, and there are several")
         code = code[0]
-    return run_batch({"code": code, "inputs": arguments.resolve_path(inputs), **parameters}, files)
+    return run_batch(files, code=code, inputs=arguments.resolve_path(inputs), **parameters)
 
 
 @app.command
-@add_flow_options(SharedParameters)
+@add_flow_options
 def sweep(
     file: str,
     /,
@@ -57,41 +53,34 @@ def sweep(
     points: str | None = None,
     minimize: str | None = None,
     maximize: str | None = None,
-    **parameters: Any,
+    **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run one Python file over the points of a search space, and find the best trial.
 
-    Parameters
-    ----------
-    file
-        A file of Python code that reads the trial's variables and submits its fields; /dev/stdin is standard input.
-    grid
-        A variable and its values, as in lr=0.001,0.01; once for each variable, and every combination is a trial.
-    points
-        A file of trials instead of a grid: JSON lines or CSV, a trial a line.
-    minimize
-        The submitted field that is least in the best trial.
-    maximize
-        The submitted field that is greatest in the best trial.
+    Args:
+        file: A file of Python code that reads the trial's variables and submits its fields; /dev/stdin is standard
+            input.
+        grid: A variable and its values, as in lr=0.001,0.01; once for each variable, and every combination is a trial.
+        points: A file of trials instead of a grid: JSON lines or CSV, a trial a line.
+        minimize: The submitted field that is least in the best trial.
+        maximize: The submitted field that is greatest in the best trial.
     """
     from .run_flow import run_sweep
 
     if minimize is not None and maximize is not None:
-        arguments.refuse_usage("--minimize and --maximize were both given: a sweep has one objective")
+        raise ConfigurationError("--minimize and --maximize were both given: a sweep has one objective")
     return run_sweep(
-        {
-            "code": arguments.read_code(file),
-            "grid": None if grid is None else arguments.parse_grid(grid),
-            "points": arguments.resolve_path(points),
-            "objective": minimize if maximize is None else maximize,
-            "direction": "minimize" if maximize is None else "maximize",
-            **parameters,
-        }
+        code=arguments.read_code(file),
+        grid=None if grid is None else arguments.parse_grid(grid),
+        points=arguments.resolve_path(points),
+        objective=minimize if maximize is None else maximize,
+        direction="minimize" if maximize is None else "maximize",
+        **parameters,
     )
 
 
 @app.command
-@add_flow_options(RlmParameters)
+@add_flow_options
 def rlm(
     query: str,
     /,
@@ -100,39 +89,32 @@ def rlm(
     context: str = "",
     context_file: str | None = None,
     context_volume_path: str | None = None,
-    **parameters: Any,
+    **parameters: Unpack[RlmParameters],
 ) -> int:
     """Answer a question over a long text, with a recursive language model whose Python runs in a sandbox.
 
-    Parameters
-    ----------
-    query
-        The question.
-    language_model
-        A model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved block such as language-model/NAME.
-    context
-        The text that the question is about.
-    context_file
-        A file that has it instead; UTF-8, of any length.
-    context_volume_path
-        Its path on the provider's volume instead.
+    Args:
+        query: The question.
+        language_model: A model in LiteLLM's naming, such as openai/gpt-4o-mini, or a saved block such as
+            language-model/NAME.
+        context: The text that the question is about.
+        context_file: A file that has it instead; UTF-8, of any length.
+        context_volume_path: Its path on the provider's volume instead.
     """
     from .run_flow import run_rlm
 
     return run_rlm(
-        {
-            "query": query,
-            "language_model": language_model,
-            "context": context,
-            "context_file": arguments.resolve_path(context_file),
-            "context_volume_path": context_volume_path,
-            **parameters,
-        }
+        query=query,
+        language_model=language_model,
+        context=context,
+        context_file=arguments.resolve_path(context_file),
+        context_volume_path=context_volume_path,
+        **parameters,
     )
 
 
 @app.command
-@add_flow_options(SharedParameters)
+@add_flow_options
 def chunks(
     file: str,
     /,
@@ -142,143 +124,107 @@ def chunks(
     chunk_size: int | None = None,
     volume_name: str | None = None,
     reduce: str | None = None,
-    **parameters: Any,
+    **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together.
 
-    Parameters
-    ----------
-    file
-        A file of Python code that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.
-    chunks
-        A file of chunks: JSON lines or CSV, with the id and the data of a chunk in each line.
-    data
-        A file of data to be cut into chunks instead: JSON lines or CSV, an item a line.
-    chunk_size
-        How many items of the data make a chunk.
-    volume_name
-        The volume that every sandbox has, made when it is first asked for.
-    reduce
-        A file of Python code that runs once when all chunks are done; what they submitted is in results.
+    Args:
+        file: A file of Python code that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.
+        chunks: A file of chunks: JSON lines or CSV, with the id and the data of a chunk in each line.
+        data: A file of data to be cut into chunks instead: JSON lines or CSV, an item a line.
+        chunk_size: How many items of the data make a chunk.
+        volume_name: The volume that every sandbox has, made when it is first asked for.
+        reduce: A file of Python code that runs once when all chunks are done; what they submitted is in results.
     """
     from .run_flow import run_chunks
 
     return run_chunks(
-        {
-            "code": arguments.read_code(file),
-            "chunks": arguments.resolve_path(chunks),
-            "data": arguments.resolve_path(data),
-            "chunk_size": chunk_size,
-            "volume_name": volume_name,
-            "reduce": None if reduce is None else arguments.read_code(reduce),
-            **parameters,
-        }
+        code=arguments.read_code(file),
+        chunks=arguments.resolve_path(chunks),
+        data=arguments.resolve_path(data),
+        chunk_size=chunk_size,
+        volume_name=volume_name,
+        reduce=None if reduce is None else arguments.read_code(reduce),
+        **parameters,
     )
 
 
 @app.command
-@add_flow_options(SequenceParameters)
+@add_flow_options
 def sequence(
     files: Annotated[list[str], Parameter(negative=())],
     /,
     *,
     stop_on_error: bool = True,
-    **parameters: Any,
+    **parameters: Unpack[SequenceParameters],
 ) -> int:
     """Run Python files one after the other in one sandbox: what one defines is there in the next.
 
-    Parameters
-    ----------
-    files
-        Files of Python code, a step each; /dev/stdin is standard input.
-    stop_on_error
-        Run no further step once one has failed.
+    Args:
+        files: Files of Python code, a step each; /dev/stdin is standard input.
+        stop_on_error: Run no further step once one has failed.
     """
     from .run_flow import run_sequence
 
     steps = [arguments.read_code(file) for file in files]
-    return run_sequence({"steps": steps, "stop_on_error": stop_on_error, **parameters}, files)
+    return run_sequence(files, steps=steps, stop_on_error=stop_on_error, **parameters)
 
 
 volume = App(name="volume", help="Look at what is on a volume, and bring files to it and home.")
 app.command(volume)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """Whose volume it is."""
-
-    provider: str = "local"
-    "local, or a saved block such as local-sandbox/NAME."
+VolumeProvider = Annotated[str, Parameter(help="local, or a saved block such as local-sandbox/NAME.")]
 
 
 @volume.command
-def ls(name: str, path: str = "", /, *, where: Where | None = None) -> int:
+def ls(name: str, path: str = "", /, *, provider: VolumeProvider = "local") -> int:
     """List the files on a volume, with their sizes in bytes.
 
-    Parameters
-    ----------
-    name
-        The volume.
-    path
-        A file or a directory on it; by default all of it.
+    Args:
+        name: The volume.
+        path: A file or a directory on it; by default all of it.
     """
     from .volume import list_files
 
-    return list_files((where or Where()).provider, name, path)
+    return list_files(provider, name, path)
 
 
 @volume.command
-def get(name: str, path: str, target: str = ".", /, *, where: Where | None = None) -> int:
+def get(name: str, path: str, target: str = ".", /, *, provider: VolumeProvider = "local") -> int:
     """Bring a file home from a volume, or a directory with all that is in it.
 
-    Parameters
-    ----------
-    name
-        The volume.
-    path
-        The file or the directory on it.
-    target
-        A directory to put it in, or the name to give it; by default this directory.
+    Args:
+        name: The volume.
+        path: The file or the directory on it.
+        target: A directory to put it in, or the name to give it; by default this directory.
     """
     from .volume import get_files
 
-    return get_files((where or Where()).provider, name, path, target)
+    return get_files(provider, name, path, target)
 
 
 @volume.command
-def put(name: str, source: str, path: str | None = None, /, *, where: Where | None = None) -> int:
+def put(name: str, source: str, path: str | None = None, /, *, provider: VolumeProvider = "local") -> int:
     """Bring a file to a volume.
 
-    Parameters
-    ----------
-    name
-        The volume, made when it is first asked for.
-    source
-        The file on this machine.
-    path
-        Where it goes on the volume; by default its own name.
+    Args:
+        name: The volume, made when it is first asked for.
+        source: The file on this machine.
+        path: Where it goes on the volume; by default its own name.
     """
     from .volume import put_file
 
-    return put_file((where or Where()).provider, name, source, path)
+    return put_file(provider, name, source, path)
 
 
 @app.command
 def report(run: str, /, *, html: str | None = None, csv: str | None = None, parquet: str | None = None) -> int:
     """Print the table of a run, and write it with its charts and failures to one HTML file that needs no network.
 
-    Parameters
-    ----------
-    run
-        A flow run's id or name, or the path of its results; a run that is under way is told as far as it is.
-    html
-        The HTML file; by default report.html beside the results.
-    csv
-        A file of CSV with a row for each execution.
-    parquet
-        The same as Parquet, which needs pyarrow.
+    Args:
+        run: A flow run's id or name, or the path of its results; a run that is under way is told as far as it is.
+        html: The HTML file; by default report.html beside the results.
+        csv: A file of CSV with a row for each execution.
+        parquet: The same as Parquet, which needs pyarrow.
     """
     from .report import show_report
 
@@ -294,31 +240,25 @@ def reap(
 ) -> int:
     """Remove the sandboxes that nobody uses any more: their flow run is over, their host died, or their time is up.
 
-    Parameters
-    ----------
-    provider
-        local, daytona, modal, or a saved block such as daytona-sandbox/NAME.
-    older_than
-        Also take those of a flow run that is not over, but has been silent for so many seconds; 360 at least.
-    dry_run
-        Say what would be removed, and remove nothing.
+    Args:
+        provider: local, daytona, modal, or a saved block such as daytona-sandbox/NAME.
+        older_than: Also take those of a flow run that is not over, but has been silent for so many seconds; 360 at
+            least.
+        dry_run: Say what would be removed, and remove nothing.
     """
     from .run_flow import run_reap
 
-    return run_reap({"provider": provider, "older_than": older_than, "dry_run": dry_run})
+    return run_reap(provider=provider, older_than=older_than, dry_run=dry_run)
 
 
 @app.command
 def up(*, port: int | None = None, database: str | None = None) -> int:
     """Start a Prefect server with our deployments and a worker that runs them, until Ctrl-C.
 
-    Parameters
-    ----------
-    port
-        Where the server and its UI listen, on this machine only; by default 4200.
-    database
-        A Postgres database instead of SQLite's, as postgresql://USER:PASSWORD@HOST/NAME, where several people or
-        machines share it.
+    Args:
+        port: Where the server and its UI listen, on this machine only; by default 4200.
+        database: A Postgres database instead of SQLite's, as postgresql://USER:PASSWORD@HOST/NAME, where several people
+            or machines share it.
     """
     from ..deployments.up import up
 
@@ -330,12 +270,10 @@ def up(*, port: int | None = None, database: str | None = None) -> int:
 def deploy(*, work_pool: str = "rlm-batch", reset: Annotated[bool, Parameter(negative=())] = False) -> int:
     """Make the block types, the work pool, the limits and the deployments on the server in PREFECT_API_URL.
 
-    Parameters
-    ----------
-    work_pool
-        The pool that the deployments' runs go to, made as one of processes where there is none of that name.
-    reset
-        Put deployments that are there back to their first parameters, schedules and limits, which are kept otherwise.
+    Args:
+        work_pool: The pool that the deployments' runs go to, made as one of processes where there is none of that name.
+        reset: Put deployments that are there back to their first parameters, schedules and limits, which are kept
+            otherwise.
     """
     from .deploy import run_deploy
 

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..blocks.storage.location_parsing import make_absolute
 from ..sandbox.errors import ConfigurationError
-
-
-def refuse_usage(text: str) -> NoReturn:
-    """Ends the command: it was used in a way that it cannot be."""
-    raise ConfigurationError(text)
-
-
-def get_version() -> str:
-    """The installed version."""
-    from importlib.metadata import version
-
-    return version("rlm-batch")
 
 
 def read_code(file: str) -> str:
@@ -27,9 +15,9 @@ def read_code(file: str) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        refuse_usage(f"the file {file} cannot be read: {error.strerror}")
+        raise ConfigurationError(f"the file {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        refuse_usage(f"the file {file} is not UTF-8 text: it should be Python code")
+        raise ConfigurationError(f"the file {file} is not UTF-8 text: it should be Python code") from None
 
 
 def resolve_path(path: str | None) -> str | None:
@@ -47,7 +35,7 @@ def build_provider(name: str, isolation: str | None) -> str:
     if isolation is None:
         return name
     if name != "local":
-        refuse_usage(f"--isolation is for the local provider, and the provider is {name}")
+        raise ConfigurationError(f"--isolation is for the local provider, and the provider is {name}")
     return f"local:{isolation}"
 
 
@@ -59,17 +47,19 @@ def parse_grid(words: list[str]) -> dict[str, list[Any]]:
     for word in words:
         name, equals, values = word.partition("=")
         if not equals or not name.strip():
-            refuse_usage(f"--grid {word}: it is a variable and its values, as in lr=0.001,0.01")
+            raise ConfigurationError(f"--grid {word}: it is a variable and its values, as in lr=0.001,0.01")
         name = name.strip()
         if name in found:
-            refuse_usage(f"--grid has {name} twice: name all of its values in one")
+            raise ConfigurationError(f"--grid has {name} twice: name all of its values in one")
         if not values.strip():
-            refuse_usage(f"--grid {word}: there are no values after the sign; name at least one")
+            raise ConfigurationError(f"--grid {word}: there are no values after the sign; name at least one")
         if values.lstrip().startswith("["):
             try:
                 found[name] = json.loads(values)
             except ValueError as error:
-                refuse_usage(f"--grid {word}: a list of values in brackets is JSON, and this is not: {error}")
+                raise ConfigurationError(
+                    f"--grid {word}: a list of values in brackets is JSON, and this is not: {error}"
+                ) from None
         else:
             found[name] = [parse_cell(value.strip()) for value in values.split(",")]
     return found

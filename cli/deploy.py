@@ -7,14 +7,14 @@ import shlex
 import sys
 
 from ..deployments.deploy import deploy
+from ..sandbox.errors import ConfigurationError
 from ..sandbox.text_escape import escape_text
-from .argument_parsing import refuse_usage
 
 
 def run_deploy(work_pool: str, reset: bool) -> int:
     """Makes them, and prints their names and the next command to type."""
     if not work_pool.strip():
-        refuse_usage("--work-pool is empty: name the pool, or leave it out for rlm-batch")
+        raise ConfigurationError("--work-pool is empty: name the pool, or leave it out for rlm-batch")
     done = asyncio.run(deploy(work_pool=work_pool, reset=reset))
     for name in done.created:
         print(f"{name} made")

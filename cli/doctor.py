@@ -1,4 +1,4 @@
-"""Which providers and which isolation this machine can use, found out by trying, and what to do about the rest."""
+"""The command `doctor`: tries providers, isolation levels, directories and the server, and says what is missing."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ import platform
 import sys
 from pathlib import Path
 
-from rich.console import Console
+import httpx
+from prefect.settings import PREFECT_API_URL
 from rich.table import Table
+from rich.text import Text
 
 from ..blocks.local.volume import find_volumes_root
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..sandbox.errors import RlmBatchError
-from ..tasks.ledger.results_root import get_results_root
+from ..tasks.ledger.result_index import get_results_root
+from .table import print_whole_lines
 
 
 def run_doctor() -> int:
-    """Prints what was found, and returns 0 if local sandboxes can be isolated, else 2."""
+    """Prints a row for each check: its name, ok or no, and details. Returns 0 if a local isolation works, else 2."""
     rows = [("Python", True, f"{platform.python_version()} at {sys.executable}")]
-    usable = False
+    can_isolate = False
     for entry in PROVIDERS.values():
         for isolation in entry.probed_isolations:
             works, text = asyncio.run(_check_provider(entry, f"{entry.name}:{isolation}"))
-            usable = usable or works
+            can_isolate = can_isolate or works
             rows.append((f"{entry.name}, {isolation}", works, text))
         if not entry.probed_isolations:
             rows.append((entry.name, *asyncio.run(_check_provider(entry, entry.name))))
@@ -33,16 +36,13 @@ def run_doctor() -> int:
     rows.append(_check_server())
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, works, text in rows:
-        table.add_row(name, "[green]ok[/]" if works else "[red]no[/]", text)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 10_000
-    console.print(table, highlight=False)
-    return 0 if usable else 2
+        table.add_row(name, Text("ok", "green") if works else Text("no", "red"), text)
+    print_whole_lines(table)
+    return 0 if can_isolate else 2
 
 
-async def _check_provider(entry: ProviderEntry, text: str) -> tuple[bool, str]:
-    provider = make_unsaved_provider(text)
+async def _check_provider(entry: ProviderEntry, provider_name: str) -> tuple[bool, str]:
+    provider = make_unsaved_provider(provider_name)
     assert provider is not None
     if not provider.has_credentials():
         return False, entry.sign_in
@@ -53,22 +53,16 @@ async def _check_provider(entry: ProviderEntry, text: str) -> tuple[bool, str]:
 
 
 def _check_directory(name: str, root: Path, variable: str) -> tuple[str, bool, str]:
-    existing = root
-    while not existing.exists():
-        existing = existing.parent
-    if os.access(existing, os.W_OK):
+    closest = next(directory for directory in (root, *root.parents) if directory.exists())
+    if os.access(closest, os.W_OK):
         return name, True, str(root)
     return name, False, f"{root} cannot be written: name another with the environment variable {variable}"
 
 
 def _check_server() -> tuple[str, bool, str]:
-    from prefect.settings import PREFECT_API_URL
-
     url = PREFECT_API_URL.value()
     if not url:
         return "Prefect", True, "no server is configured: each program embeds one; PREFECT_API_URL names a shared one"
-    import httpx
-
     try:
         answer = httpx.get(f"{url.rstrip('/')}/health", timeout=5.0)
         answer.raise_for_status()

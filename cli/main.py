@@ -25,26 +25,18 @@ def main(arguments: list[str] | None = None) -> None:
 
     from ..sandbox.errors import RlmBatchError
     from .app import app
-    from .shutdown import ServerGone, exit_after_delivery
 
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         _print_error(f"{error} (rlm-batch --help says how it is used)")
         status = 2
-    except RlmBatchError as error:
+    except (RlmBatchError, OSError) as error:
         _print_error(str(error))
         status = 2
-    except ServerGone as error:
-        _print_error(str(error))
-        status = 2
-        exit_after_delivery(status)
     except KeyboardInterrupt:
         _print_error("interrupted; the results so far are in the ledger")
         status = 130
-    except OSError as error:
-        _print_error(str(error))
-        status = 2
     sys.exit(status if isinstance(status, int) else 0)
 
 

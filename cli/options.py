@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 from pydantic import TypeAdapter, ValidationError
 
-from ..flows.parameters import Options, field_of
+from ..flows.parameters import field_of, signature_of
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import build_provider, resolve_path
 
@@ -24,41 +23,35 @@ Isolation = Annotated[
 ]
 
 
-def add_flow_options(shared: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
     """Gives a command an option for each shared parameter of its flow, with the same default, bounds and description.
 
-    `shared` is a TypedDict of flows/parameters.py. The command is called with the parameters that were asked for, in
-    the place of its `**parameters`.
+    They are those of the TypedDict that its `**parameters` unpacks. The command is called with the parameters that were
+    asked for, in the place of its `**parameters`.
     """
-    hints = get_type_hints(shared, include_extras=True)
-    types = get_type_hints(shared)
-    order = [item.name for item in fields(Options)]
-    names = {name: OPTION_NAMES.get(name, name) for name in sorted(hints, key=order.index) if name not in LEFT_OUT}
+    hints: dict[str, Any] = {}  # of the shared parameters, by their names
+    signature: list[inspect.Parameter] = []
+    for parameter in signature_of(command).parameters.values():
+        if field_of(parameter.annotation) is None:
+            signature.append(parameter)
+        elif parameter.name not in LEFT_OUT:
+            hints[parameter.name] = parameter.annotation
+            signature.append(_make_option(parameter))
+    signature.append(inspect.Parameter("isolation", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Isolation))
 
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        @functools.wraps(command)
-        def run(*arguments: Any, isolation: Any = None, **options: Any) -> int:
-            given = {name: options.pop(option) for name, option in names.items() if option in options}
-            if isolation is not None:
-                given["provider"] = build_provider(given.get("provider", "local"), isolation)
-            if "results_path" in given:
-                given["results_path"] = resolve_path(given["results_path"])
-            check_values(hints, given)
-            return command(*arguments, **options, **given)
+    @functools.wraps(command)
+    def run(*arguments: Any, isolation: Any = None, **options: Any) -> int:
+        given = {name: options.pop(_get_option_name(name)) for name in hints if _get_option_name(name) in options}
+        if isolation is not None:
+            given["provider"] = build_provider(given.get("provider", "local"), isolation)
+        if "results_path" in given:
+            given["results_path"] = resolve_path(given["results_path"])
+        check_values(hints, given)
+        return command(*arguments, **options, **given)
 
-        annotations = get_type_hints(command, include_extras=True)
-        own = [
-            parameter.replace(annotation=annotations[parameter.name])
-            for parameter in inspect.signature(command).parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
-        added = [_make_option(option, types[name], hints[name]) for name, option in names.items()]
-        added.append(inspect.Parameter("isolation", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Isolation))
-        run.__signature__ = inspect.Signature([*own, *added], return_annotation=int)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *added]}
-        return run
-
-    return decorate
+    run.__signature__ = inspect.Signature(signature, return_annotation=int)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
+    return run
 
 
 def check_values(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -73,13 +66,14 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         raise ConfigurationError("; ".join(problems))
 
 
-def _make_option(name: str, kind: Any, hint: Any) -> inspect.Parameter:
-    field = field_of(hint)
+def _get_option_name(parameter_name: str) -> str:
+    return OPTION_NAMES.get(parameter_name, parameter_name)
+
+
+def _make_option(parameter: inspect.Parameter) -> inspect.Parameter:
+    field = field_of(parameter.annotation)
     assert field is not None
     negative = () if field.default is False else None  # nobody asks for what is not done anyway
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=field.default,
-        annotation=Annotated[kind, Parameter(help=f"{field.description}.", negative=negative)],
-    )
+    details = Parameter(help=f"{field.description}.", negative=negative)
+    kind = get_args(parameter.annotation)[0]
+    return parameter.replace(name=_get_option_name(parameter.name), annotation=Annotated[kind, details])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -45,12 +44,10 @@ class ProgressDisplay(FlowListener):
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if self._live:
             self._progress.stop()
-        if self._total and (self._done or kind is None):
+        if self._total and (self._done or error_type is None):
             self._console.print(self._summary(), highlight=False, markup=False)
 
     def show_start(self, *, embedded: bool) -> None:

@@ -44,7 +44,10 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
     page = parse_location(html) if html else reader.ledger.path / "report.html"
     text = render_html(build_report(summary, reader.records), name).encode("utf-8", "replace")
     if isinstance(page, Location):
-        _write_to_location(page, text)
+        try:
+            page.write(text)
+        except OSError as error:
+            raise ConfigurationError(f"{page} cannot be written: {error.strerror}; name a file with --html") from None
     else:
         _write(page, lambda path: path.write_bytes(text))
     print(f"Report: {page}")
@@ -63,13 +66,6 @@ async def _open_below_block(run: str) -> LedgerReader:
     """The ledger at a location of a block: the server that has the block is there meanwhile."""
     async with embedded_server():
         return await asyncio.to_thread(open_run_ledger, run)
-
-
-def _write_to_location(page: Location, text: bytes) -> None:
-    try:
-        page.write(text)
-    except OSError as error:
-        raise ConfigurationError(f"{page} cannot be written: {error.strerror}; name a file with --html") from None
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:

@@ -7,71 +7,66 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx
+from prefect.exceptions import ParameterTypeError, TerminationSignal
 
 from ..blocks.registry import make_unsaved_provider
 from ..blocks.storage.location_parsing import parse_scheme
 from ..blocks.volume import check_volume_name
+from ..flows.inputs.spilling import spill_long_parameters
+from ..flows.reporting.text_table import format_cell, format_rows
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
-from ..sandbox.result import Failure, Result
+from ..sandbox.result import Result
 from ..sandbox.text_escape import escape_text
 from .progress import ProgressDisplay
-from .shutdown import ServerGone
 from .table import MAX_TABLE_ROWS, print_table
 
-if TYPE_CHECKING:
-    from ..flows.sweep import SweepReport
-
-
+DELIVERY_SECONDS = 10.0  # for a server that only failed once
 TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of a parameter's types pydantic speaks of
 
 
-def run_sweep(parameters: dict[str, Any]) -> int:
+def run_sweep(**parameters: Any) -> int:
     """Runs the sweep flow, prints its table, and returns the exit status."""
     from ..flows.sweep import report, space, sweep
 
     grid, points = parameters["grid"], parameters["points"]
-    try:
-        found: SweepReport = _check_and_run(sweep, parameters, lambda: space(grid, points), [points])
-    except ExecutionsFailed as error:
-        failed = error
-        found = report(error.results, parameters["objective"], parameters["direction"], error.results_path)
-    else:
-        failed = None
+    found, failed = _check_and_run(sweep, parameters, lambda: space(grid, points), [points])
+    if failed is not None:
+        found = report(failed.results, parameters["objective"], parameters["direction"], failed.results_path)
     print_table(found.rows(MAX_TABLE_ROWS), len(found.trials), mark="best")
     return _print_end(found.results_path, failed)
 
 
-def run_batch(parameters: dict[str, Any], files: list[str]) -> int:
+def run_batch(files: list[str], **parameters: Any) -> int:
     """Runs the batch flow, prints its table, and returns the exit status."""
     from ..flows.batch import batch, executions
-    from ..flows.reporting.text_table import format_rows
 
     code, inputs = parameters["code"], parameters["inputs"]
-    display = ProgressDisplay()
-    failed: ExecutionsFailed | None = None
-    try:
-        outcomes = _check_and_run(batch, parameters, lambda: executions(code, inputs), [inputs], display)
-    except ExecutionsFailed as error:
-        failed, outcomes = error, error.results
-    rows = format_rows(outcomes, limit=MAX_TABLE_ROWS)
-    print_table(_add_files(rows, files) if parameters["inputs"] is None else rows, len(outcomes))
-    return _print_end(display.results_path, failed)
+    code_files = files if inputs is None else []
+    return _run_and_print_rows(batch, parameters, lambda: executions(code, inputs), [inputs], code_files)
 
 
-def run_rlm(parameters: dict[str, Any]) -> int:
+def run_sequence(files: list[str], **parameters: Any) -> int:
+    """Runs the sequence flow, prints a row for each step, and returns the exit status."""
+    from ..flows.sequence import sequence, texts
+
+    return _run_and_print_rows(sequence, parameters, lambda: texts(parameters["steps"]), [], files)
+
+
+def run_rlm(**parameters: Any) -> int:
     """Runs the rlm flow, prints the answer, and returns the exit status."""
     from ..flows.reporting.report import describe_usage
-    from ..flows.rlm import RlmAnswer, question, rlm
+    from ..flows.rlm import question, rlm
     from ..sandbox.queries.budget import Usage
 
     texts = [parameters[name] for name in ("query", "context", "context_file", "context_volume_path")]
-    display = ProgressDisplay()
-    try:
-        found: RlmAnswer = _check_and_run(rlm, parameters, lambda: question(*texts), display=display)
-    except ExecutionsFailed as error:
-        return _print_end(error.results_path, error)
+    found, failed = _check_and_run(rlm, parameters, lambda: question(*texts))
+    if failed is not None:
+        return _print_end(failed.results_path, failed)
     print(escape_text(str(found), keep="\n\t"))
     asked = found.queries
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
@@ -79,49 +74,29 @@ def run_rlm(parameters: dict[str, Any]) -> int:
     return _print_end(found.results_path, None)
 
 
-def run_chunks(parameters: dict[str, Any]) -> int:
+def run_chunks(**parameters: Any) -> int:
     """Runs the chunks flow, prints its table and what the reduction submitted, and returns the exit status."""
     from ..flows.chunks import chunks, overlap, report
     from ..flows.engine.failures import Outcomes
     from ..flows.inputs.chunking import build_chunks
-    from ..flows.reporting.text_table import format_cell
 
     by_id, data, size = parameters["chunks"], parameters["data"], parameters["chunk_size"]
     if parameters["volume_name"] is not None:
         check_volume_name(parameters["volume_name"])
-    failed: ExecutionsFailed | None = None
-    try:
-        found = _check_and_run(chunks, parameters, lambda: build_chunks(by_id, data, size), [by_id, data])
-    except ExecutionsFailed as error:
-        count = len(error.results) - (parameters["reduce"] is not None)
-        failed, found = error, report(Outcomes(error.results, error.failures, error.results_path), count)
+    found, failed = _check_and_run(chunks, parameters, lambda: build_chunks(by_id, data, size), [by_id, data])
+    if failed is not None:
+        count = len(failed.results) - (parameters["reduce"] is not None)
+        found = report(Outcomes(failed.results, failed.failures, failed.results_path), count)
     print_table(found.rows(MAX_TABLE_ROWS), len(found.results))
     if isinstance(found.reduction, Result):
-        values = ", ".join(
-            f"{escape_text(name)}={escape_text(format_cell(value))}" for name, value in found.reduction.outputs.items()
-        )
-        print(f"Reduction: {values}")
+        values = [f"{name}={format_cell(value)}" for name, value in found.reduction.outputs.items()]
+        print(f"Reduction: {escape_text(', '.join(values))}")
     for path, ids in found.overlaps.items():
         print(escape_text(overlap(path, ids)), file=sys.stderr)
     return _print_end(found.results_path, failed)
 
 
-def run_sequence(parameters: dict[str, Any], files: list[str]) -> int:
-    """Runs the sequence flow, prints a row for each step, and returns the exit status."""
-    from ..flows.reporting.text_table import format_rows
-    from ..flows.sequence import sequence, texts
-
-    display = ProgressDisplay()
-    failed: ExecutionsFailed | None = None
-    try:
-        outcomes = _check_and_run(sequence, parameters, lambda: texts(parameters["steps"]), display=display)
-    except ExecutionsFailed as error:
-        failed, outcomes = error, error.results
-    print_table(_add_files(format_rows(outcomes, limit=MAX_TABLE_ROWS), files), len(outcomes))
-    return _print_end(display.results_path, failed)
-
-
-def run_reap(parameters: dict[str, Any]) -> int:
+def run_reap(**parameters: Any) -> int:
     """Runs the reap flow, prints a row for each sandbox and what all have cost, and returns the exit status."""
     from ..flows.cleanup.orphans import describe_removal
     from ..flows.reap import reap
@@ -138,10 +113,24 @@ def run_reap(parameters: dict[str, Any]) -> int:
     return 0
 
 
-def _add_files(rows: list[list[str]], files: list[str]) -> list[list[str]]:
-    """The rows of a table, each with the file that its code came from."""
-    (first, *header), *rest = rows
-    return [[first, "file", *header], *([row[0], file, *row[1:]] for row, file in zip(rest, files, strict=False))]
+def _run_and_print_rows(
+    flow: Any,
+    parameters: dict[str, Any],
+    open_inputs: Callable[[], object],
+    input_files: Sequence[str | None],
+    code_files: list[str],
+) -> int:
+    """The exit status of a flow that returns its outcomes: a row is printed for each, with the file of its code."""
+    display = ProgressDisplay()
+    outcomes, failed = _check_and_run(flow, parameters, open_inputs, input_files, display)
+    if failed is not None:
+        outcomes = failed.results
+    rows = format_rows(outcomes, limit=MAX_TABLE_ROWS)
+    if code_files:
+        for row, cell in zip(rows, ["file", *code_files], strict=False):
+            row.insert(1, cell)
+    print_table(rows, len(outcomes))
+    return _print_end(display.results_path, failed)
 
 
 def _print_end(results_path: str, failed: ExecutionsFailed | None) -> int:
@@ -149,19 +138,15 @@ def _print_end(results_path: str, failed: ExecutionsFailed | None) -> int:
         total, count = len(failed.results), len(failed.failures)
         print(f"{count} of {total} failed:", file=sys.stderr)
         for failure in failed.failures[:10]:
-            said = escape_text(f"{type(failure.error).__name__}: {failure.error}", keep="\n\t")
-            print(f"\n{failure.meta.index}: {said}", file=sys.stderr)
-            _print_output(failure)
+            error = escape_text(f"{type(failure.error).__name__}: {failure.error}", keep="\n\t")
+            print(f"\n{failure.meta.index}: {error}", file=sys.stderr)
+            output = failure.meta.stderr.rstrip() or failure.meta.stdout.rstrip()
+            for line in output.splitlines()[-5:]:
+                print("  |", escape_text(line, keep="\t"), file=sys.stderr)
         if count > 10:
             print(f"\n... and {count - 10} more, in the ledger", file=sys.stderr)
     print(f"Results: {results_path}")
     return 0 if failed is None else 1
-
-
-def _print_output(failure: Failure) -> None:
-    lines = failure.meta.stderr.rstrip().splitlines() or failure.meta.stdout.rstrip().splitlines()
-    for line in lines[-5:]:
-        print("  |", escape_text(line, keep="\t"), file=sys.stderr)
 
 
 def _check_and_run(
@@ -170,9 +155,10 @@ def _check_and_run(
     open_inputs: Callable[[], object] = lambda: None,
     files: Sequence[str | None] = (),
     display: ProgressDisplay | None = None,
-) -> Any:
-    """Runs the flow once it is sure that it takes these parameters and inputs. Raises what it would, and sooner.
+) -> tuple[Any, ExecutionsFailed | None]:
+    """Runs the flow once it is sure that it takes these parameters and inputs; returns its result, or how it failed.
 
+    Other errors that the flow would raise are raised, and sooner.
     `files` are what `open_inputs` reads. One that is below a block is read by the flow alone: its block is on the
     server, which may not be there before.
     """
@@ -180,15 +166,14 @@ def _check_and_run(
     is_below_block = any(file is not None and parse_scheme(file) == "block" for file in files)
     # The flow is handed the same readers for as long as they are held here, so that a file is parsed once.
     _inputs = None if is_below_block else open_inputs()
-    return _run(flow, short, display)
+    try:
+        return _run(flow, short, display), None
+    except ExecutionsFailed as error:
+        return None, error
 
 
 def _check_parameters(flow: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters, long ones as references to files. Raises ConfigurationError for what the flow would refuse."""
-    from prefect.exceptions import ParameterTypeError
-
-    from ..flows.inputs.spilling import spill_long_parameters
-
     short = spill_long_parameters(parameters)
     try:
         flow.validate_parameters(short)
@@ -203,9 +188,6 @@ def _check_parameters(flow: Any, parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None = None) -> Any:
     """Runs the flow with its display. SIGTERM ends it as Ctrl-C does, before Prefect's own handler for it and after."""
-    import httpx
-    from prefect.exceptions import TerminationSignal
-
     display = display or ProgressDisplay()
 
     async def run() -> Any:
@@ -225,8 +207,26 @@ def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None 
             if not isinstance(error, httpx.HTTPError) and "Failed to reach API" not in str(error):
                 raise
             where = f"; the results so far are in {display.results_path}" if display.results_path else ""
-            said = (str(error) or type(error).__name__).splitlines()[0]
-            raise ServerGone(
-                f"the Prefect server failed or went away while the flow ran ({said}){where}: look at it, and run again "
-                "with --results-path or --resume to run only the rest"
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            exit_after_delivery(2)
+            raise ConfigurationError(
+                f"the Prefect server failed or went away while the flow ran ({reason}){where}: look at it, and run "
+                "again with --results-path or --resume to run only the rest"
             ) from error
+
+
+def exit_after_delivery(status: int) -> None:
+    """Ends the process with that status after some seconds, if it has not ended by then.
+
+    Prefect's client delivers its events at the end of a process, three of each task run, and tries each for some 8 s:
+    after a run of sixty executions the process would be there for another 24 minutes.
+    """
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    timer = threading.Timer(DELIVERY_SECONDS, end)
+    timer.daemon = True
+    timer.start()

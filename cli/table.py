@@ -12,23 +12,26 @@ from ..sandbox.text_escape import escape_text
 MAX_TABLE_ROWS = 200  # that are printed; the ledger has all
 
 
+def print_whole_lines(table: Table) -> None:
+    """Prints a table on standard output, as wide as the terminal, and with whole lines where there is none."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000
+    console.print(table, highlight=False, markup=False)
+
+
 def print_table(rows: list[list[str]], total: int, mark: str = "") -> None:
     """Prints rows of text on standard output, the header first; the row whose last cell is `mark` stands out.
 
-    Of the `total` that there are it prints `TABLE_ROWS`, and the marked one wherever it is.
+    Of the `total` that there are it prints `MAX_TABLE_ROWS`, and the marked one wherever it is.
     """
-    console = Console()
-    if not console.is_terminal:
-        console.width = 10_000  # whoever reads it elsewhere wants whole lines
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
         table.add_column(escape_text(name), overflow="fold")
-    for row in rows[1 : MAX_TABLE_ROWS + 1]:
-        table.add_row(*map(escape_text, row), style="bold green" if mark and row[-1] == mark else None)
-    if mark:  # the one row that must not be among those left out
-        for row in rows[MAX_TABLE_ROWS + 1 :]:
-            if row[-1] == mark:
-                table.add_row(*map(escape_text, row), style="bold green")
-    console.print(table, highlight=False, markup=False)
+    for number, row in enumerate(rows[1:]):
+        is_marked = bool(mark) and row[-1] == mark  # the one row that must not be among those left out
+        if is_marked or number < MAX_TABLE_ROWS:
+            table.add_row(*map(escape_text, row), style="bold green" if is_marked else None)
+    print_whole_lines(table)
     if total > MAX_TABLE_ROWS:
         print(f"... and {total - MAX_TABLE_ROWS} more, in the ledger", file=sys.stderr)

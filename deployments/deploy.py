@@ -6,15 +6,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import yaml
+from prefect.blocks.core import Block
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
+from prefect.client.schemas.objects import ConcurrencyOptions
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL
+from prefect.utilities.callables import parameter_schema
 
+from ..blocks import collection
+from ..blocks.limits import build_limit_settings, reconcile_limits
+from ..blocks.provider import SandboxProvider
 from ..sandbox.errors import ConfigurationError
 from .server import WORK_POOL
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import PrefectClient
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 
@@ -27,9 +36,8 @@ class DeployReport:
     that this version cannot read, with the reason.
     """
 
-    work_pool: str
-    created: list[str]
-    updated: list[str]
+    created: list[str] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
     limited_blocks: list[str] = field(default_factory=list)
     unreadable_blocks: dict[str, str] = field(default_factory=dict)
 
@@ -42,11 +50,6 @@ async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> DeployRe
     pool. Its entrypoint, description and parameter schema come from this version of the package. `reset` puts
     everything back to what prefect.yaml says. Raises ConfigurationError where no server is configured or none answers.
     """
-    import httpx
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import PrefectHTTPStatusError
-    from prefect.settings import PREFECT_API_URL
-
     url = PREFECT_API_URL.value()
     if not url:
         raise ConfigurationError(
@@ -60,7 +63,8 @@ async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> DeployRe
                     f"the Prefect server at {url} does not answer ({error}): start it, or name another in "
                     "PREFECT_API_URL"
                 )
-            await _register_blocks(client)
+            for name in collection.__all__:
+                await getattr(collection, name).aregister_type_and_schema(client=client)
             await _make_pool(client, work_pool)
             report = await _make_deployments(client, work_pool, reset)
             await _make_limits(client, report)
@@ -80,16 +84,7 @@ def load_entries() -> list[dict[str, Any]]:
     return yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))["deployments"]
 
 
-async def _register_blocks(client: PrefectClient) -> None:
-    from ..blocks import collection
-
-    for name in collection.__all__:
-        await getattr(collection, name).aregister_type_and_schema(client=client)
-
-
 async def _make_pool(client: PrefectClient, name: str) -> None:
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
     from prefect.workers.process import ProcessWorker
 
     try:
@@ -107,12 +102,6 @@ async def _make_pool(client: PrefectClient, name: str) -> None:
 
 async def _make_limits(client: PrefectClient, report: DeployReport) -> None:
     """The limits of every saved provider: `max_sandboxes` and `creations_per_second`."""
-    from prefect.blocks.core import Block
-
-    from ..blocks import collection
-    from ..blocks.limits import build_limit_settings, reconcile_limits
-    from ..blocks.provider import SandboxProvider
-
     for name in collection.__all__:
         kind: type[Block] = getattr(collection, name)
         if not issubclass(kind, SandboxProvider):
@@ -132,11 +121,11 @@ async def _make_limits(client: PrefectClient, report: DeployReport) -> None:
 
 
 async def _make_deployments(client: PrefectClient, work_pool: str, reset: bool) -> DeployReport:
-    from prefect.exceptions import ObjectNotFound
+    from prefect.flows import load_flow_from_entrypoint
 
-    report = DeployReport(work_pool, [], [])
+    report = DeployReport()
     for entry in load_entries():
-        flow = _load_flow(entry["entrypoint"])
+        flow = load_flow_from_entrypoint(entry["entrypoint"])
         name = f"{flow.name}/{entry['name']}"
         try:
             deployment = await client.read_deployment_by_name(name)
@@ -150,16 +139,8 @@ async def _make_deployments(client: PrefectClient, work_pool: str, reset: bool) 
     return report
 
 
-def _load_flow(entrypoint: str) -> Any:
-    from prefect.flows import load_flow_from_entrypoint
-
-    return load_flow_from_entrypoint(entrypoint)
-
-
 def _build_package_fields(entry: dict[str, Any], flow: Any) -> dict[str, Any]:
     """The fields of a deployment that this version of the package decides, and no person."""
-    from prefect.utilities.callables import parameter_schema
-
     return {
         "version": version("rlm-batch"),
         "description": entry["description"],
@@ -171,11 +152,7 @@ def _build_package_fields(entry: dict[str, Any], flow: Any) -> dict[str, Any]:
 
 
 async def _create_deployment(client: PrefectClient, entry: dict[str, Any], flow: Any, work_pool: str) -> None:
-    from prefect.client.schemas.actions import DeploymentScheduleCreate
-    from prefect.client.schemas.objects import ConcurrencyOptions
-    from prefect.client.schemas.schedules import CronSchedule
-
-    limit = entry.get("concurrency_limit")
+    limit = entry.get("concurrency_limit", {})
     await client.create_deployment(
         flow_id=await client.create_flow_from_name(flow.name),
         name=entry["name"],
@@ -189,19 +166,14 @@ async def _create_deployment(client: PrefectClient, entry: dict[str, Any], flow:
             )
             for schedule in entry.get("schedules", [])
         ],
-        concurrency_limit=None if limit is None else limit["limit"],
-        concurrency_options=None
-        if limit is None
-        else ConcurrencyOptions(collision_strategy=limit["collision_strategy"]),
+        concurrency_limit=limit.get("limit"),
+        concurrency_options=ConcurrencyOptions(collision_strategy=limit["collision_strategy"]) if limit else None,
         work_pool_name=work_pool,
         **_build_package_fields(entry, flow),
     )
 
 
 async def _update_deployment(client: PrefectClient, entry: dict[str, Any], flow: Any, deployment: Any) -> None:
-    from prefect.client.schemas.actions import DeploymentUpdate
-    from prefect.exceptions import PrefectHTTPStatusError
-
     try:
         await client.update_deployment(deployment.id, DeploymentUpdate(**_build_package_fields(entry, flow)))
     except PrefectHTTPStatusError as error:

@@ -7,7 +7,6 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -30,17 +29,14 @@ class PrefectServer(PrefectProcess):
     def __init__(self, home: Path, port: int | None = None, database: str | None = None) -> None:
         super().__init__(home, "server.log")
         self._port = _find_free_port() if port is None else port
+        self.url = f"http://127.0.0.1:{self._port}/api"
         self._database = database
-
-    @property
-    def url(self) -> str:
-        """The address of its API."""
-        return f"http://127.0.0.1:{self._port}/api"
 
     def launch(self) -> None:
         """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""
-        if _is_port_taken(self._port):
-            raise ConfigurationError(f"port {self._port} is taken{_describe_port_owner(self._port)}")
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", self._port)) == 0:
+                raise ConfigurationError(f"port {self._port} is taken{_describe_port_owner(self._port)}")
         self._home.mkdir(parents=True, exist_ok=True)
         environment = self._environment()
         environment.pop("PREFECT_API_URL", None)
@@ -58,9 +54,7 @@ class PrefectServer(PrefectProcess):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def wait_until_ready(self) -> None:
@@ -96,11 +90,6 @@ def _find_free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def _is_port_taken(port: int) -> bool:
-    with socket.socket() as asking:
-        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _describe_port_owner(port: int) -> str:

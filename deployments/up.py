@@ -10,27 +10,33 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_SERVER_API_PORT,
+    get_current_settings,
+    temporary_settings,
+)
+from prefect.states import Crashed
 
 from ..sandbox.errors import ConfigurationError
 from .deploy import deploy
 from .server import WORK_POOL, PrefectServer
 from .worker import PrefectWorker
 
-T = TypeVar("T")
-
 DEFAULT_PORT = 4200  # Prefect's own
 POLL_INTERVAL_SECONDS = 0.5  # between two looks at the children
 STATE_TIMEOUT_SECONDS = 10.0  # for the server to take in how flow runs ended
 PR_SET_CHILD_SUBREAPER = 36
-
-
-class _EndRequested(Exception):
-    """A person has asked for the end, by a signal."""
 
 
 def up(port: int | None = None, database: str | None = None) -> None:
@@ -40,8 +46,6 @@ def up(port: int | None = None, database: str | None = None) -> None:
     default), or the one at the URL `database`, with all that was done before. Raises ConfigurationError where it is up
     already, where the port is taken, and where the server or the worker does not start or ends by itself.
     """
-    from prefect.settings import PREFECT_HOME, PREFECT_SERVER_API_PORT
-
     home = PREFECT_HOME.value()
     port = int(PREFECT_SERVER_API_PORT.value() or DEFAULT_PORT) if port is None else port
     if not 0 < port < 65536:
@@ -53,75 +57,61 @@ def up(port: int | None = None, database: str | None = None) -> None:
 
 
 async def _run(server: PrefectServer, home: Path, database: str) -> None:
-    ending = asyncio.Event()
-    _install_signal_handlers(asyncio.get_running_loop(), ending)
+    worker = PrefectWorker(home, server.url, WORK_POOL)
+    work = asyncio.ensure_future(_start_and_watch(server, worker, home, database))
+    _install_signal_handlers(work)
     if sys.platform == "linux":
         # The flow runs of a worker that was killed become our children, whom we can end.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    worker = PrefectWorker(home, server.url, WORK_POOL)
     server.launch()
     try:
         print(f"Starting a Prefect server (half a minute the first time); its log is {server.log}", flush=True)
-        await _run_unless_ended(ending, asyncio.to_thread(server.wait_until_ready))
-        with _use_server(server.url):
-            report = await _run_unless_ended(ending, deploy())
-            since = await _run_unless_ended(ending, _read_last_heartbeat(worker.name))
-            worker.launch()
-            await _run_unless_ended(ending, _wait_for_worker(worker, since))
-        count = len(report.created) + len(report.updated)
-        _print_addresses(server.url, home, database, f"{count} deployments in the work pool {WORK_POOL}")
-        await _watch(ending, server, worker)
-    except _EndRequested:
-        pass
+        with suppress(asyncio.CancelledError):
+            await work
     finally:
         has_worker = worker.pid is not None
         if has_worker:
             print("Ending the flow runs, the worker and the server.", flush=True)
         await worker.end(but=(server.pid,))
         if worker.ended_flow_runs and server.poll_exit_status() is None:
-            with _use_server(server.url):
+            with temporary_settings({PREFECT_API_URL: server.url}):
                 await _mark_crashed(worker.ended_flow_runs)
         server.end()
-        if has_worker or ending.is_set():
+        if has_worker or work.cancelled():
             print("Ended. What was done is there again next time.", flush=True)
 
 
-def _install_signal_handlers(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -> None:
-    """Sets `ending` at the first of them. It stays so to the end of the process: one more must not end it half-way."""
+async def _start_and_watch(server: PrefectServer, worker: PrefectWorker, home: Path, database: str) -> None:
+    """Starts what is missing, and watches it. Raises ConfigurationError if the server or the worker ends by itself."""
+    await asyncio.to_thread(server.wait_until_ready)
+    with temporary_settings({PREFECT_API_URL: server.url}):
+        report = await deploy()
+        since = await _read_last_heartbeat(worker.name)
+        worker.launch()
+        await _wait_for_worker(worker, since)
+    count = len(report.created) + len(report.updated)
+    _print_addresses(server.url, home, database, f"{count} deployments in the work pool {WORK_POOL}")
+    while True:
+        for what, process in (("server", server), ("worker", worker)):
+            status = process.poll_exit_status()
+            if status is not None:
+                raise ConfigurationError(
+                    f"the Prefect {what} has ended by itself, with {_describe_status(status)}: see {process.log}"
+                )
+        _reap_adopted_children(but=(server.pid, worker.pid))
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
+
+
+def _install_signal_handlers(work: asyncio.Future[None]) -> None:
+    """Cancels `work` at each of them, to the end of the process: one more must not end what follows it half-way."""
+    loop = work.get_loop()
 
     def request_end(*_: object) -> None:
         with suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(ending.set)
+            loop.call_soon_threadsafe(work.cancel)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, request_end)
-
-
-async def _run_unless_ended(ending: asyncio.Event, work: Awaitable[T]) -> T:
-    """The result of a coroutine. Raises _EndRequested, and cancels it, if the end is asked for meanwhile."""
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ending.wait())
-    await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if not working.done():
-        working.cancel()
-        raise _EndRequested
-    return working.result()
-
-
-async def _watch(ending: asyncio.Event, server: PrefectServer, worker: PrefectWorker) -> None:
-    """Until the end is asked for. Raises ConfigurationError if one of the two ends by itself."""
-    while not ending.is_set():
-        for what, status, log in (
-            ("server", server.poll_exit_status(), server.log),
-            ("worker", worker.poll_exit_status(), worker.log),
-        ):
-            if status is not None:
-                raise ConfigurationError(
-                    f"the Prefect {what} has ended by itself, with {_describe_status(status)}: see {log}"
-                )
-        _reap_adopted_children(but=(server.pid, worker.pid))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(ending.wait(), POLL_INTERVAL_SECONDS)
 
 
 def _reap_adopted_children(but: tuple[int | None, ...]) -> None:
@@ -138,8 +128,6 @@ def _describe_status(status: int) -> str:
 
 async def _read_last_heartbeat(name: str) -> Any:
     """When the server last heard of a worker of that name, None if never."""
-    from prefect.client.orchestration import get_client
-
     async with get_client() as client:
         workers = await client.read_workers_for_work_pool(WORK_POOL)
     return next((worker.last_heartbeat_time for worker in workers if worker.name == name), None)
@@ -158,11 +146,6 @@ async def _wait_for_worker(worker: PrefectWorker, since: Any) -> None:
 
 async def _mark_crashed(flow_runs: set[str]) -> None:
     """Sets the state of flow runs that were ended with the worker to Crashed."""
-    import httpx
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import ObjectNotFound
-    from prefect.states import Crashed
-
     message = "rlm-batch up was ended while this ran: retry the flow run to run only what has no result yet"
     with suppress(httpx.HTTPError, ObjectNotFound, TimeoutError):
         async with asyncio.timeout(STATE_TIMEOUT_SECONDS), get_client() as client:
@@ -170,15 +153,6 @@ async def _mark_crashed(flow_runs: set[str]) -> None:
                 state = (await client.read_flow_run(flow_run)).state
                 if state is None or state.is_crashed() or not state.is_final():
                     await client.set_flow_run_state(flow_run, Crashed(message=message), force=True)
-
-
-@contextmanager
-def _use_server(url: str) -> Iterator[None]:
-    """Within it, this process's own Prefect uses that server."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    with temporary_settings({PREFECT_API_URL: url}):
-        yield
 
 
 @contextmanager
@@ -221,7 +195,6 @@ def _add_async_driver(database: str) -> str:
 
 def _describe_database(database: str | None, home: Path) -> str:
     """The database of the server for people, without its password."""
-    from prefect.settings import get_current_settings
     from sqlalchemy.engine import make_url
 
     setting = get_current_settings().server.database.connection_url

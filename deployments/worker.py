@@ -84,23 +84,15 @@ def list_children(pid: int) -> list[int]:
             with suppress(OSError):
                 pids += map(int, path.read_text().split())
         return pids
-    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], check=True, capture_output=True, text=True).stdout
-    rows = (line.split() for line in listing.splitlines())
-    # ps itself has ended by now.
-    return [int(child) for child, parent in rows if int(parent) == pid and _is_alive(int(child))]
+    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as ps:
+        rows = [line.split() for line in ps.stdout or ()]
+    return [int(child) for child, parent in rows if int(parent) == pid and int(child) != ps.pid]
 
 
 def _send_signal(pid: int, number: int) -> None:
     """Sends the signal to the process, and to its group where it has one of its own, as flow runs have."""
     with suppress(ProcessLookupError, PermissionError):
         (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, number)
-
-
-def _is_alive(pid: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
 
 
 def _has_been_reaped(pid: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from prefect import Flow
 
 from ..sandbox.errors import RlmBatchError
-from ..tasks.task_run_log_filter import install_task_run_log_filter
+from ..tasks.task_log import install_task_run_log_filter
 from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
 from .inputs.spilling import spill_long_parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -25,11 +26,9 @@ async def has_tag_limit(tags: Iterable[str]) -> bool:
     try:
         async with get_client() as client:
             for name in tags:
-                try:
+                with suppress(ObjectNotFound):
                     await client.read_global_concurrency_limit_by_name(f"tag:{name}")
-                except ObjectNotFound:
-                    continue
-                return True
+                    return True
     except httpx.HTTPError:
         return True
     return False

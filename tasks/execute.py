@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prefect import get_run_logger, task
+from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
 
 from ..sandbox.errors import QuotaExceeded, RlmBatchError
 from ..sandbox.meta import Meta
 from ..sandbox.result import Failure, Result
 from .concurrency_tags import add_tags, build_tags, has_tag_limit
+from .execution import Execution
+from .lane import Lane
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
+from .task_batch import TaskBatch
+from .task_log import EXECUTE_TASK_NAME
 
-if TYPE_CHECKING:
-    from prefect.client.schemas.objects import State, TaskRun
-    from prefect.tasks import Task
-
-    from .execution import Execution
-    from .lane import Lane
-    from .task_batch import TaskBatch
-
-EXECUTE_TASK_NAME = "execute"
 KEEP_SANDBOX_SECONDS = 10.0  # of waiting through which a lane keeps its sandbox: a new one takes as long at worst
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -73,21 +74,17 @@ def assign_keys(
     language model, and the occurrence number among identical executions, so that replicates are executions of their
     own. `count_occurrence` returns how often it was called with a digest; by default it counts in memory.
     """
-    count = count_occurrence or _make_counter()
+    counts: Counter[bytes] = Counter()
+
+    def count_in_memory(digest: bytes) -> int:
+        counts[digest] += 1
+        return counts[digest]
+
+    count = count_occurrence or count_in_memory
     for index, (code, variables) in enumerate(items):
         digest = _digest(code, variables, fingerprint)
         key = hashlib.sha256(digest + count(digest).to_bytes(8, "big")).hexdigest()
         yield Execution(index, code, variables, key)
-
-
-def _make_counter() -> Callable[[bytes], int]:
-    seen: dict[bytes, int] = {}
-
-    def count(digest: bytes) -> int:
-        seen[digest] = seen.get(digest, 0) + 1
-        return seen[digest]
-
-    return count
 
 
 def compute_key(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
@@ -16,12 +16,8 @@ from ..sandbox.meta import Meta
 from ..sandbox.result import Result
 from .capacity.admission import Permit
 from .capacity.slots import Slot, Slots
+from .execution import Execution
 from .ledger.completion_markers import remove_marker, write_marker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .execution import Execution
 
 
 class ProviderUnusable(Exception):
@@ -70,28 +66,23 @@ class Lane:
         self.opened_count = 0  # sandboxes, and
         self.open_seconds = 0.0  # how long those that are closed were open, together
 
-    async def acquire(self) -> bool:
+    async def acquire(self, *, has_work: bool = False) -> bool:
         """Waits for a slot and a permit, unless it has them; False where there is no more work to have them for."""
-        return await self._acquire(has_work=False)
-
-    async def acquire_for_work(self) -> None:
-        """Waits for a slot and a permit, unless it has them, also where other lanes have found no more work."""
-        while not await self._acquire(has_work=True):
-            pass
-
-    async def _acquire(self, *, has_work: bool) -> bool:
         if self._slot is None:
             self._slot = await self._slots.acquire()
         if self._slot is not None and self._permit is None:
             self._permit = await self._slots.admission.acquire(is_urgent=has_work)
         return self._permit is not None
 
-    async def release_if_wanted(self) -> bool:
+    async def acquire_for_work(self) -> None:
+        """Waits for a slot and a permit, unless it has them, also where other lanes have found no more work."""
+        while not await self.acquire(has_work=True):
+            pass
+
+    async def release_if_wanted(self) -> None:
         """Between two executions, gives up the slot and the sandbox where other runs have waited for it long enough."""
-        if self._slot is None or self._has_state or not await self._slots.should_hand_over(self._slot):
-            return False
-        await self.release()
-        return True
+        if self._slot is not None and not self._has_state and await self._slots.should_hand_over(self._slot):
+            await self.release()
 
     async def release(self) -> None:
         """Removes the sandbox, if one is open, and gives back the slot and the permit."""
@@ -160,7 +151,6 @@ class Lane:
             now = asyncio.get_running_loop().time()
             self._expires_at = now + max(self.provider.lifetime, 2 * self._timeout)
             self._interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
-        if self._opened_at is None:
             await self._start_interpreter(self._interpreter)
             self._opened_at = now
             self.opened_count += 1
@@ -174,17 +164,15 @@ class Lane:
         try:
             await interpreter.start()
         except BaseException as error:
-            shortage = _describe_descriptor_shortage(error) if isinstance(error, Exception) else None
-            if shortage is not None:
-                admission.record_refusal(permit, None, shortage)
-            elif isinstance(error, QuotaExceeded):
-                admission.record_refusal(permit, error.retry_after, error.summary)
-            else:
+            refusal = _find_refusal(error)
+            if refusal is None:
                 admission.record_failure(permit)
+            else:
+                admission.record_refusal(permit, refusal.retry_after, refusal.summary)
             await self.close_sandbox()
-            if shortage is not None:
-                raise QuotaExceeded(shortage) from error
-            raise
+            if refusal is None or refusal is error:
+                raise
+            raise refusal from error
         admission.record_opening(permit)
         self._permit = permit
 
@@ -212,14 +200,14 @@ class Lane:
                 self._slots.admission.release(permit)
 
 
-def _describe_descriptor_shortage(error: BaseException) -> str | None:
-    """The error text where a sandbox was not opened because this process has no descriptor left, else None."""
-    cause: BaseException | None = error
+def _find_refusal(error: BaseException) -> QuotaExceeded | None:
+    """The refusal for now that an error is, or comes from: a process that has no descriptor left is one too."""
+    cause: BaseException | None = error if isinstance(error, Exception) else None
     while cause is not None and getattr(cause, "errno", None) not in (errno.EMFILE, errno.ENFILE):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
-        return None
-    return (
+        return error if isinstance(error, QuotaExceeded) else None
+    return QuotaExceeded(
         "this process can open no more files or connections, and each sandbox takes one or two: raise its limit before "
         "it starts with `ulimit -n 4096`, or use fewer workers"
     )

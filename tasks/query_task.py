@@ -12,8 +12,8 @@ from prefect.states import Completed, Failed
 
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.queries.session import Query
+from .task_log import QUERY_TASK_NAME
 
-QUERY_TASK_NAME = "query"
 MAX_TRACKED_QUERIES = 300  # queries of a flow run that are task runs: each costs 4 ms here and some 10 on the server
 
 
@@ -48,7 +48,6 @@ async def run_query(call: _QueryCall) -> Any:
 
 
 async def _make_task_run(call: _QueryCall) -> Any:
-    """The final state of a query's task run, which is made."""
     return await run_query(call, return_state=True)  # type: ignore[reportGeneralTypeIssues]
 
 

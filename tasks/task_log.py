@@ -1,4 +1,4 @@
-"""What code writes, live in its task run's log: line by line, as it comes, and no more than a person would read.
+"""The log of our task runs: what code writes, line by line, as it comes, and no more than a person would read.
 
 Its logger is `prefect.task_runs.output`, whose records go where Prefect's own go: to the server, in batches, and to the
 console. Standard output is INFO, standard error WARNING. Each line is a record to send and a row in the server's
@@ -16,6 +16,8 @@ from prefect.logging import get_run_logger
 
 from ..sandbox.text_escape import escape_text
 
+EXECUTE_TASK_NAME = "execute"
+QUERY_TASK_NAME = "query"
 MAX_LINES = 200  # of one attempt at an execution
 MAX_LINE_CHARACTERS = 1000
 LEVELS = {"stdout": logging.INFO, "stderr": logging.WARNING}
@@ -87,3 +89,14 @@ def _get_output_logger() -> logging.LoggerAdapter[Any] | None:
         return None
     child: Callable[[str], logging.LoggerAdapter[Any]] = logger.getChild
     return child("output")
+
+
+def install_task_run_log_filter() -> None:
+    """Keeps the start and the end of our task runs out of the log. Calling it again changes nothing."""
+    logging.getLogger("prefect.task_runs").addFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """False for Prefect's lines on a task run's start and end: its state says so, and they double what it costs."""
+    is_ours = getattr(record, "task_name", None) in (EXECUTE_TASK_NAME, QUERY_TASK_NAME)
+    return record.levelno > logging.INFO or not is_ours

@@ -24,8 +24,7 @@ from ...sandbox.errors import ConfigurationError, NotRun
 from ...tasks.capacity.slots import Slots
 from ...tasks.execution import Execution, assign_keys
 from ...tasks.ledger.ledger import Ledger
-from ...tasks.ledger.result_index import ResultIndex
-from ...tasks.ledger.results_root import get_results_root
+from ...tasks.ledger.result_index import ResultIndex, get_results_root
 from ...tasks.ledger.run_record import ReportSpec, RunRecord
 from ...tasks.ledger.shard_store import ShardStore
 from ..parameters import Options

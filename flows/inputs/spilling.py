@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from ...blocks.storage.location import write_file
 from ...blocks.storage.location_parsing import parse_location, parse_scheme
 from ...sandbox.errors import ConfigurationError
-from ...tasks.ledger.results_root import get_results_root
+from ...tasks.ledger.result_index import get_results_root
 from .chunking import normalize_chunk_ids
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all

@@ -12,7 +12,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import LinePosition, read_line
-from ...tasks.ledger.results_root import get_results_root
+from ...tasks.ledger.result_index import get_results_root
 from ...tasks.ledger.run_record import RunRecord, find_run_record, list_run_records
 from .summary import RunSummary
 

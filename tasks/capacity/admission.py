@@ -113,13 +113,12 @@ class AdmissionLimit:
 class Admission:
     """The permits of one flow run, for which its lanes wait. `is_gradual` is false for a provider without other users.
 
-    It is used on one event loop.
+    It is made and used on one event loop.
     """
 
     def __init__(self, log: Log | None = None, *, is_gradual: bool = True) -> None:
         self._log = log
-        self._initial_permits = INITIAL_PERMITS if is_gradual else math.inf
-        self._limit: AdmissionLimit | None = None
+        self.limit = AdmissionLimit(read_clock(), INITIAL_PERMITS if is_gradual else math.inf)
         self._waiters: deque[asyncio.Future[Permit | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._log_again_at = -math.inf
@@ -153,7 +152,7 @@ class Admission:
 
     def record_refusal(self, permit: Permit, retry_after: float | None, reason: str) -> None:
         """Returns a permit whose sandbox was refused for now; `reason` is for the log."""
-        now, limit = _read_clock(), self.limit
+        now, limit = read_clock(), self.limit
         limit.record_refusal(permit, now, retry_after)
         if self._log is not None and now >= self._log_again_at:
             self._log_again_at = now + LOG_INTERVAL_SECONDS
@@ -167,7 +166,7 @@ class Admission:
 
     def release(self, permit: Permit) -> None:
         """Takes a permit back, whose sandbox was removed."""
-        self.limit.return_permit(permit, _read_clock())
+        self.limit.return_permit(permit, read_clock())
         self._issue_permits()
 
     def dismiss_waiters(self) -> None:
@@ -180,14 +179,7 @@ class Admission:
     @property
     def has_recent_sandbox(self) -> bool:
         """Whether a refusal is to be waited out: this run has a sandbox, or had one a short while ago."""
-        return self.limit.has_recent_sandbox(_read_clock())
-
-    @property
-    def limit(self) -> AdmissionLimit:
-        """How many sandboxes there may be; made when it is first asked for, as its clock is the event loop's."""
-        if self._limit is None:
-            self._limit = AdmissionLimit(_read_clock(), self._initial_permits)
-        return self._limit
+        return self.limit.has_recent_sandbox(read_clock())
 
     def _issue_permits(self) -> None:
         """Hands out the permits that are free, and sets a timer for the next."""
@@ -198,7 +190,7 @@ class Admission:
             if self._waiters[0].done():  # cancelled
                 self._waiters.popleft()
                 continue
-            now = _read_clock()
+            now = read_clock()
             wait = self.limit.compute_wait(now)
             if wait > 0:
                 if wait < math.inf:
@@ -207,5 +199,6 @@ class Admission:
             self._waiters.popleft().set_result(self.limit.issue_permit(now))
 
 
-def _read_clock() -> float:
+def read_clock() -> float:
+    """The event loop's time, in seconds."""
     return asyncio.get_running_loop().time()

@@ -11,14 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError, VolumeError
+from ...sandbox.interpreter import Interpreter
+from ...sandbox.result import Result
 from ...sandbox.wire.names import OWN_FILE_PREFIX
-
-if TYPE_CHECKING:
-    from ...sandbox.interpreter import Interpreter
-    from ...sandbox.result import Result
 
 VERSION = 1
 WRITE_PROGRAM = "save_to_volume(path, text)"

@@ -1,6 +1,7 @@
-"""The index of the results root: which ledger holds the result of a key, over all flow runs.
+"""The results root, where ledgers are made by default, and its index: which of them holds the result of a key.
 
-It is made from the ledgers and can be deleted at any time; only what was appended since the last look is read again.
+The index is made from the ledgers and can be deleted at any time; only what was appended since the last look is read
+again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from ...blocks.storage.data_dirs import resolve_data_dir
+from ...blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
+from ...sandbox.errors import ConfigurationError
 from .ledger_line import LedgerLine, LinePosition, read_line, read_part_lines
 
 SCHEMA = """
@@ -18,6 +22,22 @@ create table if not exists parts (path text primary key, size integer not null);
 create table if not exists results (
     key text primary key, path text not null, start integer not null, length integer not null);
 """
+
+
+def get_results_root() -> Path:
+    """The directory that `RLM_BATCH_RESULTS` names, or the user's data directory.
+
+    Raises ConfigurationError where that variable names a location that is no directory of this machine.
+    """
+    text = os.environ.get("RLM_BATCH_RESULTS", "")
+    if is_remote(text):
+        raise ConfigurationError(
+            f"RLM_BATCH_RESULTS is {text}, and must be a directory of this machine: it has an index and large "
+            "parameters too. Name the location with results_path"
+        )
+    if parse_scheme(text) is not None:
+        return Path(str(parse_location(text)))
+    return resolve_data_dir("results", "RLM_BATCH_RESULTS")
 
 
 class ResultIndex:

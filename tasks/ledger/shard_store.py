@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Outcome, outcome_from_json, outcome_to_json
 from ..execution import Execution, execution_from_json, execution_to_json, with_index
-from .lazy_outcomes import PAGE_ROWS, LazyOutcomes, OutcomeRow
 from .ledger import Ledger
 from .ledger_line import LedgerLine, LinePosition, read_line
 
+PAGE_ROWS = 500  # that are read at a time
 CACHE_KIB = 32 * 1024  # of the database in memory
 UNFINISHED, FAILED, SUCCEEDED = 0, 1, 2
 SCHEMA = f"""
@@ -36,6 +36,16 @@ begin;
 """  # and no end of the transaction: what is not committed one by one costs a tenth, and nobody else reads it
 
 
+class OutcomeRow(NamedTuple):
+    """Where the outcome of an execution is: in a part of the ledger, or here as JSON where no ledger has it."""
+
+    number: int
+    part: int | None
+    start: int
+    length: int
+    outcome: str
+
+
 class ShardStore:
     """Executions by their numbers, and their outcomes as they come.
 
@@ -51,7 +61,7 @@ class ShardStore:
         self._database.executescript(SCHEMA)
         self._last_code, self._code_count = "", 0
         self._part_numbers: dict[str, int] = {}
-        self._part_paths: dict[int, str] = {}
+        self._part_paths: list[str] = []
         self._has_key_index = False
 
     # --------------------------------------------------------------------------------------------------- executions
@@ -110,20 +120,21 @@ class ShardStore:
 
     def find_previous_line(self, key: str) -> LedgerLine | None:
         """The result that the ledger had of that key, None where it had none."""
-        row = self._database.execute(
-            "select part, start, length from before where key = ?", (bytes.fromhex(key),)
-        ).fetchone()
-        return None if row is None else read_line(LinePosition(self._find_part_path(row[0]), row[1], row[2]))
+        row = self._find_previous_row(key)
+        return None if row is None else read_line(LinePosition(self._part_paths[row[0]], row[1], row[2]))
 
     def record_previous_result(self, execution: Execution) -> None:
         """Takes the result that `find_previous_line` finds, or that is about to be in the ledger, for the outcome."""
-        row = self._database.execute(
-            "select part, start, length from before where key = ?", (bytes.fromhex(execution.key),)
-        ).fetchone()
-        self._database.execute(
-            "update executions set state = ?, part = ?, start = ?, length = ? where number = ?",
-            (SUCCEEDED, *(row or (None, None, None)), execution.index),
-        )
+        self._set_line(execution.index, SUCCEEDED, self._find_previous_row(execution.key) or (None, None, None))
+
+    def _find_previous_row(self, key: str) -> Any:
+        query = "select part, start, length from before where key = ?"
+        return self._database.execute(query, (bytes.fromhex(key),)).fetchone()
+
+    def _set_line(self, number: int, state: int, position: tuple[int | None, int | None, int | None]) -> None:
+        """Sets an execution's state, and where its outcome's line is: its part's number, its offset and its length."""
+        statement = "update executions set state = ?, part = ?, start = ?, length = ? where number = ?"
+        self._database.execute(statement, (state, *position, number))
 
     def record_line(self, line: LedgerLine) -> Outcome | None:
         """Adds a new line of the ledger. Returns its outcome where it is the first of one of these executions."""
@@ -141,24 +152,16 @@ class ShardStore:
         if known_state > state or (known_state == SUCCEEDED and part is not None):
             return None
         path, start, length = line.position
-        self._database.execute(
-            "update executions set state = ?, part = ?, start = ?, length = ? where number = ?",
-            (state, self._find_part_number(path), start, length, number),
-        )
+        self._set_line(number, state, (self._find_part_number(path), start, length))
         return with_index(line.to_outcome(), number) if known_state == UNFINISHED else None
 
     def add_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Stores an outcome that is in no ledger, because it does not count for a later run."""
         if self._read_state(execution.index) is None:
             self.add_execution(execution)
-        self._database.execute(
-            "update executions set state = ?, outcome = ? where number = ?",
-            (
-                FAILED if isinstance(outcome, Failure) else SUCCEEDED,
-                _encode_json(outcome_to_json(outcome)),
-                execution.index,
-            ),
-        )
+        state = FAILED if isinstance(outcome, Failure) else SUCCEEDED
+        statement = "update executions set state = ?, outcome = ? where number = ?"
+        self._database.execute(statement, (state, _encode_json(outcome_to_json(outcome)), execution.index))
 
     def __contains__(self, index: int) -> bool:
         return bool(self._read_state(index))
@@ -203,21 +206,59 @@ class ShardStore:
         """The outcome of a row. Raises OSError where the ledger has it no longer."""
         if row.part is None:
             return outcome_from_json(json.loads(row.outcome))
-        path = self._find_part_path(row.part)
+        path = self._part_paths[row.part]
         line = read_line(LinePosition(path, row.start, row.length))
         if line is None:
             raise OSError(f"the result of number {row.number} is no longer in the ledger: {path} has changed")
         return with_index(line.to_outcome(), row.number)
 
     def _find_part_number(self, path: str) -> int:
-        number = self._part_numbers.get(path)
-        if number is None:
-            number = self._part_numbers[path] = len(self._part_numbers)
-            self._part_paths[number] = path
-        return number
+        if path not in self._part_numbers:
+            self._part_numbers[path] = len(self._part_paths)
+            self._part_paths.append(path)
+        return self._part_numbers[path]
 
-    def _find_part_path(self, number: int) -> str:
-        return self._part_paths[number]
+
+class LazyOutcomes(Sequence[Outcome]):
+    """Outcomes in order, each read from the ledger when it is asked for. Raises OSError where that has gone."""
+
+    def __init__(self, store: ShardStore, states: Collection[int]) -> None:
+        self._store, self._states = store, states
+        self._is_gapless = False
+
+    def __len__(self) -> int:
+        return self._store.count_rows(self._states)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        after = -1
+        while page := self._store.read_rows(self._states, after, PAGE_ROWS):
+            for row in page:
+                yield self._store.load_outcome(row)
+            after = page[-1].number
+
+    @overload
+    def __getitem__(self, at: int) -> Outcome: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Outcome]: ...
+    def __getitem__(self, at: int | slice) -> Outcome | list[Outcome]:
+        positions = range(len(self))[at]
+        if isinstance(positions, int):
+            return self._load(positions, 1)[0]
+        if positions.step == 1 and positions:
+            return self._load(positions.start, len(positions))
+        return [self._load(position, 1)[0] for position in positions]
+
+    def _load(self, position: int, count: int) -> list[Outcome]:
+        # Where no number is missing it is the position, and the rows before it need not be counted.
+        skip, after = (0, position - 1) if self._check_gapless() else (position, -1)
+        return [self._store.load_outcome(row) for row in self._store.read_rows(self._states, after, count, skip)]
+
+    def _check_gapless(self) -> bool:
+        self._is_gapless = self._is_gapless or len(self) == self._store.last_number + 1
+        return self._is_gapless
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} outcomes, read from the ledger as they are asked for>"
 
 
 def _encode_json(value: Any) -> str:

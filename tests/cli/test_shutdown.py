@@ -5,11 +5,11 @@ import sys
 
 PROGRAM = """
 import sys, threading
-from rlm_batch.cli import shutdown
+from rlm_batch.cli import run_flow
 
-shutdown.DELIVERY_SECONDS = 0.2
+run_flow.DELIVERY_SECONDS = 0.2
 print("what was still to be said")
-shutdown.exit_after_delivery(2)
+run_flow.exit_after_delivery(2)
 # What is queued for a server that is gone, as Prefect's client waits for it: threads are joined before all else.
 threading.Thread(target=threading.Event().wait).start()
 sys.exit(0)

@@ -1,6 +1,7 @@
 """A run of many workers settles at what its provider has room for, and ends in good order wherever it is stopped."""
 
 import asyncio
+import logging
 import os
 import resource
 from contextlib import suppress
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import DaytonaSandbox, QuotaExceeded, batch
+from rlm_batch.tasks.capacity.admission import Admission
 from rlm_batch.tasks.capacity.slots import Slots
 from rlm_batch.tasks.lane import Lane
 
@@ -68,7 +70,9 @@ async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(da
     import daytona as _sdk  # its import opens files too
 
     assert _sdk.AsyncDaytona
-    lane = Lane(DaytonaSandbox(), "a run", reuse=True, timeout=20, slots=Slots())
+    block = DaytonaSandbox()
+    slots = Slots(block, Admission(), logging.getLogger("slots"))
+    lane = Lane(block, "a run", reuse=True, timeout=20, slots=slots)
     await lane.acquire_for_work()
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 5, before[1]))

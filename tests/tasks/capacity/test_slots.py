@@ -9,7 +9,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import LocalSandbox
 from rlm_batch.blocks.limits import LimitNames, ProcessLimits, build_limit_settings
-from rlm_batch.tasks.capacity.slots import LimitedSlots, open_slots
+from rlm_batch.tasks.capacity.admission import Admission
+from rlm_batch.tasks.capacity.slots import Slots, open_slots
 from rlm_batch.tasks.lane import Lane
 
 pytestmark = pytest.mark.anyio
@@ -31,8 +32,8 @@ class Slow(ProcessLimits):
 async def test_a_slot_that_is_granted_just_when_the_run_ends_is_given_back():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="ends")
     limits = Slow(build_limit_settings(block))
-    shared = LimitedSlots(limits, LimitNames("ends"), block, LOG)
-    running = asyncio.create_task(shared.run())
+    shared = Slots(block, Admission(), LOG, limits, LimitNames("ends"))
+    running = asyncio.create_task(shared.renew_leases())
     waiting = asyncio.create_task(shared.acquire())
     await limits.granted.wait()
     for task in (waiting, running):
