@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import logging
 import os
 import random
@@ -26,13 +25,6 @@ OVERHEAD_TOKENS = 16  # tokens at most that surround a message: its role and sep
 MAX_MESSAGE_LENGTH = 500  # characters of a server's message that an error tells
 HIDDEN = "[...]"  # in a message, where a key stood
 INSTALL_HINT = "queries need LiteLLM and DSPy, which are not installed: pip install 'rlm-batch[rlm]'"
-
-
-def check_installed() -> None:
-    """Raises ConfigurationError where LiteLLM or DSPy is missing; imports neither."""
-    for name in ("litellm", "dspy"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigurationError(INSTALL_HINT)
 
 
 def use_bundled_prices() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.session import Model
-from .litellm_client import LiteLLMModel, check_installed
+from .litellm_client import INSTALL_HINT, LiteLLMModel
 
 # What a request is made of besides its options.
 RESERVED_OPTIONS = {"model", "messages", "api_key", "api_base", "timeout", "num_retries", "max_retries", "stream"}
@@ -105,7 +107,8 @@ class LanguageModelSettings(BaseModel):
 
         It asks the model nothing.
         """
-        check_installed()
+        if any(importlib.util.find_spec(name) is None for name in ("litellm", "dspy")):  # which imports neither
+            raise ConfigurationError(INSTALL_HINT)
         if priced:
             for model in (self.make_root_model(), self.make_flat_model()):
                 await model.estimate_max_usage([])
