@@ -137,17 +137,11 @@ def _name_type(value: Any) -> str:
 
 
 def _convert(value: Any, kind: str) -> Any:
-    if value is None:
-        return None
-    match kind:
-        case "json":
-            return json.dumps(value, ensure_ascii=True)
-        case "text":
-            return value.encode("utf-8", "replace").decode("utf-8")
-        case "float":
-            return float(value)
-        case _:
-            return value
+    if value is None or kind in ("int", "bool"):
+        return value
+    if kind == "json":
+        return json.dumps(value, ensure_ascii=True)
+    return value.encode("utf-8", "replace").decode("utf-8") if kind == "text" else float(value)
 
 
 def _format_csv_cell(value: Any) -> str:
