@@ -53,7 +53,7 @@ def test_a_run_is_found_by_its_name_and_by_its_id(results: Path) -> None:
     os.rename(copy_job("errors", results.parent).ledger, results / "of-then")
     for run in ("old-otter", "0f8fad5b-d9cb-469f-a165-70867728950e"):
         found = open_run_ledger(run)
-        assert found.path == results / "of-then"
+        assert found.ledger.path == results / "of-then"
         (record,) = found.records
         assert (record.flow, record.total, record.sandboxes, record.sandbox_seconds) == ("batch", 22, 3, 20.5)
         assert (record.provider, record.began) == ("modal", 1.7e9)
