@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .execution import Execution
     from .lane import Lane
     from .task_batch import TaskBatch
+
+P = ParamSpec("P")
 
 EXECUTE_TASK_NAME = "execute"
 KEEP_SANDBOX_SECONDS = 10.0  # of waiting through which a lane keeps its sandbox: a new one takes as long at worst
@@ -88,7 +90,7 @@ async def _attempt_execution(
                 await lane.release_while_waiting()
 
 
-async def build_execute_task(policy: RetryPolicy, provider: str, per_task: int) -> Task[[Lane, TaskBatch], Any]:
+async def configure_task(base: Task[P, Any], policy: RetryPolicy, provider: str, per_task: int = 1) -> Task[P, Any]:
     """The task with a flow's retries, and with tags where the server has a limit on them.
 
     `per_task` is the most executions that a task run has: each has its own retries.
@@ -104,7 +106,7 @@ async def build_execute_task(policy: RetryPolicy, provider: str, per_task: int) 
         return True
 
     tags = build_tags(provider)
-    return execute.with_options(
+    return base.with_options(
         tags=tags if await has_tag_limit(tags) else set(),
         retries=policy.retries * per_task,
         # Prefect takes fifty at most, and goes on with the last of them.

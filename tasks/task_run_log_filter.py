@@ -6,6 +6,7 @@ import logging
 
 from .execute import EXECUTE_TASK_NAME
 from .query_task import QUERY_TASK_NAME
+from .read_markers_task import READ_MARKERS_TASK_NAME
 
 
 class _TaskRunLogFilter(logging.Filter):
@@ -15,6 +16,7 @@ class _TaskRunLogFilter(logging.Filter):
         return record.levelno > logging.INFO or getattr(record, "task_name", None) not in (
             EXECUTE_TASK_NAME,
             QUERY_TASK_NAME,
+            READ_MARKERS_TASK_NAME,
         )
 
 
