@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from typing import Annotated, Any, Unpack
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import execute_items
 from .engine.labels import execution_label
-from .inputs.readers import read_inputs
+from .inputs.readers import Inputs, read_inputs
 from .inputs.spilling import read_code_reference
 from .parameters import Options, SharedParameters
 
@@ -43,19 +44,20 @@ async def batch(
     return outcomes.results
 
 
+@dataclass(frozen=True, slots=True)
 class _Items(Sized, Iterable[tuple[str, dict[str, Any]]]):
     """Pairs of code and variables, made as they are asked for."""
 
-    def __init__(self, codes: list[str], inputs: Any) -> None:
-        self._codes, self._inputs = codes, inputs
+    codes: list[str]
+    inputs: Inputs | None
 
     def __len__(self) -> int:
-        return len(self._codes) if self._inputs is None else len(self._inputs)
+        return len(self.codes) if self.inputs is None else len(self.inputs)
 
-    def __iter__(self) -> Any:
-        if self._inputs is None:
-            return ((code, {}) for code in self._codes)
-        return ((self._codes[0], variables) for variables in self._inputs)
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self.inputs is None:
+            return ((code, {}) for code in self.codes)
+        return ((self.codes[0], variables) for variables in self.inputs)
 
 
 def executions(code: list[str] | str, inputs: list[dict[str, Any]] | str | None) -> _Items:

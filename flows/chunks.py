@@ -48,8 +48,7 @@ class ChunksReport:
 
     def rows(self, limit: int | None = None) -> list[list[str]]:
         """The table's rows of text, the header first; with a `limit` so many of the first."""
-        shown = self.results.values() if limit is None else itertools.islice(self.results.values(), limit)
-        return format_rows(list(shown))
+        return format_rows(list(itertools.islice(self.results.values(), limit)))
 
     def __str__(self) -> str:
         return align_rows(self.rows())

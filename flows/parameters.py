@@ -72,7 +72,6 @@ MaxDepth = Annotated[int, Field(2, ge=0, description="How deep recursive queries
 MaxLlmCalls = Annotated[int | None, Field(50, ge=0, description="Calls of the model, for each execution")]
 MaxLlmTokens = Annotated[int | None, Field(None, ge=0, description="Tokens of prompts and answers, for each execution")]
 MaxCost = Annotated[float | None, Field(None, ge=0, description="US dollars for the model, for the whole flow run")]
-RlmTimeout = Annotated[float, Field(600, gt=0, description="Seconds for each execution")]  # a conversation takes longer
 
 
 class _CommonParameters(TypedDict, total=False):
@@ -92,7 +91,7 @@ class _CommonParameters(TypedDict, total=False):
 class RlmParameters(_CommonParameters, total=False):
     """What rlm shares with other flows; its language model is a parameter of its own."""
 
-    timeout: RlmTimeout
+    timeout: Annotated[float, Field(600, gt=0, description="Seconds for each execution")]  # a conversation takes longer
     cache_results: CacheResults
 
 

@@ -46,11 +46,18 @@ async def embedded_server() -> AsyncIterator[None]:
     every process there: the flow run that it ends has to be told to the server. So the server starts in a thread that
     does not take the signal, and inherits that.
     """
+    from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
 
     url = PREFECT_API_URL.value()
     if url:
-        await _check_server_answers(url)
+        async with get_client() as client:
+            error = await client.api_healthcheck()
+        if error is not None:
+            raise ConfigurationError(
+                f"the Prefect server at {url} does not answer ({error}): start it, or unset PREFECT_API_URL to run "
+                "without"
+            )
     if url or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
         yield
         return
@@ -61,17 +68,6 @@ async def embedded_server() -> AsyncIterator[None]:
         threading.Thread(target=contextvars.copy_context().run, args=(_start_server, started), daemon=True).start()
         await asyncio.wrap_future(started)
         yield
-
-
-async def _check_server_answers(url: str) -> None:
-    from prefect.client.orchestration import get_client
-
-    async with get_client() as client:
-        error = await client.api_healthcheck()
-    if error is not None:
-        raise ConfigurationError(
-            f"the Prefect server at {url} does not answer ({error}): start it, or unset PREFECT_API_URL to run without"
-        )
 
 
 _start_lock = threading.Lock()  # two flows that begin at one time share one server
@@ -85,13 +81,12 @@ def _start_server(started: Future[None]) -> None:
     with _start_lock:
         try:
             SubprocessASGIServer().start()
-        except Exception as error:  # noqa: BLE001 - it is raised where the server was asked for
-            started.set_exception(
-                ConfigurationError(
-                    f"Prefect's embedded server did not start: {error}. Look at PREFECT_HOME, or start a server and "
-                    "name it in PREFECT_API_URL"
-                )
+        except Exception as cause:  # noqa: BLE001 - it is raised where the server was asked for
+            error = ConfigurationError(
+                f"Prefect's embedded server did not start: {cause}. Look at PREFECT_HOME, or start a server and name "
+                "it in PREFECT_API_URL"
             )
+            started.set_exception(error)
             return
     started.set_result(None)
 

@@ -11,7 +11,7 @@ from ..sandbox.errors import ConfigurationError
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.shard_files import ShardFiles
 from .decorator import batch_flow
-from .engine.context import flush_ledger_after_error, open_capacity, open_run_context, resolve_provider_with_volume
+from .engine.context import open_capacity, open_run_context, resolve_provider_with_volume
 from .engine.events import OutcomeRecorder
 from .engine.executor import LaneExecutor
 from .engine.labels import LABELS, execution_label
@@ -64,6 +64,6 @@ async def shard(
                 executor = LaneExecutor(context=context, slots=slots, recorder=recorder)
                 await executor.execute_all(executions, cache.find_result)
         except BaseException:
-            await flush_ledger_after_error(context)
+            await context.flush_ledger_after_error()
             raise
         await asyncio.to_thread(ledger.close)

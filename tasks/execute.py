@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -20,6 +20,8 @@ from .lane import Lane
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
 from .task_batch import TaskBatch
 from .task_log import EXECUTE_TASK_NAME
+
+P = ParamSpec("P")
 
 KEEP_SANDBOX_SECONDS = 10.0  # of waiting through which a lane keeps its sandbox: a new one takes as long at worst
 
@@ -84,7 +86,7 @@ async def _attempt_execution(
                 await lane.release_while_waiting()
 
 
-async def build_execute_task(policy: RetryPolicy, provider: str, per_task: int) -> Task[[Lane, TaskBatch], Any]:
+async def configure_task(base: Task[P, Any], policy: RetryPolicy, provider: str, per_task: int = 1) -> Task[P, Any]:
     """The task with a flow's retries, and with tags where the server has a limit on them.
 
     `per_task` is the most executions that a task run has: each has its own retries.
@@ -100,7 +102,7 @@ async def build_execute_task(policy: RetryPolicy, provider: str, per_task: int) 
         return True
 
     tags = build_tags(provider)
-    return execute.with_options(
+    return base.with_options(
         tags=tags if await has_tag_limit(tags) else set(),
         retries=policy.retries * per_task,
         # Prefect takes fifty at most, and goes on with the last of them.

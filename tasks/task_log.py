@@ -18,6 +18,8 @@ from ..sandbox.text_escape import escape_text
 
 EXECUTE_TASK_NAME = "execute"
 QUERY_TASK_NAME = "query"
+READ_MARKERS_TASK_NAME = "read markers"
+TASK_NAMES = {EXECUTE_TASK_NAME, QUERY_TASK_NAME, READ_MARKERS_TASK_NAME}
 MAX_LINES = 200  # of one attempt at an execution
 MAX_LINE_CHARACTERS = 1000
 LEVELS = {"stdout": logging.INFO, "stderr": logging.WARNING}
@@ -98,5 +100,5 @@ def install_task_run_log_filter() -> None:
 
 def _is_wanted(record: logging.LogRecord) -> bool:
     """False for Prefect's lines on a task run's start and end: its state says so, and they double what it costs."""
-    is_ours = getattr(record, "task_name", None) in (EXECUTE_TASK_NAME, QUERY_TASK_NAME)
+    is_ours = getattr(record, "task_name", None) in TASK_NAMES
     return record.levelno > logging.INFO or not is_ours

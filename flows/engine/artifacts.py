@@ -67,12 +67,11 @@ class ArtifactPublisher:
     async def _publish_progress(self) -> None:
         self._published_count = self._tally.done
         share = 100.0 * self._published_count / max(1, self._record.total)
+        text = self._describe_progress()
         if self._progress_id is None:
-            self._progress_id = await acreate_progress_artifact(
-                share, f"{self._key}-progress", self._describe_progress()
-            )
+            self._progress_id = await acreate_progress_artifact(share, f"{self._key}-progress", text)
         else:
-            await aupdate_progress_artifact(self._progress_id, share, self._describe_progress())
+            await aupdate_progress_artifact(self._progress_id, share, text)
 
     def _describe_progress(self) -> str:
         tally = self._tally

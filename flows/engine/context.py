@@ -84,6 +84,13 @@ class RunContext:
             uploads=uploads,
         )
 
+    async def flush_ledger_after_error(self) -> None:
+        """Sees that what was written is in the ledger. An OSError is logged: the error that there is matters more."""
+        try:
+            await asyncio.shield(asyncio.to_thread(self.ledger.close))
+        except OSError as error:
+            self.log.error("%s", error)
+
 
 async def resolve_provider_with_volume(name: str, volume_name: str | None) -> SandboxProvider:
     """The provider of that name, with that volume if one is named. Raises ConfigurationError."""
@@ -142,11 +149,3 @@ async def open_capacity(context: RunContext) -> AsyncIterator[Slots]:
         if context.model_access is not None:
             used = context.model_access.spent.usage + context.usage.model
             context.log.info("the model was called %s", describe_usage(used))
-
-
-async def flush_ledger_after_error(context: RunContext) -> None:
-    """Sees that all that was written is in the ledger. An OSError is logged: the error that there is matters more."""
-    try:
-        await asyncio.shield(asyncio.to_thread(context.ledger.close))
-    except OSError as error:
-        context.log.error("%s", error)

@@ -13,7 +13,7 @@ from typing import Any
 from ...sandbox.errors import RlmBatchError
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.capacity.slots import Slots
-from ...tasks.execute import build_execute_task
+from ...tasks.execute import configure_task, execute
 from ...tasks.execution import Execution, with_index
 from ...tasks.lane import Lane, ProviderUnusable
 from ...tasks.task_batch import TaskBatch
@@ -56,7 +56,7 @@ class LaneExecutor:
         options = self.context.options
         per_task = options.executions_per_task or max(1, math.ceil(self.context.total / MAX_TASK_RUNS))
         batches = _Peekable(self._group_executions(self._skip_cached(executions, find_result), per_task))
-        task = await build_execute_task(self.context.policy, self.context.provider.provider_name, per_task)
+        task = await configure_task(execute, self.context.policy, self.context.provider.provider_name, per_task)
         self._creation_lock = asyncio.Lock()
         try:
             with freeze_existing_objects():

@@ -31,14 +31,7 @@ from ..parameters import Options
 from ..sharding.coordinator import ShardingExecutor
 from ..sharding.planner import plan_shards
 from .artifacts import ArtifactPublisher
-from .context import (
-    Label,
-    RunContext,
-    flush_ledger_after_error,
-    open_capacity,
-    open_run_context,
-    resolve_provider_with_volume,
-)
+from .context import Label, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
 from .events import OutcomeRecorder, find_listener
 from .executor import LaneExecutor
 from .failures import Outcomes
@@ -171,7 +164,7 @@ async def open_job(
             record.ended = time.time()
             await asyncio.to_thread(ledger.close)  # before it is reported; raises OSError where that cannot be done
     except BaseException:
-        await flush_ledger_after_error(context)
+        await context.flush_ledger_after_error()
         raise
     finally:
         ledger.unregister_writer()

@@ -6,12 +6,12 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ...sandbox.errors import RlmBatchError
 from ...sandbox.meta import Meta
 from ...sandbox.result import Result
+from ...tasks.execute import configure_task
 from ...tasks.execution import Execution
-from ...tasks.ledger.completion_markers import CompletionMarker, MarkerLocation, read_markers
-from ...tasks.retry import compute_backoff, get_requested_wait
+from ...tasks.ledger.completion_markers import CompletionMarker, MarkerLocation
+from ...tasks.read_markers_task import read_markers_in_sandbox
 from .job import Job
 
 
@@ -30,11 +30,18 @@ class MarkerCache:
     _has_executed: bool = False
 
     async def load_markers(self) -> None:
-        """Reads, in a sandbox, what the volume says is complete. Raises what opening a sandbox raises."""
-        if self.folder is not None:
+        """Reads, in a task run, what the volume says is complete. Raises what opening a sandbox raises."""
+        if self.folder is None:
+            return
+        context = self.job.context
+        task = await configure_task(read_markers_in_sandbox, context.policy, context.provider.provider_name)
+        lane = context.make_lane(self.job.slots)
+        try:
             with suppress(TimeoutError):  # the deadline: nothing will be run
-                async with asyncio.timeout_at(self.job.context.deadline.at):
-                    self._markers = await self._read_markers(self.folder)
+                async with asyncio.timeout_at(context.deadline.at):
+                    self._markers = await task(lane, self.folder)
+        finally:
+            await context.usage.close_lane(lane)
 
     def locate_marker(self, name: str) -> MarkerLocation | None:
         """Where a marker of that name belongs; None without a volume."""
@@ -54,23 +61,6 @@ class MarkerCache:
             location.is_stale = marker is not None and result is None
         self._has_executed = self._has_executed or result is None
         return result
-
-    async def _read_markers(self, folder: str) -> dict[str, CompletionMarker]:
-        context = self.job.context
-        attempt = 0
-        while True:
-            attempt += 1
-            lane = context.make_lane(self.job.slots)
-            try:
-                await lane.acquire()
-                return await read_markers(await lane.open_sandbox(), folder)
-            except RlmBatchError as error:
-                if not context.policy.should_retry(error, attempt) or context.policy.is_too_late(error):
-                    raise
-                wait = get_requested_wait(error) + compute_backoff(attempt)
-            finally:
-                await context.usage.close_lane(lane)
-            await asyncio.sleep(wait)
 
     def _restore_result(self, marker: CompletionMarker, execution: Execution) -> Result:
         """The result of an execution that was complete, but whose line the ledger does not have."""

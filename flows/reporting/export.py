@@ -12,7 +12,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,10 @@ def collect_columns(outcomes: Iterator[Outcome]) -> dict[str, Column]:
         column_name = name
         while column_name in STANDARD_COLUMNS or column_name in columns:
             column_name = f"{source}.{column_name}"
-        columns[column_name] = Column(_merge_types(types[source, name]), partial(_get_value, source, name))
+        columns[column_name] = Column(
+            _merge_types(types[source, name]),
+            lambda outcome, source=source, name=name: _get_values(outcome, source).get(name),
+        )
     return columns | STANDARD_COLUMNS
 
 
@@ -117,10 +119,6 @@ def _get_values(outcome: Outcome, source: str) -> dict[str, Any]:
     if source == "variables":
         return outcome.meta.variables
     return outcome.outputs if isinstance(outcome, Result) else {}
-
-
-def _get_value(source: str, name: str, outcome: Outcome) -> Any:
-    return _get_values(outcome, source).get(name)
 
 
 def _merge_types(types: set[str]) -> str:
@@ -137,17 +135,11 @@ def _name_type(value: Any) -> str:
 
 
 def _convert(value: Any, kind: str) -> Any:
-    if value is None:
-        return None
-    match kind:
-        case "json":
-            return json.dumps(value, ensure_ascii=True)
-        case "text":
-            return value.encode("utf-8", "replace").decode("utf-8")
-        case "float":
-            return float(value)
-        case _:
-            return value
+    if value is None or kind in ("int", "bool"):
+        return value
+    if kind == "json":
+        return json.dumps(value, ensure_ascii=True)
+    return value.encode("utf-8", "replace").decode("utf-8") if kind == "text" else float(value)
 
 
 def _format_csv_cell(value: Any) -> str:

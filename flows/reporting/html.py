@@ -60,5 +60,5 @@ def render_html(parts: Iterable[Part], title: str) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
     environment.filters["clean"] = clean_line
-    template = environment.from_string(TEMPLATE)
-    return template.render(title=title, parts=((type(part).__name__, part) for part in parts))
+    named_parts = ((type(part).__name__, part) for part in parts)
+    return environment.from_string(TEMPLATE).render(title=title, parts=named_parts)

@@ -136,7 +136,8 @@ class RunSummary:
                 self._point_stride *= 2
 
     def _add_row(self, rank: Rank, index: int, outcome: Outcome, note: str) -> None:
-        self._add_columns(self.variables, outcome.meta.variables)
+        meta = outcome.meta
+        self._add_columns(self.variables, meta.variables)
         fields = outcome.outputs if isinstance(outcome, Result) else {}
         self._add_columns(self.fields, [name for name in fields if name not in self.variables])
         if len(self._rows) >= 2 * MAX_ROWS:
@@ -144,11 +145,9 @@ class RunSummary:
             self._last_rank = self._rows[-1].rank
         if self._last_rank is not None and rank > self._last_rank:
             return  # there are enough that come before it, so that it needs no cells
-        variables = {
-            name: format_cell(value) for name, value in outcome.meta.variables.items() if name in self.variables
-        }
+        variables = {name: format_cell(value) for name, value in meta.variables.items() if name in self.variables}
         cells = {name: format_cell(value) for name, value in fields.items() if name in self.fields}
-        self._rows.append(Row(rank, index, variables, cells, outcome.meta.seconds, note))
+        self._rows.append(Row(rank, index, variables, cells, meta.seconds, note))
 
     def _add_columns(self, columns: dict[str, None], names: Iterable[str]) -> None:
         for name in names:

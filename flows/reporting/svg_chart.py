@@ -20,7 +20,7 @@ MAX_CELLS = 30  # rows and columns of a heat map, at most; more values of a numb
 LABEL_CHARACTERS = 24
 LOG_SCALE_RATIO = 1000  # the greatest over the least value from which on an axis is logarithmic
 INK, GRID, DOT, LINE, FAILURE = "#1c2430", "#dfe4ea", "#2b6cb0", "#d97706", "#c53030"
-XML_ESCAPES = {0xFFFE: "?", 0xFFFF: "?"}  # the only letters that XML cannot hold and `shown` lets through
+XML_ESCAPES = {0xFFFE: "?", 0xFFFF: "?"}  # the only letters that XML cannot hold and `escape_text` lets through
 # Viridis at five points, dark to light: even to the eye, and in print.
 COLOR_SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 

@@ -106,13 +106,8 @@ class ShardingExecutor:
                 self.recorder.publish(execution, result, cached=True)
             if count % 500 == 0:
                 await asyncio.sleep(0)  # a million take half a minute, in which Ctrl-C is heard
-        cut = await cut_job(
-            self.context.ledger.path,
-            keys_digest=keys.hexdigest(),
-            first=first,
-            count=count,
-            shard_count=self.plan.shard_count,
-        )
+        numbers = range(first, first + count)
+        cut = await cut_job(self.context.ledger.path, keys.hexdigest(), numbers, self.plan.shard_count)
         if len(cut.shards) != min(self.plan.shard_count, count):
             self.context.log.info("the job goes on in the %d shards that it was cut into before", len(cut.shards))
         return cut

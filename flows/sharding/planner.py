@@ -71,14 +71,13 @@ def compute_shard_count(shards: int | Literal["auto"], total: int, online_worker
     return min(total, enough if shards == "auto" else shards)
 
 
-async def cut_job(ledger: PathOrLocation, *, keys_digest: str, first: int, count: int, shard_count: int) -> ShardCut:
-    """Cuts `count` executions, numbered from `first`, as they were cut before if the ledger has this job already.
+async def cut_job(ledger: PathOrLocation, keys_digest: str, numbers: range, shard_count: int) -> ShardCut:
+    """Cuts the executions with these numbers, as they were cut before if the ledger has this job already.
 
     Raises OSError where the ledger cannot be read or written.
     """
-    job_id = hashlib.sha256(f"{keys_digest} {first}".encode()).hexdigest()[:12]
-    size = math.ceil(count / min(shard_count, count))
+    job_id = hashlib.sha256(f"{keys_digest} {numbers.start}".encode()).hexdigest()[:12]
+    size = math.ceil(len(numbers) / min(shard_count, len(numbers)))
     ledger_id, size = await asyncio.to_thread(load_or_create_cut, ledger, job_id, size)
-    starts = range(first, first + count, size)
-    shards = [Shard(number, start, min(start + size, first + count)) for number, start in enumerate(starts)]
+    shards = [Shard(number, start, min(start + size, numbers.stop)) for number, start in enumerate(numbers[::size])]
     return ShardCut(job_id, ledger_id, shards)

@@ -92,7 +92,8 @@ async def find_work_pool(client: PrefectClient, log: Log) -> WorkPool:
         )
     has_no_workers = pool.is_push_pool or pool.is_managed_pool
     work_pool = WorkPool(deployment.id, name, places, not has_no_workers, pool.type == "process")
-    await _wait_for_worker(client, work_pool, log)
+    if work_pool.needs_workers:
+        await _wait_for_worker(client, work_pool, log)
     return work_pool
 
 
@@ -106,8 +107,6 @@ def _list_limits(pool: Any, queue: Any) -> list[tuple[int | None, int]]:
 
 
 async def _wait_for_worker(client: PrefectClient, pool: WorkPool, log: Log) -> None:
-    if not pool.needs_workers:
-        return
     give_up_at = asyncio.get_running_loop().time() + WORKER_TIMEOUT_SECONDS
     has_warned = False
     while not await pool.count_online_workers(client):

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId, TaskRunFilterName
 
 from rlm_batch import (
     Result,
@@ -64,6 +66,18 @@ async def test_a_marker_does_not_count_once_its_files_have_gone_or_changed():
     assert runs(again) == {"0", "2"}
     assert [volume.get(f"out/{n}.txt") for n in THREE] == [b"[1, 2, 3]", b"[4, 5, 6]", b"[7, 8, 9]"]
     assert runs(await chunks(code, THREE, volume_name="evidence")) == set()
+
+
+async def test_markers_are_read_in_a_task_run_that_prefects_tag_limits_can_hold():
+    report = await chunks(DOUBLE, THREE, volume_name="tracked")
+    only = TaskRunFilter(
+        flow_run_id=TaskRunFilterFlowRunId(any_=[Path(report.results_path).name]),  # type: ignore[arg-type]
+        name=TaskRunFilterName(any_=["read markers"]),
+    )
+    async with get_client() as client:
+        while not (task_runs := await client.read_task_runs(task_run_filter=only)) or not task_runs[0].end_time:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert [set(run.tags) for run in task_runs] == [{"sandbox", "sandbox:local"}]
 
 
 async def test_a_ledger_alone_is_no_evidence_where_there_is_a_volume(tmp_path, volumes):

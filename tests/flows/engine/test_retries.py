@@ -21,7 +21,7 @@ from rlm_batch import (
     batch,
     chunks,
 )
-from rlm_batch.tasks.execute import build_execute_task
+from rlm_batch.tasks.execute import configure_task, execute
 from rlm_batch.tasks.retry import RetryPolicy
 
 from ...infra.execution_counter import BEGUN, Counts
@@ -252,7 +252,7 @@ async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_
 
 async def test_the_delay_doubles_up_to_a_minute_and_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    task = await build_execute_task(RetryPolicy(retries=9), "local", 1)
+    task = await configure_task(execute, RetryPolicy(retries=9), "local", 1)
     assert task.retry_delay_seconds == [1, 2, 4, 8, 16, 32, 60]  # Prefect goes on with the last
     assert task.retry_jitter_factor == 0.5
 
