@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .infra.execution_counter import Counts
+from .infra.execution_counter import ExecutionCounter
 from .infra.isolation_levels import require_isolation
 from .standins.daytona.running import Running as DaytonaStandin
 from .standins.openai_chat import ChatServer
@@ -147,10 +147,10 @@ def volumes(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def counts() -> Iterator[Counts]:
-    """A server that counts what code tells it."""
-    with Counts() as counts:
-        yield counts
+def counter() -> Iterator[ExecutionCounter]:
+    """A server that counts the executions of each name, as their code tells it."""
+    with ExecutionCounter() as counter:
+        yield counter
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from rlm_batch import InterpreterFactory, LanguageModel, LocalInterpreter
 
-from ..infra.scripted_turns import plays
+from ..infra.scripted_turns import make_script
 
 NAME = "openai/gpt-4o-mini"
 
@@ -78,7 +78,7 @@ def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy
         return {"Ghent": 265_000}[city]
 
     chat.rule("Which city", "Ghent")
-    chat.script = plays(
+    chat.script = make_script(
         ("265000", "SUBMIT(answer=f'{city}: {people}')"),
         ("", "import dspy\ncity = llm_query('Which city is it?')\npeople = population(city=city)\nprint(people)"),
     )
@@ -90,7 +90,7 @@ def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy
 
 def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_budget_is_refused(chat, dspy_model):
     """DSPy puts its own llm_query there, and a module `dspy` whose models would count for nothing."""
-    chat.script = plays(
+    chat.script = make_script(
         ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=str(said))"),
         ("[[ ## iteration ## ]]\n1/20", """
             said = [llm_query("one"), llm_query_batched(["two"], concurrency=1)]
@@ -117,7 +117,7 @@ def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_bud
 
 
 def test_the_budget_is_that_of_the_whole_session_and_its_code_is_at_depth_one(chat):
-    chat.script = plays(("", "SUBMIT(answer=rlm_query('deeper'))"))
+    chat.script = make_script(("", "SUBMIT(answer=rlm_query('deeper'))"))
     model = LanguageModel(model=NAME, api_key=SecretStr("sk-x"), api_base=chat.url)
     interpreter = factory(language_model=model, max_llm_calls=3, max_depth=1)()
     try:

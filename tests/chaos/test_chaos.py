@@ -20,11 +20,11 @@ from rlm_batch.sandbox.result import Result
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ..conftest import descendants
-from ..infra.execution_counter import BEGUN, Counts
+from ..infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 from .faults import TIMEOUT, Host, Hosts, Provider, Proxy, chance, until
 
 NAMES = ("local", "daytona", "modal")
-CODE = BEGUN + "import time\nbegun(f'{batch}-{x}')\ntime.sleep(seconds)\nSUBMIT(y=x * x)"
+CODE = COUNT_EXECUTION + "import time\ncount_execution(f'{batch}-{x}')\ntime.sleep(seconds)\nSUBMIT(y=x * x)"
 
 
 BEGUN_AT, SECONDS = time.monotonic(), 400  # after which no other test of `make chaos` begins
@@ -33,12 +33,12 @@ BEGUN_AT, SECONDS = time.monotonic(), 400  # after which no other test of `make 
 class Batch:
     """A batch whose every execution tells that it has begun, and the ledger of its runs."""
 
-    def __init__(self, size: int, block: str, counts: Counts, folder: Path, dice: random.Random) -> None:
+    def __init__(self, size: int, block: str, counter: ExecutionCounter, folder: Path, dice: random.Random) -> None:
         self.size = size
-        self._counts, self._dice, self._block = counts, dice, block
+        self._counter, self._dice, self._block = counter, dice, block
         self._name = uuid.uuid4().hex[:8]
         self._inputs = [
-            {"x": x, "batch": self._name, "address": counts.address, "seconds": round(dice.uniform(0.0, 0.2), 3)}
+            {"x": x, "batch": self._name, "address": counter.address, "seconds": round(dice.uniform(0.0, 0.2), 3)}
             for x in range(size)
         ]
         self._ledger = Ledger(folder / self._name)
@@ -56,10 +56,10 @@ class Batch:
         parameters = {"code": CODE, "inputs": self._inputs, **common, **shape, **options}
         return hosts.start(provider, server, op="batch", parameters=parameters)
 
-    def begun(self) -> Counter[int]:
+    def count_starts(self) -> Counter[int]:
         """How often each execution has begun."""
         names = {f"{self._name}-{x}": x for x in range(self.size)}
-        return Counter({names[name]: times for name, times in self._counts.begun.items() if name in names})
+        return Counter({names[name]: times for name, times in self._counter.counts.items() if name in names})
 
     def results(self) -> dict[int, Result]:
         """The results in its ledger, each of them right; what had one before was not begun again since."""
@@ -71,11 +71,11 @@ class Batch:
                 assert x not in found, f"two results of {x} count"
                 assert outcome.outputs == {"y": x * x}
                 found[x] = outcome
-        begun = self.begun()
+        starts = self.count_starts()
         for x in self._done:
             assert x in found, f"the result of {x} is lost"
-            assert begun[x] == self._done[x], f"{x} had a result and was begun again"
-        self._done = Counter({x: begun[x] for x in found})
+            assert starts[x] == self._done[x], f"{x} had a result and was begun again"
+        self._done = Counter({x: starts[x] for x in found})
         return found
 
     def complete(self) -> None:
@@ -87,18 +87,18 @@ class Batch:
     def wait_for_progress(self, host: Host, dice: random.Random) -> None:
         """Waits for a random part of what is left to do to have begun, or for a part of a second."""
         left = self.size - len(self.results())
-        before, more = sum(self.begun().values()), dice.randint(0, max(1, left // 2))
-        until(lambda: sum(self.begun().values()) >= before + more or host.status() is not None, 60)
+        before, more = sum(self.count_starts().values()), dice.randint(0, max(1, left // 2))
+        until(lambda: sum(self.count_starts().values()) >= before + more or host.status() is not None, 60)
         time.sleep(dice.uniform(0.0, 0.3 if more else 1.0))
 
 
 class Stage:
     """A provider with a saved block, and what was there before anything happened on it."""
 
-    def __init__(self, provider: Provider, hosts: Hosts, server: str, counts: Counts, folder: Path) -> None:
+    def __init__(self, provider: Provider, hosts: Hosts, server: str, counter: ExecutionCounter, folder: Path) -> None:
         self.provider, self.hosts = provider, hosts
         self._server = server
-        self._counts, self._folder = counts, folder
+        self._counter, self._folder = counter, folder
         self._processes = set(descendants())
         name = f"chaos-{uuid.uuid4().hex[:8]}"
         block = provider.block()
@@ -108,7 +108,7 @@ class Stage:
 
     def batch(self, size: int, dice: random.Random, block: str | None = None) -> Batch:
         """A new batch, on the saved block."""
-        return Batch(size, block or self._block, self._counts, self._folder, dice)
+        return Batch(size, block or self._block, self._counter, self._folder, dice)
 
     def start(self, batch: Batch, server: str | None = None, **options: Any) -> Host:
         """Runs a batch, or what is left of it."""
@@ -153,18 +153,23 @@ class Stage:
 
 @pytest.fixture
 def stage(
-    provider: Provider, hosts: Hosts, server: str, counts: Counts, tmp_path: Path, request: pytest.FixtureRequest
+    provider: Provider,
+    hosts: Hosts,
+    server: str,
+    counter: ExecutionCounter,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> Stage:
     if request.node.get_closest_marker("chaos") and time.monotonic() > BEGUN_AT + SECONDS:
         pytest.skip(f"the {SECONDS} s of the fault suite are over")
-    return Stage(provider, hosts, server, counts, tmp_path)
+    return Stage(provider, hosts, server, counter, tmp_path)
 
 
 def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool = False) -> None:
     """Kills a batch's process again and again, and then resumes; begins no more rounds after those seconds."""
     dice = chance("kill", stage.provider.name)
-    begun, strikes, batches = time.monotonic(), 0, [stage.batch(size, dice)]
-    while strikes < times and time.monotonic() < begun + seconds:
+    started_at, strikes, batches = time.monotonic(), 0, [stage.batch(size, dice)]
+    while strikes < times and time.monotonic() < started_at + seconds:
         if len(batches[-1].results()) == size:
             batches.append(stage.batch(size, dice))
         host = stage.start(batches[-1])
@@ -178,7 +183,7 @@ def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool =
     stage.nothing_is_left(after_lifetime=False)
     if slots:
         stage.no_slot_is_held()
-    executions = sum(sum(batch.begun().values()) for batch in batches)
+    executions = sum(sum(batch.count_starts().values()) for batch in batches)
     print(f"{stage.provider.name}: {strikes} kills of {len(batches)} batches of {size}, {executions} executions begun")
     assert strikes
 
@@ -200,8 +205,8 @@ def test_batches_killed_at_twenty_random_moments_resume_with_every_result_and_le
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
 def test_a_batch_that_is_interrupted_removes_its_sandboxes_itself_and_resumes(stage: Stage) -> None:
     dice = chance("interrupt", stage.provider.name)
-    batch, begun, strikes = stage.batch(50, dice), time.monotonic(), 0
-    while strikes < 6 and time.monotonic() < begun + 30 and len(batch.results()) < 50:
+    batch, started_at, strikes = stage.batch(50, dice), time.monotonic(), 0
+    while strikes < 6 and time.monotonic() < started_at + 30 and len(batch.results()) < 50:
         host = stage.start(batch)
         batch.wait_for_progress(host, dice)
         strikes += host.status() is None
@@ -210,7 +215,7 @@ def test_a_batch_that_is_interrupted_removes_its_sandboxes_itself_and_resumes(st
         stage.nothing_is_left(after_lifetime=False)
     stage.finish(batch)
     stage.no_slot_is_held()
-    print(f"{stage.provider.name}: {strikes} interrupts, {sum(batch.begun().values())} executions begun")
+    print(f"{stage.provider.name}: {strikes} interrupts, {sum(batch.count_starts().values())} executions begun")
     assert strikes
 
 
@@ -229,7 +234,7 @@ def test_a_batch_among_failing_calls_of_its_provider_and_its_server_runs_each_ex
     failed = stage.provider.faults()
     stage.provider.fail(0.0, 0)
     batch.complete()
-    assert batch.begun() == dict.fromkeys(range(50), 1)
+    assert batch.count_starts() == dict.fromkeys(range(50), 1)
     stage.nothing_is_left()
     print(f"{stage.provider.name}: {failed} calls and {dict(proxy.faults)} connections failed")
 
@@ -250,7 +255,7 @@ def test_a_batch_that_may_run_twice_outlives_the_loss_of_its_sandboxes(stage: St
     assert host.ended(300) == 0, host.said()
     batch.complete()
     stage.nothing_is_left()
-    print(f"{stage.provider.name}: {taken} sandboxes taken, {sum(batch.begun().values())} executions begun")
+    print(f"{stage.provider.name}: {taken} sandboxes taken, {sum(batch.count_starts().values())} executions begun")
     assert taken
 
 
@@ -277,5 +282,5 @@ def test_a_batch_outlives_a_kill_of_its_server_that_is_started_again(stage: Stag
         with PrefectServer(tmp_path / "home", port):
             assert host.ended(300) == 0, host.said()
             batch.complete()
-            assert batch.begun() == dict.fromkeys(range(50), 1)
+            assert batch.count_starts() == dict.fromkeys(range(50), 1)
     stage.nothing_is_left()  # the server is a process too

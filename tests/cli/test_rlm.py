@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ..infra.scripted_turns import plays
+from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import ChatServer, Reply
 from .conftest import Run
 
@@ -21,7 +21,7 @@ def credentials(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_question_over_a_file_prints_the_answer_what_it_took_and_where_it_is(
     chat: ChatServer, run: Run, tmp_path: Path
 ) -> None:
-    chat.script = plays(("", "SUBMIT(answer='It has ' + str(len(context)) + ' characters')"))
+    chat.script = make_script(("", "SUBMIT(answer='It has ' + str(len(context)) + ' characters')"))
     (tmp_path / "notes.txt").write_text("x" * 123_456)
     done = run("rlm", "How long is it?", "--context-file", "notes.txt", "--language-model", NAME)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.result import Result
 
-from ..infra.scripted_turns import plays
+from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import ChatServer, Reply
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +53,7 @@ async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: S
         summaries = rlm_query_batched(prompts, concurrency=3)
         SUBMIT(summaries=summaries)
         """
-    chat.script = plays(*((prompt, f"SUBMIT(answer=llm_query({prompt!r}))") for prompt in THREE))
+    chat.script = make_script(*((prompt, f"SUBMIT(answer=llm_query({prompt!r}))") for prompt in THREE))
     found = await ask(provider, chat, code, {"prompts": THREE}, batch_concurrency=3)
     assert found.summaries == ["summary of one", "summary of two", "summary of three"]
     assert chat.stats.most_at_once == 3
@@ -152,7 +152,7 @@ async def test_a_query_at_the_bottom_is_a_depth_exceeded_error_and_no_plain_call
             said = str(error)
         SUBMIT(answer="three " + llm_query("flat") + " " + said)
         """
-    chat.script = plays(
+    chat.script = make_script(
         ("level three", bottom),
         ("level two", "SUBMIT(answer='two ' + rlm_query('level three'))"),
         ("level one", "SUBMIT(answer='one ' + rlm_query('level two', context=context.upper()))"),
@@ -174,7 +174,7 @@ async def test_a_query_at_the_bottom_is_a_depth_exceeded_error_and_no_plain_call
 async def test_state_is_kept_between_turns_and_errors_are_shown_to_the_model(
     provider: SandboxProvider, chat: ChatServer
 ):
-    chat.script = plays(
+    chat.script = make_script(
         ("ZeroDivisionError", "SUBMIT(answer=str(n + len(context)))"),
         ("[[ ## iteration ## ]]\n2/20", "print('n is', n)\n1 / 0"),
         ("[[ ## iteration ## ]]\n1/20", "n = 7"),
@@ -192,7 +192,7 @@ async def test_state_is_kept_between_turns_and_errors_are_shown_to_the_model(
 async def test_a_context_is_found_as_it_was_given_and_no_prompt_holds_it_whole(
     provider: SandboxProvider, chat: ChatServer
 ):
-    chat.script = plays(("", "import hashlib; SUBMIT(answer=hashlib.sha256(context.encode()).hexdigest())"))
+    chat.script = make_script(("", "import hashlib; SUBMIT(answer=hashlib.sha256(context.encode()).hexdigest())"))
     code = """
         import hashlib
         contexts = ["a\\r\\nb", "é\\u2028" * 50_000, "line\\r\\n" * 300_000]
@@ -247,7 +247,7 @@ async def test_a_failed_call_gives_back_what_it_did_not_use(provider: SandboxPro
 async def test_a_recursive_models_own_turns_count_and_end_it_when_they_are_used_up(
     provider: SandboxProvider, chat: ChatServer
 ):
-    chat.script = plays(("", "print('and on')"))
+    chat.script = make_script(("", "print('and on')"))
     code = """
         try:
             rlm_query("never ends")
@@ -264,7 +264,7 @@ async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submi
     provider: SandboxProvider, chat: ChatServer
 ):
     chat.rule("slow", Reply("too late", delay=60))
-    chat.script = plays(("", "llm_query('slow')"))
+    chat.script = make_script(("", "llm_query('slow')"))
     code = """
         import threading
         answers = []
@@ -288,7 +288,7 @@ async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submi
 
 async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
     chat.delay = 0.25
-    chat.script = plays(("", "llm_query_batched([str(i) for i in range(50)])"))
+    chat.script = make_script(("", "llm_query_batched([str(i) for i in range(50)])"))
     access = ModelAccess(model=model(chat), batch_concurrency=2)
     async with provider.interpreter(timeout=60) as interpreter:
         await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter))
@@ -394,7 +394,7 @@ async def test_code_that_sends_nonsense_to_the_host_gets_an_error(provider: Sand
                         said.append(type(error).__name__)
         SUBMIT(count=len(said), answer=llm_query("still there"))
         """
-    chat.script = plays(("", "SUBMIT(answer='x')"))
+    chat.script = make_script(("", "SUBMIT(answer='x')"))
     found = await ask(provider, chat, code)
     assert found.answer == "answer to: still there"
     assert found.count > 50

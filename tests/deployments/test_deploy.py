@@ -22,7 +22,7 @@ from rlm_batch import ConfigurationError, LocalSandbox
 from rlm_batch.deployments.deploy import DeployReport, deploy, load_entries
 from rlm_batch.deployments.server import WORK_POOL
 
-from ..infra.scripted_turns import plays
+from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import ChatServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,7 +249,7 @@ def test_the_parameters_that_a_deployment_has_make_a_run_that_works(
     """Where they want an account or a model, a server here answers in its place."""
     account(entry["parameters"]["provider"])
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
-    openai.script = plays(("", "SUBMIT(answer='the spider')"))
+    openai.script = make_script(("", "SUBMIT(answer='the spider')"))
     flow = load_flow_from_entrypoint(entry["entrypoint"])
     state = asyncio.run(flow(**entry["parameters"], return_state=True))
     assert state.is_completed(), state.message

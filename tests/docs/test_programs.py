@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ..infra.scripted_turns import plays
+from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import ChatServer
 from .pages import PAGES, ROOT, Block, blocks, commands, read_page
 
@@ -34,7 +34,7 @@ def test_a_program_runs(
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "report.txt").write_text("a long report\n" * 1000)
-    openai.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
+    openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     exec(compile(program.text, program.page, "exec"), {"__name__": "__main__"})
 
 
@@ -83,7 +83,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    openai.script = plays(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
+    openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     for command in RUN_HERE[page]:
         words = shlex.split(command)[1:]
         if "RUN" in words:

@@ -23,12 +23,15 @@ from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.run_record import list_run_records
 
-from ..infra.execution_counter import BEGUN, Counts
+from ..infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 
 pytestmark = pytest.mark.anyio
 
 SECRET = "a-secret-that-nobody-may-read"
-KILLED = BEGUN + "import time\ntimes = begun(x)\nif x in (3, 4) and times == 1:\n    time.sleep(60)\nSUBMIT(y=x * x)"
+KILLED = (
+    COUNT_EXECUTION
+    + "import time\ntimes = count_execution(x)\nif x in (3, 4) and times == 1:\n    time.sleep(60)\nSUBMIT(y=x * x)"
+)
 
 
 @pytest.fixture
@@ -60,17 +63,17 @@ def begun_and_killed(place: str, results: int, folder: Path) -> None:
 
 @pytest.mark.timeout(300)
 async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_from_there(
-    s3: Any, counts: Counts, tmp_path: Path
+    s3: Any, counter: ExecutionCounter, tmp_path: Path
 ) -> None:
-    inputs = [{"x": x, "address": counts.address} for x in range(6)]
+    inputs = [{"x": x, "address": counter.address} for x in range(6)]
     place = "s3://results/killed"
     write_file(parse_location(place) / "inputs.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in inputs))
     await asyncio.to_thread(begun_and_killed, place, 3, tmp_path)
     assert len(Ledger(place).load_latest_lines()) == 3
-    done = {x for x, times in counts.begun.items() if times}
+    done = {x for x, times in counter.counts.items() if times}
     results = await batch(KILLED, f"{place}/inputs.jsonl", provider="local:none", results_path=place)
     assert [result.y for result in results] == [x * x for x in range(6)]
-    assert {x: counts.begun[x] for x in "012"} == {"0": 1, "1": 1, "2": 1}
+    assert {x: counter.counts[x] for x in "012"} == {"0": 1, "1": 1, "2": 1}
     assert done > {"0", "1", "2"}
     found = open_run_ledger(place)
     assert [outcome.y for outcome in found.read_outcomes()] == [x * x for x in range(6)]
@@ -107,21 +110,21 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
         assert "key-of-the-block" not in text
 
 
-def counts_one(counts: Counts) -> None:
+def wait_for_execution(counter: ExecutionCounter) -> None:
     """Returns when an execution has begun."""
     until = time.monotonic() + 60
-    while not counts.begun and time.monotonic() < until:
+    while not counter.counts and time.monotonic() < until:
         time.sleep(0.02)
 
 
 async def test_a_run_whose_last_results_cannot_be_sent_fails(
-    s3: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
+    s3: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlm_batch.tasks.ledger.upload_buffer.RETRY_PATIENCE_SECONDS", 0.5)
-    code = BEGUN + "begun(x)\nimport time\ntime.sleep(4)\nSUBMIT(1)"
-    inputs = [{"x": 1, "address": counts.address}]
+    code = COUNT_EXECUTION + "count_execution(x)\nimport time\ntime.sleep(4)\nSUBMIT(1)"
+    inputs = [{"x": 1, "address": counter.address}]
     run = asyncio.create_task(batch(code, inputs, provider="local:none", results_path="s3://results/job"))
-    await asyncio.to_thread(counts_one, counts)
+    await asyncio.to_thread(wait_for_execution, counter)
     s3.ask("refuse", methods=["PUT"])
     with pytest.raises(OSError, match=r"could not be written to the ledger s3://results/job: .*expired"):
         await run

@@ -23,7 +23,7 @@ from rlm_batch import (
     sweep,
 )
 
-from ..infra.scripted_turns import plays
+from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import Reply
 from .conftest import last_run
 
@@ -85,7 +85,7 @@ async def test_no_more_requests_are_under_way_than_batch_concurrency_for_each_ex
 
 
 async def test_a_tree_of_depth_three_in_one_sandbox_with_one_worker_finishes(chat):
-    chat.script = plays(
+    chat.script = make_script(
         ("level three", "SUBMIT(answer=open('mark').read() + llm_query('flat'))"),
         ("level two", "SUBMIT(answer=' '.join(rlm_query_batched(['level three'] * 3)))"),
         ("level one", "SUBMIT(answer=' '.join(rlm_query_batched(['level two'] * 2)))"),
@@ -177,7 +177,7 @@ async def test_each_query_is_a_task_run_below_its_execution_that_says_what_it_co
     from prefect.client.schemas.filters import FlowRunFilter
 
     chat.rule("refused", Reply("refused", status=400))
-    chat.script = plays(("", "SUBMIT(answer=llm_query('deeper'))"))
+    chat.script = make_script(("", "SUBMIT(answer=llm_query('deeper'))"))
     code = """
 llm_query("a question")
 llm_query_batched(["refused"], on_error="return")
@@ -233,7 +233,7 @@ async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, 
 
 async def test_cancelling_the_flow_ends_the_tree_and_no_request_starts_afterwards(chat):
     chat.delay = 0.3
-    chat.script = plays(("", "llm_query_batched([str(i) for i in range(100)])"))
+    chat.script = make_script(("", "llm_query_batched([str(i) for i in range(100)])"))
     task = asyncio.create_task(
         batch(["rlm_query_batched(['a', 'b', 'c'])"] * 2, language_model=NAME, max_llm_calls=None)
     )
@@ -253,7 +253,7 @@ async def test_cancelling_the_flow_ends_the_tree_and_no_request_starts_afterward
 async def test_the_key_is_in_no_log_result_ledger_database_or_error(chat, caplog, results):
     caplog.set_level("DEBUG")
     chat.rule("refuse", Reply(f"Incorrect API key provided: {KEY}. You can find yours elsewhere.", status=401))
-    chat.script = plays(
+    chat.script = make_script(
         ("", "print(llm_query('q'))\nSUBMIT(answer=str(llm_query_batched(['refuse'], on_error='return')))")
     )
     code = ["SUBMIT(a=llm_query('q'), b=rlm_query('x'))", "llm_query('refuse')"]

@@ -13,7 +13,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, LocalSandbox, batch, rlm
 
-from ..infra.scripted_turns import plays
+from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import Reply
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ def read(path):
 
 async def test_a_question_over_a_text_is_answered_with_its_trajectory_and_its_queries_as_a_tree(chat):
     chat.rule("Which number", "forty-two")
-    chat.script = plays(
+    chat.script = make_script(
         ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=llm_query('Which number? ' + line))"),
         ("", "line = [l for l in context.splitlines() if 'magic' in l][0]\nprint(line)"),
     )
@@ -62,7 +62,7 @@ async def test_a_question_over_a_text_is_answered_with_its_trajectory_and_its_qu
 
 
 async def test_its_report_has_the_whole_answer_and_what_the_model_took(chat):
-    chat.script = plays(("", "SUBMIT(answer='forty-two')"))
+    chat.script = make_script(("", "SUBMIT(answer='forty-two')"))
     found = await rlm("What is it?", NAME)
     async with get_client() as client:
         flow_run = ArtifactFilterFlowRunId(any_=[uuid.UUID(Path(found.results_path).name)])
@@ -74,7 +74,7 @@ async def test_its_report_has_the_whole_answer_and_what_the_model_took(chat):
 
 
 async def test_a_question_without_a_context_and_one_over_a_file(chat, tmp_path):
-    chat.script = plays(
+    chat.script = make_script(
         ("how long", "SUBMIT(answer=str(len(context)) + context[-1])"),
         ("", "SUBMIT(answer=str('context' in globals()))"),
     )
@@ -89,7 +89,7 @@ async def test_a_context_on_the_volume_is_read_from_there(chat, tmp_path, monkey
     await LocalSandbox(volume_name="texts").save("with-texts", overwrite=True)  # type: ignore[misc]
     provider = "local-sandbox/with-texts"
     await batch(["save_to_volume('deep/long.txt', 'é' * 50_000)"], provider=provider)
-    chat.script = plays(("", "SUBMIT(answer=str(len(context)))"))
+    chat.script = make_script(("", "SUBMIT(answer=str(len(context)))"))
     found = await rlm("how long", NAME, context_volume_path="deep/long.txt", provider=provider)
     assert found.answer == "50000"
     with pytest.raises(ExecutionsFailed, match=r"no 'nosuch.txt' on the volume"):
@@ -97,7 +97,7 @@ async def test_a_context_on_the_volume_is_read_from_there(chat, tmp_path, monkey
 
 
 async def test_the_same_question_over_the_same_text_is_answered_from_the_ledger_and_over_another_is_not(chat, tmp_path):
-    chat.script = plays(("", "SUBMIT(answer=context)"))
+    chat.script = make_script(("", "SUBMIT(answer=context)"))
     path = tmp_path / "text.txt"
     for text, requests in (("one", 1), ("one", 1), ("two", 2)):
         path.write_text(text)
@@ -108,7 +108,9 @@ async def test_the_same_question_over_the_same_text_is_answered_from_the_ledger_
 
 
 async def test_the_root_is_at_depth_one_so_that_a_greatest_depth_of_one_forbids_what_it_asks(chat):
-    chat.script = plays(("", "try:\n    rlm_query('x')\nexcept DepthExceeded as error:\n    SUBMIT(answer=str(error))"))
+    chat.script = make_script(
+        ("", "try:\n    rlm_query('x')\nexcept DepthExceeded as error:\n    SUBMIT(answer=str(error))")
+    )
     assert "at depth 2, and the greatest is 1" in (await rlm("q", NAME, max_depth=1)).answer
 
 
@@ -159,7 +161,7 @@ asyncio.run(main())
 @pytest.mark.full
 @pytest.mark.parametrize("given", ["file", "text"])
 def test_ten_million_characters_are_answered_about_in_a_few_times_their_memory(chat, server, tmp_path, given):
-    chat.script = plays(("", "SUBMIT(answer=str(len(context)))"))
+    chat.script = make_script(("", "SUBMIT(answer=str(len(context)))"))
     path = tmp_path / "long.txt"
     path.write_text("x" * 10_000_000)
     command = [sys.executable, "-c", MEMORY, given, str(path)]

@@ -1,4 +1,4 @@
-"""A server that sandboxed code tells what it does, and that counts it."""
+"""A server that counts executions: their code tells it their names."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-# What code does with it: `begun(name)` is how often that name has been told, this time included.
-BEGUN = """
+# For the code: `count_execution(name)` is how often that name has been counted, this time included.
+COUNT_EXECUTION = """
 import urllib.request
 
-def begun(name):
+def count_execution(name):
     return int(urllib.request.urlopen(f"{address}/{name}", timeout=30).read())
 
 """
 
 
-class Counts:
-    """Counts how often each name was told, by a GET of /NAME, and answers with that. A context manager."""
+class ExecutionCounter:
+    """Counts the executions of each name, a GET of /NAME each, and answers with their number. A context manager."""
 
     def __init__(self) -> None:
-        self.begun: Counter[str] = Counter()
-        counts, lock = self, threading.Lock()
+        self.counts: Counter[str] = Counter()
+        counter, lock = self, threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 name = self.path.removeprefix("/")
                 with lock:
-                    counts.begun[name] += 1
-                    body = str(counts.begun[name]).encode()
+                    counter.counts[name] += 1
+                    body = str(counter.counts[name]).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

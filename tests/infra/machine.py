@@ -33,11 +33,11 @@ from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-APART = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+NEW_NAMESPACES = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-AHEAD = 1 << 20  # bytes that one side may be behind before the other is not read from
+MAX_UNSENT_BYTES = 1 << 20  # bytes that one side may be behind before the other is not read from
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Request:
 # --------------------------------------------------------------------------------------------------------------- inside
 
 
-def call(name: str, *arguments: Any) -> None:
+def call_libc(name: str, *arguments: Any) -> None:
     """A function of the C library. Raises OSError, whose message has its name."""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments) != 0:
@@ -64,22 +64,22 @@ def call(name: str, *arguments: Any) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def enter(link: socket.socket) -> None:
+def enter_namespaces(link: socket.socket) -> None:
     """Leaves this machine, but for its files; the child that is forked next is process 1."""
-    call("unshare", APART)
+    call_libc("unshare", NEW_NAMESPACES)
     link.send(b"map")
     if link.recv(16) != b"mapped":
         raise OSError("the user namespace could not be mapped")
 
 
-def settle(request: Request) -> list[socket.socket]:
+def set_up_namespaces(request: Request) -> list[socket.socket]:
     """What process 1 does first: its own /proc, loopback, a name, and the sockets that others will serve."""
-    call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
-    call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+    call_libc("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    call_libc("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     socket.sethostname(request.name)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        flags = struct.unpack("16sH14x", fcntl.ioctl(asking, SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0)))[1]
-        fcntl.ioctl(asking, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        flags = struct.unpack("16sH14x", fcntl.ioctl(probe, SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0)))[1]
+        fcntl.ioctl(probe, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
     listeners = []
     for port in request.ports:
         listener = socket.socket()
@@ -90,10 +90,10 @@ def settle(request: Request) -> list[socket.socket]:
     return listeners
 
 
-def first(request: Request) -> int:
+def run_command(request: Request) -> int:
     """What everything hangs on: runs the command, takes in orphans, and returns the command's status."""
     child = 0
-    call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    call_libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: child and os.kill(child, signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = os.fork()
@@ -112,56 +112,56 @@ def first(request: Request) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def inside(request: Request, link: socket.socket) -> None:
+def run_inside(request: Request, link: socket.socket) -> None:
     """The process between: it enters the namespaces, forks what is process 1 in them, and ends as that does."""
-    with_parent(signal.SIGKILL if request.apart else signal.SIGHUP)
+    end_with_parent(signal.SIGKILL if request.apart else signal.SIGHUP)
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     try:
         if request.apart:
-            enter(link)
+            enter_namespaces(link)
         between = os.getpid()
         child = os.fork() if request.apart else 0
         if child:
             link.close()
-            leave(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            exit_as(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         # As this machine counts, whose /proc is still there.
         pid = int(os.readlink("/proc/self"))
         if request.apart:
-            with_parent(signal.SIGKILL)
-        listeners = settle(request) if request.apart else []
+            end_with_parent(signal.SIGKILL)
+        listeners = set_up_namespaces(request) if request.apart else []
         hello = json.dumps({"pid": pid, "between": between}).encode()
         socket.send_fds(link, [hello], [listener.fileno() for listener in listeners])
         for listener in listeners:
             listener.close()
         link.close()
         if not request.apart:
-            signal.signal(signal.SIGHUP, lambda *_: (end_below(os.getpid()), leave(1)))
-        status = first(request)
+            signal.signal(signal.SIGHUP, lambda *_: (kill_descendants(os.getpid()), exit_as(1)))
+        status = run_command(request)
         if not request.apart:
-            end_below(os.getpid())
+            kill_descendants(os.getpid())
     except OSError as error:
         link.send(json.dumps({"refused": str(error)}).encode())
         status = 1
-    leave(status)
+    exit_as(status)
 
 
-def leave(status: int) -> None:
+def exit_as(status: int) -> None:
     """Ends this process, as one that was ended by a signal does where the status is negative."""
     os._exit(128 - status if status < 0 else status)
 
 
-def with_parent(number: int) -> None:
+def end_with_parent(number: int) -> None:
     """This process is told by that signal when its parent ends."""
-    call("prctl", PR_SET_PDEATHSIG, number, 0, 0, 0)
+    call_libc("prctl", PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 # -------------------------------------------------------------------------------------------------------------- outside
 
 
-def below(pid: int) -> list[int]:
+def list_descendants(pid: int) -> list[int]:
     """The ids of all processes below that one, parents first."""
     found = [pid]
     for parent in found:
@@ -172,16 +172,16 @@ def below(pid: int) -> list[int]:
     return found[1:]
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether it has not ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
 
 
-def end_below(pid: int) -> None:
+def kill_descendants(pid: int) -> None:
     """Kills everything below, for as long as there is something: what has just been started is found next time."""
-    while left := [child for child in below(pid) if alive(child)]:
+    while left := [child for child in list_descendants(pid) if is_alive(child)]:
         for child in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
@@ -203,7 +203,7 @@ def map_ids(pid: int) -> None:
 
 
 @dataclass
-class Started:
+class RunningCommand:
     """A command that runs: `pid` is what everything hangs on, `between` the child of ours."""
 
     pid: int
@@ -212,39 +212,39 @@ class Started:
     listeners: list[socket.socket]
 
 
-def start(request: Request) -> Started:
+def start_command(request: Request) -> RunningCommand:
     """Forks what runs the command. Raises OSError where there are no namespaces."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     between = os.fork()
     if not between:
         ours.close()
-        inside(request, theirs)
+        run_inside(request, theirs)
     theirs.close()
     with ours:
-        said, handles, *_ = socket.recv_fds(ours, 4096, 64)
-        if said == b"map":
+        answer, handles, *_ = socket.recv_fds(ours, 4096, 64)
+        if answer == b"map":
             with contextlib.suppress(OSError):
                 map_ids(between)
                 ours.send(b"mapped")
             ours.shutdown(socket.SHUT_WR)
-            said, handles, *_ = socket.recv_fds(ours, 4096, 64)
-    hello = json.loads(said or b'{"refused": "it ended"}')
+            answer, handles, *_ = socket.recv_fds(ours, 4096, 64)
+    hello = json.loads(answer or b'{"refused": "it ended"}')
     if "refused" in hello:
         os.waitpid(between, 0)
         raise OSError(hello["refused"])
     listeners = [socket.socket(fileno=handle) for handle in handles]
-    return Started(hello["pid"], between, request.apart, listeners)
+    return RunningCommand(hello["pid"], between, request.apart, listeners)
 
 
-class Side(asyncio.Protocol):
+class RelayEnd(asyncio.Protocol):
     """One end of a connection that is carried on; `other` is where its bytes go."""
 
-    other: Side | None = None
+    other: RelayEnd | None = None
     transport: asyncio.Transport
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        transport.set_write_buffer_limits(high=AHEAD)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
 
     def data_received(self, data: bytes) -> None:
         assert self.other is not None
@@ -270,7 +270,7 @@ class Side(asyncio.Protocol):
         self.other.transport.resume_reading()
 
 
-class Inner(Side):
+class InnerRelayEnd(RelayEnd):
     """The end inside: it is read from once the port outside has taken the connection."""
 
     def __init__(self, port: int) -> None:
@@ -299,7 +299,7 @@ class Inner(Side):
 
     async def _connect(self) -> None:
         try:
-            _, other = await asyncio.get_running_loop().create_connection(Side, "127.0.0.1", self._port)
+            _, other = await asyncio.get_running_loop().create_connection(RelayEnd, "127.0.0.1", self._port)
         except OSError:
             self.transport.abort()  # nobody listens there: inside it looks as if somebody did, and hung up
             return
@@ -314,16 +314,18 @@ class Inner(Side):
             self.transport.resume_reading()
 
 
-async def serve(started: Started) -> int:
+async def serve(started: RunningCommand) -> int:
     """Relays, and does what it is told, until everything has ended; the command's status."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
     servers = [
-        await loop.create_server(functools.partial(Inner, listener.getsockname()[1]), sock=listener, backlog=512)
+        await loop.create_server(
+            functools.partial(InnerRelayEnd, listener.getsockname()[1]), sock=listener, backlog=512
+        )
         for listener in started.listeners
     ]
 
-    def told() -> None:
+    def obey_input() -> None:
         words = os.read(0, 4096).split()
         if words == [b"end"]:
             with contextlib.suppress(ProcessLookupError):
@@ -331,20 +333,20 @@ async def serve(started: Started) -> int:
             return
         loop.remove_reader(0)
         if not started.apart:
-            end_below(started.pid)
+            kill_descendants(started.pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(started.pid, signal.SIGKILL)
 
     watching = os.pidfd_open(started.between)
     loop.add_reader(watching, lambda: ended.done() or ended.set_result(os.waitpid(started.between, 0)[1]))
-    loop.add_reader(0, told)
+    loop.add_reader(0, obey_input)
     status = os.waitstatus_to_exitcode(await ended)
     for server in servers:
         server.close()
     return status
 
 
-def attempts(request: Request) -> Iterator[Request]:
+def list_attempts(request: Request) -> Iterator[Request]:
     """With namespaces, if they are wanted, and without."""
     if request.apart:
         yield request
@@ -356,9 +358,9 @@ def main() -> None:
     with open(0, "rb", buffering=0, closefd=False) as asked:  # what comes after the line is read elsewhere
         request = Request(**json.loads(asked.readline()))
     refused, started = None, None
-    for attempt in attempts(request):
+    for attempt in list_attempts(request):
         try:
-            started = start(attempt)
+            started = start_command(attempt)
             break
         except OSError as error:
             refused = str(error)
@@ -370,7 +372,7 @@ def main() -> None:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     with contextlib.suppress(OSError):  # nobody may be there to read it
         print(json.dumps({"cpu": used.ru_utime + used.ru_stime}), flush=True)
-    leave(status)
+    exit_as(status)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from ..standins.openai_chat import Reply, Request, Script
 MARK = "[[ ## code ## ]]"  # stands in each request for a turn, and in no flat query
 
 
-def turn(code: str) -> str:
+def format_turn(code: str) -> str:
     """An answer whose code is run."""
     return (
         f"[[ ## reasoning ## ]]\nLet me see.\n\n{MARK}\n```python\n{dedent(code).strip()}\n```\n\n[[ ## completed ## ]]"
     )
 
 
-def plays(*turns: tuple[str, str | Reply]) -> Script:
+def make_script(*turns: tuple[str, str | Reply]) -> Script:
     """A script for recursive models: the first pair whose text is in the request gives the code of the turn.
 
     Flat queries are left to the server's rules.
@@ -27,7 +27,7 @@ def plays(*turns: tuple[str, str | Reply]) -> Script:
             return None
         for text, code in turns:
             if text in request.text:
-                return code if isinstance(code, Reply) else turn(code)
+                return code if isinstance(code, Reply) else format_turn(code)
         raise AssertionError(f"no turn is scripted for {request.text[-2000:]}")
 
     return script

@@ -36,7 +36,7 @@ from rlm_batch.deployments.server import WORK_POOL, PrefectServer
 from rlm_batch.deployments.worker import QUERY_SECONDS
 from rlm_batch.flows.prefect_server import SERVER_SETTINGS
 
-from .machine import below
+from .machine import list_descendants
 from .postgres import Postgres, programs
 
 MACHINE = Path(__file__).with_name("machine.py")
@@ -180,8 +180,8 @@ class Worker(Machine):
     def flow_runs(self) -> dict[int, str]:
         """The flow runs that it runs now: their ids by those of their processes."""
         found: dict[int, str] = {}
-        for worker in below(self.pid)[:1]:
-            for pid in below(worker):
+        for worker in list_descendants(self.pid)[:1]:
+            for pid in list_descendants(worker):
                 with suppress(OSError):
                     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                     for item in environment:
@@ -193,7 +193,7 @@ class Worker(Machine):
 def cpu(pid: int) -> float:
     """The CPU seconds of a process, of those below it, and of those that these have waited for."""
     ticks = 0
-    for process in [pid, *below(pid)]:
+    for process in [pid, *list_descendants(pid)]:
         with suppress(OSError):  # it ended meanwhile, and is its parent's to count
             ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -24,12 +24,12 @@ from rlm_batch import DaytonaSandbox, ExecutionsFailed, LocalSandbox, ModalSandb
 from rlm_batch.tasks.execution import assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
 
-from ...infra.execution_counter import BEGUN, Counts
+from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 
 pytestmark = pytest.mark.anyio
 
-SOME_FAIL = BEGUN + "begun(x)\nassert x % 10, 'one in ten'\nSUBMIT(y=x * x)"
-LATER = BEGUN + "times = begun(x)\nassert x % 3 or times > 1, 'not yet'\nSUBMIT(y=x * x)"
+SOME_FAIL = COUNT_EXECUTION + "count_execution(x)\nassert x % 10, 'one in ten'\nSUBMIT(y=x * x)"
+LATER = COUNT_EXECUTION + "times = count_execution(x)\nassert x % 3 or times > 1, 'not yet'\nSUBMIT(y=x * x)"
 
 
 class Deployed:
@@ -98,8 +98,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("per_task", [1, 4])
-async def test_prefects_retry_executes_only_what_has_no_result(counts: Counts, results: Path, per_task: int) -> None:
-    inputs = [{"x": x, "address": counts.address} for x in range(8)]
+async def test_prefects_retry_executes_only_what_has_no_result(
+    counter: ExecutionCounter, results: Path, per_task: int
+) -> None:
+    inputs = [{"x": x, "address": counter.address} for x in range(8)]
     flow = await Deployed.made(code=LATER, inputs=inputs, provider="local:none", executions_per_task=per_task)
     state = await flow.execute()
     assert state.is_failed()
@@ -109,31 +111,31 @@ async def test_prefects_retry_executes_only_what_has_no_result(counts: Counts, r
     state = await flow.execute()
     assert state.is_completed(), state
     assert [result.y for result in await state.result()] == [x * x for x in range(8)]
-    assert counts.begun == {str(x): 1 if x % 3 else 2 for x in range(8)}
+    assert counter.counts == {str(x): 1 if x % 3 else 2 for x in range(8)}
     assert Counter(line["status"] for line in lines(results / str(flow.run.id))) == {"succeeded": 8, "failed": 3}
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-async def test_a_run_on_a_process_worker_is_retried_as_from_the_ui(counts: Counts, results: Path) -> None:
+async def test_a_run_on_a_process_worker_is_retried_as_from_the_ui(counter: ExecutionCounter, results: Path) -> None:
     pool = f"retries-{uuid.uuid4().hex[:8]}"
     async with get_client() as client:
         await client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-    inputs = [{"x": x, "address": counts.address} for x in range(8)]
+    inputs = [{"x": x, "address": counter.address} for x in range(8)]
     flow = await Deployed.made(pool, code=LATER, inputs=inputs, provider="local:none", executions_per_task=3)
     with worker(pool, results):
         assert (await flow.ended()).is_failed()
         assert await flow.retry() == SetStateStatus.ACCEPT
         state = await flow.ended()
     assert state.is_completed(), state
-    assert counts.begun == {str(x): 1 if x % 3 else 2 for x in range(8)}
+    assert counter.counts == {str(x): 1 if x % 3 else 2 for x in range(8)}
     assert len(Ledger(results / str(flow.run.id)).load_latest_lines()) == 8
 
 
 async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_cannot_retry_it(
-    counts: Counts, tmp_path: Path
+    counter: ExecutionCounter, tmp_path: Path
 ) -> None:
-    inputs = [{"x": x, "address": counts.address} for x in range(4)]
+    inputs = [{"x": x, "address": counter.address} for x in range(4)]
     with pytest.raises(ExecutionsFailed, match="run it again with the same results_path") as raised:
         await batch(LATER, inputs, provider="local:none")
     async with get_client() as client:
@@ -141,7 +143,7 @@ async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_c
     assert await Deployed(run).retry() == SetStateStatus.ABORT
     results = await batch(LATER, inputs, provider="local:none", results_path=raised.value.results_path)
     assert [result.y for result in results] == [0, 1, 4, 9]
-    assert counts.begun == {"0": 2, "1": 1, "2": 1, "3": 2}
+    assert counter.counts == {"0": 2, "1": 1, "2": 1, "3": 2}
 
 
 @pytest.mark.parametrize(
@@ -152,10 +154,10 @@ async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_c
     ],
 )
 async def test_of_a_run_that_is_retried_twice_among_failing_calls_every_good_execution_ran_once(
-    size: int, workers: int, daytona: Any, counts: Counts, results: Path
+    size: int, workers: int, daytona: Any, counter: ExecutionCounter, results: Path
 ) -> None:
     daytona.set(boot_s=0.05, fault_rate=0.2, fault_delay_s=1.0, retry_after_s=0.1, seed=size)
-    inputs = [{"x": x, "address": counts.address} for x in range(size)]
+    inputs = [{"x": x, "address": counter.address} for x in range(size)]
     flow = await Deployed.made(code=SOME_FAIL, inputs=inputs, provider="daytona", max_workers=workers, timeout=60)
     for attempt in range(3):
         if attempt:
@@ -166,7 +168,7 @@ async def test_of_a_run_that_is_retried_twice_among_failing_calls_every_good_exe
     daytona.set(fault_rate=0.0)
     assert sum(faults.values()) > 0.1 * sum(calls.values()), (faults, calls)
     good = [x for x in range(size) if x % 10]
-    assert {x: counts.begun[str(x)] for x in good} == dict.fromkeys(good, 1)
+    assert {x: counter.counts[str(x)] for x in good} == dict.fromkeys(good, 1)
     ledger = results / str(flow.run.id)
     found = [line.to_outcome() for line in Ledger(ledger).load_latest_lines().values()]
     assert Counter(outcome.meta.variables["x"] for outcome in found) == dict.fromkeys(range(size), 1)
@@ -176,7 +178,7 @@ async def test_of_a_run_that_is_retried_twice_among_failing_calls_every_good_exe
 
 
 async def test_results_serve_later_runs_until_the_code_a_variable_or_the_commit_changes_and_not_a_secret(
-    counts: Counts, tmp_path: Path
+    counter: ExecutionCounter, tmp_path: Path
 ) -> None:
     folder = tmp_path / "repository"
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -192,10 +194,10 @@ async def test_results_serve_later_runs_until_the_code_a_variable_or_the_commit_
         """Runs two executions; how often each has begun in all."""
         settings = {"repo_url": str(folder), "repo_token": SecretStr(secret), "environment": {"KEY": SecretStr(secret)}}
         await LocalSandbox(isolation="none", **settings).save("cached", overwrite=True)  # type: ignore[misc]
-        inputs = [{"x": x, "address": counts.address, **variables} for x in (1, 2)]
+        inputs = [{"x": x, "address": counter.address, **variables} for x in (1, 2)]
         found = await batch(SOME_FAIL + code, inputs, provider="local-sandbox/cached", cache_results=True)
         assert [result.y for result in found] == [1, 4]
-        return dict(counts.begun)
+        return dict(counter.counts)
 
     commit("first")
     assert await run() == {"1": 1, "2": 1}

@@ -24,13 +24,13 @@ from rlm_batch import (
 from rlm_batch.tasks.execute import configure_task, execute
 from rlm_batch.tasks.retry import RetryPolicy
 
-from ...infra.execution_counter import BEGUN, Counts
+from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 from ..conftest import last_run
 
 pytestmark = pytest.mark.anyio
 
 CREATE = r"^POST /api/sandbox$"
-SQUARE = BEGUN + "begun(x)\nSUBMIT(y=x * x)"
+SQUARE = COUNT_EXECUTION + "count_execution(x)\nSUBMIT(y=x * x)"
 # What code may do, and whether `retry_code_errors` repeats it.
 CODE = {
     "raises": ("raise ValueError('no such thing')", True),
@@ -48,8 +48,8 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (0.05,))
 
 
-def inputs(counts: Counts, size: int = 1) -> list[dict[str, Any]]:
-    return [{"x": x, "address": counts.address} for x in range(size)]
+def inputs(counter: ExecutionCounter, size: int = 1) -> list[dict[str, Any]]:
+    return [{"x": x, "address": counter.address} for x in range(size)]
 
 
 async def state_of_last_task() -> str:
@@ -76,9 +76,12 @@ async def state_of_last_task() -> str:
 
 @pytest.mark.parametrize("asked", [False, True])
 async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_wrongly_never(
-    counts: Counts, asked: bool
+    counter: ExecutionCounter, asked: bool
 ) -> None:
-    code = [f"address = {counts.address!r}{BEGUN}begun({name!r})\n{text}" for name, (text, _) in CODE.items()]
+    code = [
+        f"address = {counter.address!r}{COUNT_EXECUTION}count_execution({name!r})\n{text}"
+        for name, (text, _) in CODE.items()
+    ]
     code[1] = "x = ("  # none of it runs
     outcomes = await batch(
         code, provider="local:none", timeout=3, retries=1, retry_code_errors=asked, idempotent=True,
@@ -86,7 +89,7 @@ async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_
     )  # fmt: skip
     expected = {name: 2 if asked and again else 1 for name, (_, again) in CODE.items()}
     assert {name: outcome.meta.attempt for name, outcome in zip(CODE, outcomes, strict=True)} == expected
-    assert counts.begun == {name: times for name, times in expected.items() if name != "is-no-python"}
+    assert counter.counts == {name: times for name, times in expected.items() if name != "is-no-python"}
     for outcome in outcomes:
         assert isinstance(outcome, Failure)
         assert len(outcome.meta.earlier_errors) == outcome.meta.attempt - 1
@@ -94,41 +97,48 @@ async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_
 
 
 async def test_a_sandbox_that_does_not_open_is_tried_again_and_the_result_and_the_ledger_say_how_it_went(
-    daytona: Any, counts: Counts, tmp_path: Path
+    daytona: Any, counter: ExecutionCounter, tmp_path: Path
 ) -> None:
     daytona.set(fault_rate=1.0, faults=["500"], fault_times=2, fault_where=CREATE)
-    (result,) = await batch(SQUARE, inputs(counts), provider="daytona", results_path=str(tmp_path))
+    (result,) = await batch(SQUARE, inputs(counter), provider="daytona", results_path=str(tmp_path))
     assert (result.y, result.meta.attempt) == (0, 3)
     assert [text.partition(":")[0] for text in result.meta.earlier_errors] == ["SandboxStartError"] * 2
     (line,) = [json.loads(line) for part in tmp_path.glob("part-*") for line in part.read_text().splitlines()]
     assert (line["attempt"], tuple(line["meta"]["earlier_errors"])) == (3, result.meta.earlier_errors)
-    assert counts.begun == {"0": 1}
+    assert counter.counts == {"0": 1}
 
 
-async def test_a_sandbox_that_never_opens_fails_for_good_after_its_retries(daytona: Any, counts: Counts) -> None:
+async def test_a_sandbox_that_never_opens_fails_for_good_after_its_retries(
+    daytona: Any, counter: ExecutionCounter
+) -> None:
     daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
-    (failure,) = await batch(SQUARE, inputs(counts), provider="daytona", retries=1, on_failure="return")
+    (failure,) = await batch(SQUARE, inputs(counter), provider="daytona", retries=1, on_failure="return")
     assert isinstance(failure.error, SandboxStartError)
     assert (failure.meta.attempt, len(failure.meta.earlier_errors)) == (2, 1)
     assert daytona.state()["counts"]["POST /api/sandbox"] == 2
-    assert counts.begun == {}
+    assert counter.counts == {}
 
 
-async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(daytona: Any, counts: Counts) -> None:
+async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
+    daytona: Any, counter: ExecutionCounter
+) -> None:
     daytona.set(fault_rate=1.0, faults=["404"], fault_times=1, fault_where=r"/input$")
-    (result,) = await batch(SQUARE, inputs(counts), provider="daytona")
+    (result,) = await batch(SQUARE, inputs(counter), provider="daytona")
     assert (result.y, result.meta.attempt) == (0, 2)
     assert result.meta.earlier_errors[0].startswith(SandboxLost.__name__)
-    assert counts.begun == {"0": 1}
+    assert counter.counts == {"0": 1}
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
 async def test_code_that_may_have_run_is_repeated_only_if_it_may_run_twice(
-    daytona: Any, counts: Counts, idempotent: bool
+    daytona: Any, counter: ExecutionCounter, idempotent: bool
 ) -> None:
     """The code ends its sandbox's driver, the first time that it runs."""
-    code = BEGUN + "import os, time\nif begun(x) == 1:\n    os.kill(os.getppid(), 9); time.sleep(60)\nSUBMIT(y=x)"
-    (outcome,) = await batch(code, inputs(counts), provider="daytona", idempotent=idempotent, on_failure="return")
+    code = (
+        COUNT_EXECUTION
+        + "import os, time\nif count_execution(x) == 1:\n    os.kill(os.getppid(), 9); time.sleep(60)\nSUBMIT(y=x)"
+    )
+    (outcome,) = await batch(code, inputs(counter), provider="daytona", idempotent=idempotent, on_failure="return")
     if idempotent:
         assert isinstance(outcome, Result)
         assert (outcome.y, outcome.meta.attempt) == (0, 2)
@@ -136,38 +146,40 @@ async def test_code_that_may_have_run_is_repeated_only_if_it_may_run_twice(
     else:
         assert isinstance(outcome.error, OutcomeUnknown)
         assert "idempotent=True" in str(outcome.error)
-    assert counts.begun == {"0": 2 if idempotent else 1}
+    assert counter.counts == {"0": 2 if idempotent else 1}
 
 
-async def test_wrong_settings_end_the_flow_at_once(daytona: Any, counts: Counts) -> None:
+async def test_wrong_settings_end_the_flow_at_once(daytona: Any, counter: ExecutionCounter) -> None:
     await DaytonaSandbox(snapshot="none-of-that-name").save("wrong", overwrite=True)  # type: ignore[misc]
     with pytest.raises(ConfigurationError, match="none-of-that-name"):
-        await batch(SQUARE, inputs(counts, 6), provider="daytona-sandbox/wrong", max_workers=2)
+        await batch(SQUARE, inputs(counter, 6), provider="daytona-sandbox/wrong", max_workers=2)
     assert daytona.state()["counts"]["POST /api/sandbox"] <= 2
-    assert counts.begun == {}
+    assert counter.counts == {}
 
 
 async def test_the_time_that_a_provider_asks_for_is_waited_out_also_by_executions_that_share_a_task_run(
-    daytona: Any, counts: Counts
+    daytona: Any, counter: ExecutionCounter
 ) -> None:
     """Who asks sooner is refused again, and is counted; a refusal of a run that gets sandboxes is no attempt."""
     daytona.set(minute=4.0, creates_per_minute=2)
     results = await batch(
-        SQUARE, inputs(counts, 6), provider="daytona", max_workers=1, executions_per_task=6, retries=0
+        SQUARE, inputs(counter, 6), provider="daytona", max_workers=1, executions_per_task=6, retries=0
     )
     assert [result.y for result in results] == [x * x for x in range(6)]
     assert [result.meta.attempt for result in results] == [1] * 6
     assert daytona.state()["counts"]["POST /api/sandbox"] == 8
-    assert counts.begun == {str(x): 1 for x in range(6)}
+    assert counter.counts == {str(x): 1 for x in range(6)}
 
 
 async def test_a_run_that_a_workspace_has_no_room_for_at_all_fails_after_its_retries(
-    daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
+    daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlm_batch.tasks.capacity.admission.REFUSAL_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("rlm_batch.tasks.capacity.admission.REFUSAL_PAUSES_SECONDS", (0.05,))
     daytona.set(max_sandboxes=0)
-    failures = await batch(SQUARE, inputs(counts, 3), provider="daytona", max_workers=2, retries=2, on_failure="return")
+    failures = await batch(
+        SQUARE, inputs(counter, 3), provider="daytona", max_workers=2, retries=2, on_failure="return"
+    )
     for failure in failures:
         assert isinstance(failure.error, QuotaExceeded)
         assert (failure.meta.attempt, len(failure.meta.earlier_errors)) == (3, 2)
@@ -175,12 +187,12 @@ async def test_a_run_that_a_workspace_has_no_room_for_at_all_fails_after_its_ret
 
 
 async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_now_and_what_runs_is_kept(
-    daytona: Any, counts: Counts
+    daytona: Any, counter: ExecutionCounter
 ) -> None:
     daytona.set(minute=3600.0, creates_per_minute=1)
     async with asyncio.timeout(60):
         done, *late = await batch(
-            SQUARE, inputs(counts, 5), provider="daytona", max_workers=1, deadline=600, on_failure="return"
+            SQUARE, inputs(counter, 5), provider="daytona", max_workers=1, deadline=600, on_failure="return"
         )
     assert done.y == 0
     for failure in late:
@@ -192,12 +204,12 @@ async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_no
 
 
 async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for(
-    daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
+    daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (60.0,))
     daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
     async with asyncio.timeout(60):
-        (failure,) = await batch(SQUARE, inputs(counts), provider="daytona", deadline=6, on_failure="return")
+        (failure,) = await batch(SQUARE, inputs(counter), provider="daytona", deadline=6, on_failure="return")
     assert isinstance(failure.error, DeadlineExceeded)
     assert failure.meta.attempt == 2
     assert failure.meta.earlier_errors[0].startswith(SandboxStartError.__name__)
@@ -205,14 +217,14 @@ async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for
 
 
 async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanwhile(
-    daytona: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
+    daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second execution waits for the first one's retry: the sandbox that is kept for both would idle through it."""
     monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (60.0,))
-    code = BEGUN + "begun(x)\nassert x\nSUBMIT(y=x)"
+    code = COUNT_EXECUTION + "count_execution(x)\nassert x\nSUBMIT(y=x)"
     flow = asyncio.create_task(
         batch(
-            code, inputs(counts, 2), provider="daytona", max_workers=1, executions_per_task=2, reuse_sandboxes=True,
+            code, inputs(counter, 2), provider="daytona", max_workers=1, executions_per_task=2, reuse_sandboxes=True,
             retry_code_errors=True,
         )
     )  # fmt: skip
@@ -221,7 +233,7 @@ async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanw
             break
         await asyncio.sleep(0.1)
     assert daytona.state()["destroyed"] == 1
-    assert counts.begun == {"0": 1, "1": 1}
+    assert counter.counts == {"0": 1, "1": 1}
     assert not flow.done()
     flow.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -229,24 +241,24 @@ async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanw
 
 
 async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_a_failure_shows_in_its_state(
-    counts: Counts, server: str
+    counter: ExecutionCounter, server: str
 ) -> None:
     """The first fails for good at once, the second after its retries, the third ends well at its second attempt."""
-    code = BEGUN + (
-        "times = begun(x)\n"
+    code = COUNT_EXECUTION + (
+        "times = count_execution(x)\n"
         "if x == 0: SUBMIT(y=float('nan'))\n"
         "assert x == 3 or x == 2 and times == 2, f'time {times}'\n"
         "SUBMIT(y=x)"
     )
     first, second, third, fourth = await batch(
-        code, inputs(counts, 4), provider="local:none", executions_per_task=4, retry_code_errors=True, retries=2,
+        code, inputs(counter, 4), provider="local:none", executions_per_task=4, retry_code_errors=True, retries=2,
         on_failure="return",
     )  # fmt: skip
     assert [outcome.meta.attempt for outcome in (first, second, third, fourth)] == [1, 3, 2, 1]
     assert [isinstance(outcome.error, CodeError) for outcome in (second,)] == [True]
     assert ["time 1" in text or "time 2" in text for text in second.meta.earlier_errors] == [True, True]
     assert (third.y, fourth.y) == (2, 3)
-    assert counts.begun == {"0": 1, "1": 3, "2": 2, "3": 1}
+    assert counter.counts == {"0": 1, "1": 3, "2": 2, "3": 1}
     assert await state_of_last_task() == "Failed"
 
 
