@@ -295,15 +295,16 @@ class Supervisor:
             self._loop.unwatch(process.reads)  # not an end: the kernel tells when the child has ended
 
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
-        if process.broken:
+        if process.is_broken:
             return
         try:
             for header, body in process.frames.feed(data):
                 self._take_child_frame(process, header, body)
         except BadFrameError as error:
-            process.broken = str(error)
-            if process.execution is not None:
-                process.execution.end_cause = process.execution.end_cause or "channel"
+            process.is_broken, execution = True, process.execution
+            if execution is not None and not execution.end_cause:
+                execution.end_cause = "channel"
+                execution.outcome = dumps({"message": str(error)}).encode("utf-8", "replace")
             kill_session(process.pid)
 
     def _take_child_frame(self, process: ChildProcess, header: dict[str, Any], body: bytes | None) -> None:
@@ -405,8 +406,6 @@ class Supervisor:
             header["status"], body = "submitted", execution.submitted
         elif execution.end_cause:
             header["status"] = execution.end_cause
-            if execution.end_cause == "channel":
-                body = dumps({"message": process.broken}).encode("utf-8", "replace")
         elif execution.status:
             header["status"] = execution.status
         else:

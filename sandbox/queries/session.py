@@ -50,9 +50,11 @@ class Model(Protocol):
 
     async def ask(self, messages: list[Message]) -> Answer:
         """The model's answer. Raises QueryError, and NoAnswerError where there is none and tokens were used."""
+        ...
 
     async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
         """The most tokens, and the most US dollars, that an answer can take. Raises ConfigurationError."""
+        ...
 
 
 @dataclass(slots=True)
