@@ -206,16 +206,14 @@ class Supervisor:
         self._wire.send({"op": "end", "id": execution.id, "status": status, "seconds": 0.0}, body)
 
     def _op_reply(self, header: dict[str, Any], body: bytes) -> None:
-        process = self._find_process(header["id"])
-        if process is not None and process.execution is not None:
-            process.send({"op": "reply", "token": process.execution.token, "call": header["call"]}, body)
+        for process in self._processes.values():
+            if process.execution is not None and process.execution.id == header["id"]:
+                process.send({"op": "reply", "token": process.execution.token, "call": header["call"]}, body)
 
     def _op_cancel(self, header: dict[str, Any], _body: bytes | None) -> None:
-        process = self._find_process(header["id"])
-        if process is not None and process.execution is not None:
-            self._stop(process, process.execution, "cancelled")
-            return
         for process in self._processes.values():
+            if process.execution is not None and process.execution.id == header["id"]:
+                self._stop(process, process.execution, "cancelled")
             for waiting in process.waiting:
                 if waiting[0].id == header["id"]:
                     process.waiting.remove(waiting)
@@ -229,12 +227,6 @@ class Supervisor:
             if process.execution is not None:
                 process.execution.end_cause = process.execution.end_cause or "cancelled"
             kill_session(process.pid)
-
-    def _find_process(self, number: int) -> ChildProcess | None:
-        for process in self._processes.values():
-            if process.execution is not None and process.execution.id == number:
-                return process
-        return None
 
     # -- children
 
