@@ -203,7 +203,13 @@ class DriverProtocol:
         OutcomeUnknown where the driver has not answered.
         """
         if pending.end is None:
-            raise self._build_unknown_outcome(pending)
+            self.pending.pop(pending.id, None)
+            unknown = OutcomeUnknown(
+                f"sandbox {self.sandbox.id} went away before the code had answered ({self.closed_reason}); what the "
+                "code did is unknown. Pass idempotent=True if it may run twice"
+            )
+            unknown.meta = pending.build_meta()
+            raise unknown
         if pending.listener_error is not None:
             raise pending.listener_error
         header, body = pending.end
@@ -222,15 +228,6 @@ class DriverProtocol:
         error = _build_error(header, content, meta, pending.timeout)
         error.meta = meta
         raise error
-
-    def _build_unknown_outcome(self, pending: PendingExecution) -> RlmBatchError:
-        self.pending.pop(pending.id, None)
-        error = OutcomeUnknown(
-            f"sandbox {self.sandbox.id} went away before the code had answered ({self.closed_reason}); what the code "
-            "did is unknown. Pass idempotent=True if it may run twice"
-        )
-        error.meta = pending.build_meta()
-        return error
 
     def check_ready(self) -> None:
         """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready."""

@@ -66,6 +66,7 @@ class Execution:
     def __init__(self, number: int, timeout: float | None, output_cap: int, secret: str) -> None:
         self.id = number
         self.token = f"{secret}.{number}"
+        self.timeout = NEVER if timeout is None else timeout
         self.started_at = 0.0  # monotonic seconds, as below
         self.due_at = NEVER  # when its timeout is over; once it `is_ending`, when it is killed
         self.is_ending = False
@@ -76,12 +77,7 @@ class Execution:
         self.outcome: bytes | None = None
         self.files: bytes | None = None  # that it wrote on the volume
         self.streams: dict[str, OutputStream] = {}  # of those that it has written to
-        self._timeout = timeout
         self._output_cap = output_cap
-
-    def start_clock(self) -> None:
-        self.started_at = time.monotonic()
-        self.due_at = NEVER if self._timeout is None else self.started_at + self._timeout
 
     def set_end(self, grace: float) -> None:
         """Has it killed if it has not ended after `grace` seconds."""
@@ -97,7 +93,7 @@ class ChildProcess:
     """A child that is confined and waits for an execution, or has one.
 
     `waiting` are the executions of its context that come next; `unconfined` is why it could not be confined, if so;
-    `broken` is what was wrong with what it wrote to its channel.
+    `is_broken` says that what it wrote to its channel was wrong.
     """
 
     def __init__(self, pid: int, reads: int, writes: int, outputs: dict[str, int], loop: EventLoop) -> None:
@@ -109,7 +105,7 @@ class ChildProcess:
         self.outputs = outputs
         self.unconfined: bytes | None = None
         self.frames = FrameReader(MAX_CALL_BYTES)
-        self.broken = ""
+        self.is_broken = False
         self._backlog = bytearray()
         self._loop = loop
 
@@ -118,8 +114,9 @@ class ChildProcess:
 
     def begin(self, execution: Execution, body: bytes) -> None:
         """Hands an execution to the child, which is free."""
-        execution.start_clock()
         self.execution = execution
+        execution.started_at = time.monotonic()
+        execution.due_at = execution.started_at + execution.timeout
         if self.unconfined is not None:
             execution.status, execution.outcome = "unconfined", self.unconfined
         if len(body) > READ_BYTES:

@@ -206,16 +206,14 @@ class Supervisor:
         self._wire.send({"op": "end", "id": execution.id, "status": status, "seconds": 0.0}, body)
 
     def _op_reply(self, header: dict[str, Any], body: bytes) -> None:
-        process = self._find_process(header["id"])
-        if process is not None and process.execution is not None:
-            process.send({"op": "reply", "token": process.execution.token, "call": header["call"]}, body)
+        for process in self._processes.values():
+            if process.execution is not None and process.execution.id == header["id"]:
+                process.send({"op": "reply", "token": process.execution.token, "call": header["call"]}, body)
 
     def _op_cancel(self, header: dict[str, Any], _body: bytes | None) -> None:
-        process = self._find_process(header["id"])
-        if process is not None and process.execution is not None:
-            self._stop(process, process.execution, "cancelled")
-            return
         for process in self._processes.values():
+            if process.execution is not None and process.execution.id == header["id"]:
+                self._stop(process, process.execution, "cancelled")
             for waiting in process.waiting:
                 if waiting[0].id == header["id"]:
                     process.waiting.remove(waiting)
@@ -229,12 +227,6 @@ class Supervisor:
             if process.execution is not None:
                 process.execution.end_cause = process.execution.end_cause or "cancelled"
             kill_session(process.pid)
-
-    def _find_process(self, number: int) -> ChildProcess | None:
-        for process in self._processes.values():
-            if process.execution is not None and process.execution.id == number:
-                return process
-        return None
 
     # -- children
 
@@ -295,15 +287,16 @@ class Supervisor:
             self._loop.unwatch(process.reads)  # not an end: the kernel tells when the child has ended
 
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
-        if process.broken:
+        if process.is_broken:
             return
         try:
             for header, body in process.frames.feed(data):
                 self._take_child_frame(process, header, body)
         except BadFrameError as error:
-            process.broken = str(error)
-            if process.execution is not None:
-                process.execution.end_cause = process.execution.end_cause or "channel"
+            process.is_broken, execution = True, process.execution
+            if execution is not None and not execution.end_cause:
+                execution.end_cause = "channel"
+                execution.outcome = dumps({"message": str(error)}).encode("utf-8", "replace")
             kill_session(process.pid)
 
     def _take_child_frame(self, process: ChildProcess, header: dict[str, Any], body: bytes | None) -> None:
@@ -405,8 +398,6 @@ class Supervisor:
             header["status"], body = "submitted", execution.submitted
         elif execution.end_cause:
             header["status"] = execution.end_cause
-            if execution.end_cause == "channel":
-                body = dumps({"message": process.broken}).encode("utf-8", "replace")
         elif execution.status:
             header["status"] = execution.status
         else:

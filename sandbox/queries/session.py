@@ -232,10 +232,6 @@ class Queries:
             "rlm_query_batched": self._ask_recursive_model,
         }
 
-    def make_child(self, query: Query) -> Queries:
-        """What the code of a recursive query may ask."""
-        return Queries(self.session, depth=self.depth + 1, parent=query)
-
     async def _ask_model(self, prompts: list[str], *, concurrency: int | None) -> list[dict[str, str]]:
         session = self.session
 
@@ -258,7 +254,8 @@ class Queries:
             session.check_seconds_left()
             try:
                 async with asyncio.timeout_at(session.deadline), self._recursions:
-                    return await session.recurse(self.make_child(query), prompt, query_context, query)
+                    queries = Queries(session, depth=query.depth, parent=query)
+                    return await session.recurse(queries, prompt, query_context, query)
             except TimeoutError:
                 raise session.make_deadline_error() from None
 

@@ -8,6 +8,7 @@ hands that duty on when it has its own.
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 
@@ -44,8 +45,6 @@ class InterruptShield:
     """
 
     def __init__(self) -> None:
-        import _thread
-
         self.get_thread_id = _thread.get_ident
         self.main_thread = _thread.get_ident()
         self.is_running = False
@@ -89,8 +88,6 @@ class Waiter:
     __slots__ = ("event", "frame", "is_reader", "is_waiting")
 
     def __init__(self) -> None:
-        import _thread
-
         self.event = _thread.allocate_lock()
         self.event.acquire()
         self.frame: tuple[dict[str, Any], bytes | None] | None = None
@@ -108,8 +105,6 @@ class Channel:
     NEXT = -1  # the waiter that stands for the next execution of a context
 
     def __init__(self, shield: InterruptShield) -> None:
-        import _thread
-
         self.token = ""
         self.process_id = os.getpid()
         self._shield = shield
