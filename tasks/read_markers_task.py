@@ -6,9 +6,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from .concurrency_tags import add_tags, build_tags
-from .ledger.completion_markers import CompletionMarker, read_markers
 from .lane import Lane
+from .ledger.completion_markers import CompletionMarker, read_markers
 from .task_log import READ_MARKERS_TASK_NAME
+
 
 @task(
     name=READ_MARKERS_TASK_NAME,
