@@ -237,11 +237,14 @@ def descendants() -> dict[int, str]:
     found: dict[int, str] = {}
     parents = [os.getpid()]
     while parents:
-        for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
-            with suppress(OSError):  # it ended meanwhile
-                parents += (pids := [int(pid) for pid in children.read_text().split()])
-                for pid in pids:
-                    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                    if command:  # a process that has ended, and whose parent has not asked, has none
-                        found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        children: list[int] = []
+        with suppress(OSError):  # it ended meanwhile
+            for tasks in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
+                children += map(int, tasks.read_text().split())
+        parents += children
+        for pid in children:
+            with suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if command:  # a process that has ended, and whose parent has not asked, has none
+                    found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
     return found
