@@ -6,7 +6,7 @@ The Prefect blocks are found here too, imported when one is asked for: what a sc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .collection import DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox
+    from .block_types import DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox
 
 __all__ = ["DaytonaSandbox", "LanguageModel", "LocalSandbox", "ModalSandbox"]
 
@@ -15,7 +15,7 @@ if not TYPE_CHECKING:  # A type checker that saw it would take any name for a pu
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from . import collection
+        from . import block_types as collection
 
         return getattr(collection, name)
 

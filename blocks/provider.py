@@ -14,7 +14,7 @@ from pydantic import PrivateAttr
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
-from ..sandbox.provider_api import Sandbox
+from ..sandbox.sandbox_api import Sandbox
 from . import git as repository
 from .sandbox_volume import SandboxVolume
 from .settings import SandboxSettings

@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     from cyclopts import CycloptsError
 
     from ..sandbox.errors import RlmBatchError
-    from .app import app
+    from .commands import app
 
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")

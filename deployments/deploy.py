@@ -19,9 +19,9 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPS
 from prefect.settings import PREFECT_API_URL
 from prefect.utilities.callables import parameter_schema
 
-from ..blocks import collection
-from ..blocks.limits import build_limit_settings, reconcile_limits
+from ..blocks import block_types as collection
 from ..blocks.provider import SandboxProvider
+from ..blocks.sandbox_limits import build_limit_settings, reconcile_limits
 from ..sandbox.errors import ConfigurationError
 from .server import WORK_POOL
 

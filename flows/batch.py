@@ -11,9 +11,9 @@ from pydantic import Field
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome
 from .decorator import batch_flow
+from .engine.execution_labels import execution_label
 from .engine.failures import raise_failures
 from .engine.job import execute_items
-from .engine.labels import execution_label
 from .inputs.readers import Inputs, read_inputs
 from .inputs.spilling import read_code_reference
 from .parameters import Options, SharedParameters

@@ -17,9 +17,9 @@ from ..tasks.execution import Execution, compute_key
 from ..tasks.ledger.completion_markers import compute_marker_folder, compute_marker_name
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
+from .engine.execution_labels import chunk_label
 from .engine.failures import Outcomes, raise_failures
 from .engine.job import open_job
-from .engine.labels import chunk_label
 from .engine.marker_cache import MarkerCache
 from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.spilling import read_text_reference

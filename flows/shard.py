@@ -13,8 +13,8 @@ from ..tasks.ledger.shard_files import ShardFiles
 from .decorator import batch_flow
 from .engine.context import open_capacity, open_run_context, resolve_provider_with_volume
 from .engine.events import OutcomeRecorder
+from .engine.execution_labels import LABELS, execution_label
 from .engine.executor import LaneExecutor
-from .engine.labels import LABELS, execution_label
 from .engine.result_cache import ResultCache
 from .parameters import Options, VolumeName
 from .sharding.heartbeat import HeartbeatTask

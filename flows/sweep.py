@@ -12,9 +12,9 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.result import Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
 from .decorator import batch_flow
+from .engine.execution_labels import trial_label
 from .engine.failures import raise_failures
 from .engine.job import execute_items
-from .engine.labels import trial_label
 from .inputs.readers import Grid, Inputs, read_points
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters

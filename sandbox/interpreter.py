@@ -31,9 +31,9 @@ from .thread_pool import ThreadPool
 from .wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
-    from .provider_api import Channel, Sandbox
     from .queries.session import Queries
     from .result import Result
+    from .sandbox_api import Channel, Sandbox
 
 
 # The contexts that wait for the tool that is running here, with the interpreters that they are in.

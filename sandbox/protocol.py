@@ -36,7 +36,7 @@ from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES, QUERY_ERROR_
 from .wire.strict_json import NotJsonError, dumps, encode_fields, loads
 
 if TYPE_CHECKING:
-    from .provider_api import Sandbox
+    from .sandbox_api import Sandbox
 
 START_TIMEOUT_SECONDS = 60.0  # for the driver to answer in a sandbox that its provider calls started
 ANSWER_GRACE_SECONDS = 30.0  # beyond a timeout, after which a driver that has not reported it is taken for lost

@@ -14,9 +14,9 @@ from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol, encode_request, resolve_timeout
 
 if TYPE_CHECKING:
-    from .provider_api import Sandbox
     from .queries.session import Queries
     from .result import Result
+    from .sandbox_api import Sandbox
 
 T = TypeVar("T")
 CONTEXT = "main"

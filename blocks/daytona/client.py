@@ -1,4 +1,4 @@
-"""The SDK's client, which all sandboxes of an event loop share; how it finds and deletes one."""
+"""The SDK's client, which all sandboxes of an event loop share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import daytona
 
 from ...sandbox.errors import ConfigurationError
-from .errors import CALL_SECONDS, is_transient, map_error, retry_call
+from .errors import map_error
 from .settings import DaytonaSettings
 
 CLIENT_IDLE_SECONDS = 30.0  # that a client without sandboxes stays open for the next
-NAME_PREFIX = "rlm-batch-"
+NAME_PREFIX = "rlm-batch-"  # of what we make at Daytona
 
 
 class SharedClient:
@@ -97,33 +97,3 @@ async def use_client(settings: DaytonaSettings, failure: str) -> AsyncIterator[S
         raise map_error(error, failure, settings.snapshot) from error
     finally:
         client.release()
-
-
-async def find_sandbox(
-    client: SharedClient, name: str, looks: int = 1, tries: int | None = None
-) -> daytona.AsyncSandbox | None:
-    """The sandbox of that name or id, looked for several times where a call that creates it may be under way."""
-    for look in range(looks):
-        if look:
-            await asyncio.sleep(0.5 * 2 ** (look - 1))
-        try:
-            return await retry_call(lambda: client.sdk.get(name, CALL_SECONDS), tries)
-        except daytona.DaytonaNotFoundError:
-            continue
-    return None
-
-
-async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> None:
-    """Deletes it; with `wait`, returns when it has gone, for until then it counts at the provider.
-
-    That it has gone already is success. Raises DaytonaError.
-    """
-
-    def is_passing(error: Exception) -> bool:
-        # A conflict: its state is just changing, and it cannot be removed meanwhile.
-        return is_transient(error) or isinstance(error, daytona.DaytonaConflictError)
-
-    try:
-        await retry_call(lambda: remote.delete(CALL_SECONDS, wait), is_passing=is_passing)
-    except daytona.DaytonaNotFoundError:
-        return

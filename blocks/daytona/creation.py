@@ -1,9 +1,8 @@
-"""How a sandbox comes to be: its volume, the call that creates it, and what is left where that call is lost."""
+"""How a sandbox comes to be: its volume, and the call that creates it, found again where that call is lost."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import uuid
 from typing import Any
@@ -12,8 +11,9 @@ import daytona
 
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
-from .client import NAME_PREFIX, SharedClient, borrow_client, delete_sandbox, find_sandbox
-from .errors import get_message, get_status, is_transient, is_unreachable, map_error, retry_call
+from .client import NAME_PREFIX, SharedClient, borrow_client
+from .deletion import delete_leftover, find_sandbox
+from .errors import get_status, is_transient, is_unreachable, map_error, retry_call
 from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
 
@@ -28,8 +28,6 @@ STARTING = (
     "pulling_snapshot",
     "unknown",
 )
-
-log = logging.getLogger("rlm_batch.daytona")
 
 
 async def open_sandbox(settings: DaytonaSettings, labels: dict[str, str], commit: str | None) -> DaytonaSandboxHandle:
@@ -72,31 +70,10 @@ async def _create(settings: DaytonaSettings, client: SharedClient, labels: dict[
             return await _find_started(client, name, error, start_by)
     except BaseException as error:
         if may_be_created and not is_unreachable(error):
-            await run_shielded(_delete_leftover(client, creating, name, settings.has_sandbox_limit))
+            await run_shielded(delete_leftover(client, creating, name, settings.has_sandbox_limit))
         if isinstance(error, daytona.DaytonaError):
             raise map_error(error, "no sandbox could be opened", settings.snapshot) from error
         raise
-
-
-async def _delete_leftover(client: SharedClient, creating: asyncio.Future[Any], name: str, wait: bool) -> None:
-    """Deletes the sandbox of a creation that failed, or that nobody waits for any more, as soon as it can be seen."""
-    pause = 0.05
-    try:
-        while True:
-            is_last_look = creating.done()
-            remote = await find_sandbox(client, name)
-            if remote is not None:
-                await delete_sandbox(remote, wait)
-            if remote is not None or is_last_look:
-                break
-            await asyncio.wait((creating,), timeout=pause)
-            pause = min(2 * pause, 2.0)
-    except daytona.DaytonaError as error:
-        log.warning("sandbox %s could not be removed, and ends with its lifetime: %s", name, get_message(error))
-    creating.cancel()
-    await asyncio.wait((creating,))
-    if not creating.cancelled():
-        creating.exception()
 
 
 def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], mounts: list[Any]) -> Any:

@@ -15,10 +15,11 @@ import daytona
 
 from ...sandbox.driver_bundle import build_driver_code, build_driver_text
 from ...sandbox.errors import RlmBatchError, SandboxLost, SandboxStartError, VolumeError
-from ...sandbox.provider_api import DriverSettings, Sandbox
+from ...sandbox.sandbox_api import DriverSettings, Sandbox
 from ...sandbox.wire.frames import encode_frame
 from .channel import FILES, DaytonaChannel
-from .client import SharedClient, delete_sandbox
+from .client import SharedClient
+from .deletion import delete_sandbox
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, get_status, is_transient, retry_call, says_gone
 from .settings import DaytonaSettings
 from .setup import clone_repository, install_packages, open_session

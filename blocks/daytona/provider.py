@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import PrivateAttr
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
-from ...sandbox.provider_api import Sandbox
+from ...sandbox.sandbox_api import Sandbox
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import DaytonaSettings
 
@@ -47,7 +47,8 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             return await retry_call(list_all)
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        from .client import delete_sandbox, find_sandbox, use_client
+        from .client import use_client
+        from .deletion import delete_sandbox, find_sandbox
 
         async with use_client(self, f"sandbox {sandbox_id} could not be removed") as client:
             remote = await find_sandbox(client, sandbox_id)

@@ -112,6 +112,6 @@ async def resolve_language_model(text: str) -> LanguageModelSettings:
 
 
 async def recurse(interpreter: Interpreter, queries: Queries, prompt: str, context: QueryContext, query: Query) -> str:
-    """Answers a recursive query; see `recursive_model.answer`. DSPy is imported for the first, in a thread."""
-    recursive_model = await import_in_thread(".recursive_model")
-    return await recursive_model.answer(interpreter, queries, prompt, context, query)
+    """Answers a recursive query; see `dspy_rlm.answer`. DSPy is imported for the first, in a thread."""
+    dspy_rlm = await import_in_thread(".dspy_rlm")
+    return await dspy_rlm.answer(interpreter, queries, prompt, context, query)

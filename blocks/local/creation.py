@@ -8,9 +8,10 @@ from pathlib import Path
 
 from ...sandbox.driver_bundle import build_driver_code
 from ...sandbox.errors import SandboxStartError
-from ...sandbox.provider_api import DriverSettings
+from ...sandbox.sandbox_api import DriverSettings
+from .deletion import remove_folder
 from .handle import LocalSandboxHandle
-from .inventory import pick_folder, remove_folder, write_locked_labels
+from .inventory import pick_folder, write_locked_labels
 from .isolation import PACKAGES_MOUNT, IsolationLevel, build_bubblewrap_command, build_confinement, resolve_mount_point
 from .settings import LocalSettings
 from .volume import UMASK, LocalVolume, find_volumes_root

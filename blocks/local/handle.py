@@ -14,12 +14,12 @@ from pathlib import Path, PurePosixPath
 
 from ...sandbox.driver_bundle import build_driver_code
 from ...sandbox.errors import SandboxLost, SandboxStartError, VolumeError
-from ...sandbox.provider_api import DriverSettings, Sandbox
+from ...sandbox.sandbox_api import DriverSettings, Sandbox
 from ...sandbox.wire.pipes import READ_BYTES, widen_pipe
 from ..storage.safe_paths import read_file_below, write_file_below
 from ..subprocess_runner import run_command
 from .channel import LocalChannel
-from .inventory import END_GRACE_SECONDS, remove_empty_folder, remove_folder
+from .deletion import END_GRACE_SECONDS, remove_empty_folder, remove_folder
 from .isolation import INSTALL_HINT, IsolationLevel, list_layers
 from .volume import LocalVolume
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from ...sandbox import confinement
+from ...sandbox import confinement_policy
 from ...sandbox.errors import ConfigurationError
 from .settings import LocalSettings
 
@@ -24,7 +24,7 @@ INSTALL_HINT = (
 )
 PACKAGES_MOUNT = "/packages"  # where a sandbox in bubblewrap has what was installed for it
 
-find_landlock_abi = cache(confinement.probe_landlock_abi)
+find_landlock_abi = cache(confinement_policy.probe_landlock_abi)
 
 
 def find_python_prefixes() -> list[str]:
@@ -38,7 +38,7 @@ def list_layers(level: IsolationLevel) -> tuple[str, ...]:
     if level == "none":
         return ()
     layers = [f"landlock-{find_landlock_abi()}"] if find_landlock_abi() else []
-    layers += ["seccomp"] if confinement.find_architecture() else []
+    layers += ["seccomp"] if confinement_policy.find_architecture() else []
     layers += ["user"] if os.geteuid() == 0 else []
     return (*(["namespaces"] if level == "bubblewrap" else []), *layers, "limits")
 
@@ -63,7 +63,7 @@ def build_confinement(
     limits["NPROC"] = settings.processes + (0 if bubblewrap or uid is not None else _count_user_tasks())
     writable = own_directories if volume is None else (*own_directories, volume)
     readable = (*_list_readable_paths(), *([packages] if packages is not None else []))
-    policy = confinement.Policy(
+    policy = confinement_policy.Policy(
         readable=(*readable, "/proc") if bubblewrap else readable,
         writable=(*writable, "/dev/shm") if bubblewrap else writable,
         network=bubblewrap,
@@ -74,7 +74,7 @@ def build_confinement(
     rules: dict[str, Any] = {"limits": limits, "uid": uid}
     if find_landlock_abi():
         rules["landlock"] = policy.build_landlock_rules()
-    machine = confinement.find_architecture()
+    machine = confinement_policy.find_architecture()
     if machine is not None:
         rules["seccomp"] = _build_syscall_filter(replace(policy, readable=(), writable=()), machine)
     if uid is not None and not bubblewrap:
@@ -86,14 +86,14 @@ def build_confinement(
 
 
 @cache
-def _build_syscall_filter(policy: confinement.Policy, machine: str) -> str:
+def _build_syscall_filter(policy: confinement_policy.Policy, machine: str) -> str:
     """The system call filter, which is the same for every sandbox but for its paths, and those are Landlock's."""
     return policy.build_seccomp_filter(machine)
 
 
 @cache
 def _list_readable_paths() -> tuple[str, ...]:
-    paths = [*confinement.SYSTEM, *confinement.ETC, *confinement.KERNEL, *find_python_prefixes()]
+    paths = [*confinement_policy.SYSTEM, *confinement_policy.ETC, *confinement_policy.KERNEL, *find_python_prefixes()]
     return tuple(path for path in paths if os.path.exists(path))
 
 
@@ -133,11 +133,11 @@ def build_bubblewrap_command(folder: Path, mounts: list[tuple[str, str, str]]) -
 @cache
 def _build_system_binds() -> tuple[str, ...]:
     """The options that mount the system; all of /etc at once, as a mount costs 0.1 ms, and Landlock closes most."""
-    links = [path for path in confinement.SYSTEM if os.path.islink(path)]
-    etc = ("/etc",) if find_landlock_abi() else confinement.ETC
+    links = [path for path in confinement_policy.SYSTEM if os.path.islink(path)]
+    etc = ("/etc",) if find_landlock_abi() else confinement_policy.ETC
     binds = [
         path
-        for path in (*confinement.SYSTEM, *etc, *find_python_prefixes())
+        for path in (*confinement_policy.SYSTEM, *etc, *find_python_prefixes())
         if path not in links and os.path.exists(path)
     ]
     arguments: list[str] = []
@@ -162,7 +162,7 @@ def _build_bind(option: str, source: str, target: str) -> list[str]:
 def resolve_mount_point(path: str) -> str:
     """The path of a volume in the sandbox. Raises ConfigurationError for one that the sandbox needs for itself."""
     mount = Path(os.path.normpath("/" + path.lstrip("/")))
-    system = [*confinement.SYSTEM, "/etc", "/proc", "/dev", "/sys", *find_python_prefixes()]
+    system = [*confinement_policy.SYSTEM, "/etc", "/proc", "/dev", "/sys", *find_python_prefixes()]
     is_above = any(Path(other).is_relative_to(mount) for other in (*system, "/sandbox", "/tmp", PACKAGES_MOUNT))
     if is_above or any(mount.is_relative_to(other) for other in system):
         raise ConfigurationError(

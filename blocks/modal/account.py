@@ -1,4 +1,4 @@
-"""A client that has signed in to Modal, and what it has for sandboxes: the app, the image, the volume.
+"""A client that has signed in to Modal, its app and its volumes.
 
 Each is made once for the process: by whoever asks first, and waited for by those who ask meanwhile.
 """
@@ -18,11 +18,9 @@ from modal.config import config
 
 from ...sandbox.errors import ConfigurationError
 from .errors import THROTTLE_SECONDS, get_last_line, map_error
-from .settings import PYTHON, ModalSettings
+from .settings import ModalSettings
 
 T = TypeVar("T")
-
-INSTALL_GIT = "command -v git || (apt-get update && apt-get install -y --no-install-recommends git)"
 
 
 @dataclass(frozen=True)
@@ -53,34 +51,7 @@ async def open_account(settings: ModalSettings) -> Account:
             raise map_error(error, "signing in to Modal failed") from error
         return Account(client, app)
 
-    return await _make_once(("account", *_get_account_key(settings)), make)
-
-
-async def build_image(settings: ModalSettings) -> modal.Image:
-    """The image, built with its packages. Raises what `open` raises."""
-
-    async def make() -> modal.Image:
-        account = await open_account(settings)
-        try:
-            if settings.image is None:
-                image = modal.Image.debian_slim(python_version=PYTHON)
-            else:
-                image = modal.Image.from_registry(settings.image)
-            if settings.packages:
-                image = image.pip_install(*settings.packages)
-            if settings.repo_url is not None:
-                image = image.run_commands(INSTALL_GIT)
-            return await image.build.aio(account.app)
-        except modal.exception.ImageBuildError as error:
-            raise ConfigurationError(
-                f"the image could not be built: {get_last_line(error)}; mend `image` or `packages` of the block "
-                f"(its log: modal image logs {getattr(error, 'image_id', 'IMAGE_ID')})"
-            ) from error
-        except modal.exception.Error as error:
-            raise map_error(error, "the image could not be had") from error
-
-    contents = (settings.image, tuple(settings.packages), settings.repo_url is not None)
-    return await _make_once(("image", *_get_account_key(settings), *contents), make)
+    return await make_once(("account", *get_account_key(settings)), make)
 
 
 async def get_volume(settings: ModalSettings) -> modal.Volume | None:
@@ -103,18 +74,18 @@ async def get_volume(settings: ModalSettings) -> modal.Volume | None:
             raise map_error(error, f"the volume {name} could not be had") from error
         return volume
 
-    return await _make_once(("volume", *_get_account_key(settings), name), make)
+    return await make_once(("volume", *get_account_key(settings), name), make)
 
 
 def forget_images_and_volumes(settings: ModalSettings) -> None:
     """Drops those of the account, for others may have removed them."""
-    account_key = _get_account_key(settings)
+    account_key = get_account_key(settings)
     for key in list(_made):
         if key[0] != "account" and key[1 : 1 + len(account_key)] == account_key:
             del _made[key]
 
 
-def _get_account_key(settings: ModalSettings) -> tuple[Hashable, ...]:
+def get_account_key(settings: ModalSettings) -> tuple[Hashable, ...]:
     """Whose handles they are: Modal's client reads the rest of its configuration from the environment."""
     names = ("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT")
     return (*_get_token(settings), settings.app_name, *(os.environ.get(f"MODAL_{name}") for name in names))
@@ -130,7 +101,7 @@ _making: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asy
 _making = weakref.WeakKeyDictionary()
 
 
-async def _make_once(key: tuple[Hashable, ...], make: Callable[[], Awaitable[T]]) -> T:
+async def make_once(key: tuple[Hashable, ...], make: Callable[[], Awaitable[T]]) -> T:
     """What `make` makes, made once for a key; who asks meanwhile waits for it, and may be cancelled alone."""
     if key in _made:
         return _made[key]

@@ -1,4 +1,4 @@
-"""How a sandbox of Modal comes to be, with the repository in it, and what is left where that fails."""
+"""How a sandbox of Modal comes to be, with the repository in it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import uuid
 import modal
 
 from ...sandbox.cancellation import run_shielded
-from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
+from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
-from .account import Account, build_image, forget_images_and_volumes, get_volume, open_account
-from .errors import get_last_line, map_error, retry_refused, retry_until_done
-from .handle import ModalSandboxHandle, log, try_to_terminate
+from .account import Account, forget_images_and_volumes, get_volume, open_account
+from .deletion import terminate_abandoned, terminate_named
+from .errors import get_last_line, map_error, retry_refused
+from .handle import ModalSandboxHandle
+from .image import build_image
 from .settings import ModalSettings
 
 CREATE_SECONDS = 600.0  # for the answer to a creation: Modal may be looking for a machine
@@ -36,7 +38,7 @@ async def open_sandbox(settings: ModalSettings, labels: dict[str, str], commit: 
     try:
         sandbox = await asyncio.shield(creating)
     except asyncio.CancelledError:
-        await run_shielded(_terminate_abandoned(creating, settings.has_sandbox_limit))
+        await run_shielded(terminate_abandoned(creating, settings.has_sandbox_limit))
         raise
     handle = ModalSandboxHandle(sandbox, settings)
     if commit is not None:
@@ -74,7 +76,7 @@ async def _create(
                 client=account.client,
             )
     except TimeoutError:
-        await _terminate_named(settings, account, name)
+        await terminate_named(settings, account, name)
         raise SandboxStartError(f"Modal did not open a sandbox within {CREATE_SECONDS:.0f} s") from None
     except (ValueError, TypeError) as error:  # of the client, before it sends anything
         raise ConfigurationError(
@@ -83,41 +85,15 @@ async def _create(
         ) from error
     except modal.exception.ResourceExhaustedError as error:
         # Its client tries again by itself: what is refused may be a second try, whose first has opened one.
-        await _terminate_named(settings, account, name)
+        await terminate_named(settings, account, name)
         raise map_error(error, "Modal opens no sandbox for now") from error
     except modal.exception.NotFoundError as error:  # the image or the volume has been removed since
         forget_images_and_volumes(settings)
         raise SandboxStartError(f"Modal has lost what a sandbox is made of: {get_last_line(error)}") from error
     except modal.exception.Error as error:
         if not isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
-            await _terminate_named(settings, account, name)
+            await terminate_named(settings, account, name)
         raise map_error(error, "no sandbox could be opened") from error
-
-
-async def _terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
-    """Waits for a creation that nobody wants any more, and ends what it made."""
-    try:
-        sandbox = await creating
-    except RlmBatchError:
-        return
-    await try_to_terminate(sandbox, wait=wait)
-
-
-async def _terminate_named(settings: ModalSettings, account: Account, name: str) -> None:
-    """Ends a sandbox that may have been made although the answer to its creation did not come."""
-    try:
-        sandbox = await retry_until_done(
-            lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)
-        )
-    except modal.exception.NotFoundError:
-        return
-    except modal.exception.Error as error:
-        log.warning(
-            "Modal did not say whether it opened sandbox %s (%s); if it did, it ends it after %s s at most",
-            *(name, get_last_line(error), settings.idle_timeout),
-        )
-        return
-    await try_to_terminate(sandbox, wait=settings.has_sandbox_limit)
 
 
 async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, commit: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import MAGIC_NUMBER
 from pathlib import PurePosixPath
@@ -15,10 +15,11 @@ import modal
 
 from ...sandbox.driver_bundle import build_driver_code, build_driver_text
 from ...sandbox.errors import SandboxLost, VolumeError
-from ...sandbox.provider_api import DriverSettings, Sandbox
+from ...sandbox.sandbox_api import DriverSettings, Sandbox
 from ..storage.safe_paths import split_path
 from .channel import ModalChannel
-from .errors import get_last_line, map_error, retry_refused, retry_until_done
+from .deletion import try_to_terminate
+from .errors import get_last_line, map_error, retry_refused
 from .settings import ModalSettings
 
 RELOAD_SECONDS = 60
@@ -143,25 +144,3 @@ def make_driver_settings(settings: ModalSettings) -> DriverSettings:
 def _compress_driver() -> tuple[bytes, bytes]:
     """The driver, compiled for this Python and as text, each compressed."""
     return zlib.compress(build_driver_code()), zlib.compress(build_driver_text())
-
-
-async def terminate_sandbox(sandbox: modal.Sandbox, *, wait: bool = False) -> None:
-    """Terminates it and lets go of the connection; that it has ended already is success. Raises the client's errors.
-
-    With `wait` it returns when the sandbox has ended, for until then it counts.
-    """
-    try:
-        await retry_until_done(lambda: sandbox.terminate.aio(wait=True) if wait else sandbox.terminate.aio())
-    except modal.exception.NotFoundError:
-        return
-    finally:
-        with suppress(Exception):
-            await sandbox.detach.aio()  # otherwise its socket stays for half a minute
-
-
-async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
-    """The same, raising nothing: what Modal does not do now, it does at the end of the sandbox's lifetime."""
-    try:
-        await terminate_sandbox(sandbox, wait=wait)
-    except modal.exception.Error as error:
-        log.warning("sandbox %s was not removed: %s", sandbox.object_id, get_last_line(error))

@@ -13,7 +13,7 @@ import os
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from ...sandbox.provider_api import Sandbox
+from ...sandbox.sandbox_api import Sandbox
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import PYTHON, ModalSettings
 
@@ -61,8 +61,8 @@ class ModalProvider(ModalSettings, SandboxProvider):
         import modal
 
         from .account import open_account
+        from .deletion import terminate_sandbox
         from .errors import map_error
-        from .handle import terminate_sandbox
 
         account = await open_account(self)
         try:

@@ -22,7 +22,7 @@ from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
 from ...tasks.lane import Lane
 from ...tasks.ledger.ledger import Ledger
-from ...tasks.query_task import QueryTracker
+from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ..cleanup.orphans import register_own_run
 from ..cleanup.server_identity import get_server_id

@@ -11,7 +11,7 @@ from ...sandbox.result import Result
 from ...tasks.execute import configure_task
 from ...tasks.execution import Execution
 from ...tasks.ledger.completion_markers import CompletionMarker, MarkerLocation
-from ...tasks.read_markers_task import read_markers_in_sandbox
+from ...tasks.read_markers import read_markers_in_sandbox
 from .job import Job
 
 

@@ -30,11 +30,11 @@ from ..engine.events import OutcomeRecorder
 from ..engine.executor import FindResult
 from ..parameters import MAX_TASK_RUNS, Options
 from .attempt import AttemptRuns, Shard
+from .heartbeat import HEARTBEAT_TIMEOUT_SECONDS
 from .planner import ShardCut, ShardPlan, cut_job
 from .work_pool import open_server_client
 
 POLL_INTERVAL_SECONDS = 1.0  # between two looks at the shards
-HEARTBEAT_TIMEOUT_SECONDS = 60.0  # without a heartbeat, which comes every 10, a running shard is taken for dead
 IDLE_WARNING_SECONDS = 60.0  # without any shard running, after which that is said
 CANCEL_TIMEOUT_SECONDS = 20.0  # for cancelled shards to end: after 30 a worker kills the run that waits for them
 MAX_FRUITLESS_ATTEMPTS = 3  # at a shard, one after the other, that bring no outcome at all, before it is given up

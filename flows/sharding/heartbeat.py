@@ -14,6 +14,7 @@ from ...tasks.ledger.shard_files import Heartbeat, ShardFiles
 from ..engine.context import RunContext
 
 HEARTBEAT_INTERVAL_SECONDS = 10.0
+HEARTBEAT_TIMEOUT_SECONDS = 60.0  # without one, after which a running shard is taken for dead
 
 
 class HeartbeatTask:

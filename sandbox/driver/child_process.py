@@ -7,10 +7,10 @@ import os
 import time
 from codecs import getincrementaldecoder
 
-from ..wire.frames import FrameReader, encode_frame
+from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ..wire.pipes import READ_BYTES, widen_pipe
 from ..wire.strict_json import dumps
-from .child.channel import CHANNEL_IN, CHANNEL_OUT, MAX_CALL_BYTES
+from .child.channel import CHANNEL_IN, CHANNEL_OUT
 from .child.runner import CodeRunner
 from .processes import signal
 

@@ -13,7 +13,6 @@ from ..wire.strict_json import dumps, loads
 from .child.runner import CODE_NAME
 from .child.submit import MAX_SUBMIT_BYTES
 from .child_process import NEVER, ChildProcess, Execution, fork_child
-from .commits import VolumeCommits
 from .confinement import Confinement
 from .event_loop import EventLoop
 from .host_wire import HostWire
@@ -26,6 +25,7 @@ from .processes import (
     send_signal,
     signal,
 )
+from .volume_commits import VolumeCommits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_HEADER_BYTES = 64 * 1024  # headers hold ids and short names only
+MAX_CALL_BYTES = 16 * 1024 * 1024  # of the body with which code calls a function of the host
 
 
 class BadFrameError(Exception):

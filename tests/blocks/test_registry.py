@@ -34,7 +34,7 @@ def test_the_classes_of_an_entry_are_public_names(entry: ProviderEntry) -> None:
 def test_prefect_registers_the_block_of_an_entry(entry: ProviderEntry) -> None:
     module, name = f"{entry.name}.block", entry.block_name
     line = f"from .{module} import {name}"
-    assert f".{module}:{name}" in find_imports("blocks/collection.py"), f"add to blocks/collection.py: {line}"
+    assert f".{module}:{name}" in find_imports("blocks/block_types.py"), f"add to blocks/block_types.py: {line}"
     assert entry.load_block().get_block_type_slug() == entry.slug
 
 

@@ -15,7 +15,7 @@ import litellm  # noqa: F401
 import prefect.main  # noqa: F401
 
 from rlm_batch.blocks.modal import block  # noqa: F401
-from rlm_batch.cli import app  # noqa: F401
+from rlm_batch.cli import commands  # noqa: F401
 from rlm_batch.cli.main import main
 from rlm_batch.flows import batch, chunks, reap, rlm, sequence, sweep  # noqa: F401
 

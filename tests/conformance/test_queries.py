@@ -28,7 +28,7 @@ THREE = ["Summarise chunk one", "Summarise chunk two", "Summarise chunk three"]
 def imported() -> None:
     """What the first query of a process waits for, seconds, is not counted against the tests' deadlines."""
     importlib.import_module("litellm")
-    importlib.import_module("rlm_batch.blocks.language_model.recursive_model")
+    importlib.import_module("rlm_batch.blocks.language_model.dspy_rlm")
 
 
 def model(chat: ChatServer, **settings: Any) -> LanguageModel:

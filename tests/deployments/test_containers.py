@@ -97,7 +97,7 @@ def test_the_image_is_built_from_the_root_with_this_file() -> None:
 def test_every_command_is_one_that_there_is() -> None:
     from prefect.cli._app import _app as prefect
 
-    from rlm_batch.cli.app import app
+    from rlm_batch.cli.commands import app
 
     ((*words,),) = instructions("CMD")
     commands = [[word.strip('[],"') for word in words], *(service["command"] for service in OURS.values())]

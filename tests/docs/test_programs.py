@@ -73,7 +73,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from rlm_batch.cli.app import app
+    from rlm_batch.cli.commands import app
 
     account(*(name for name in ("daytona", "modal") if any(f"--provider {name}" in line for line in RUN_HERE[page])))
     results = tmp_path / "results"
@@ -104,7 +104,7 @@ def test_every_command_with_a_flow_is_run() -> None:
 
 @pytest.mark.parametrize("command", [line for lines in OURS.values() for line in lines])
 def test_a_command_is_one_that_there_is(command: str) -> None:
-    from rlm_batch.cli.app import app
+    from rlm_batch.cli.commands import app
 
     app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
 
@@ -112,7 +112,7 @@ def test_a_command_is_one_that_there_is(command: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_names_exists(page: str) -> None:
     """Commands, targets, deployments, extras and files, in blocks and in sentences."""
-    from rlm_batch.cli.app import app
+    from rlm_batch.cli.commands import app
 
     text = read_page(page)
     made: dict[str, Any] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())

@@ -115,7 +115,7 @@ def test_our_environment_variables_are_those_of_the_code() -> None:
 
 
 def test_the_table_of_commands_has_every_command() -> None:
-    from rlm_batch.cli.app import app
+    from rlm_batch.cli.commands import app
 
     rows = [cells[0] for cells in table_rows(SECTIONS["Command line"]) if "`rlm-batch " in cells[0]]
     commands = {name for name in app if not name.startswith("-")}

@@ -216,7 +216,7 @@ async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, 
     from prefect import get_client
     from prefect.client.schemas.filters import FlowRunFilter
 
-    monkeypatch.setattr("rlm_batch.tasks.query_task.MAX_TRACKED_QUERIES", 3)
+    monkeypatch.setattr("rlm_batch.tasks.query.MAX_TRACKED_QUERIES", 3)
     (result,) = await batch(["SUBMIT(n=len(llm_query_batched([str(i) for i in range(40)])))"], language_model=NAME)
     assert (result.n, result.meta.queries.asked, len(result.meta.queries.tree)) == (40, 40, 40)
     async with get_client() as client:

@@ -13,7 +13,7 @@ import pytest
 from rlm_batch import ConfigurationError, LocalSandbox, OutcomeUnknown, QuotaExceeded, SandboxLost, SandboxStartError
 from rlm_batch.sandbox import interpreter, protocol
 from rlm_batch.sandbox.interpreter import Interpreter
-from rlm_batch.sandbox.provider_api import Channel, Sandbox
+from rlm_batch.sandbox.sandbox_api import Channel, Sandbox
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +42,7 @@ class Deaf(Sandbox):
     id, provider, isolation, layers = "deaf-1", "deaf", "none", ()
 
     def __init__(self) -> None:
-        from rlm_batch.sandbox.provider_api import DriverSettings
+        from rlm_batch.sandbox.sandbox_api import DriverSettings
 
         self.settings = DriverSettings(cwd="/")
         self.removed = 0

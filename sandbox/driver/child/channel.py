@@ -12,7 +12,7 @@ import _thread
 import os
 import select
 
-from ...wire.frames import FrameReader, encode_frame
+from ...wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ...wire.pipes import READ_BYTES
 from ...wire.strict_json import NotJsonError, encode_fields, loads
 from ..processes import signal
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # the descriptors of a child's own channel
-MAX_CALL_BYTES = 16 * 1024 * 1024  # of one call's arguments
 
 
 class ToolError(RuntimeError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch.sandbox.confinement import CALLS, MACHINES
+from rlm_batch.sandbox.confinement_policy import CALLS, MACHINES
 
 from ...infra.isolation_levels import require_isolation
 from .hosts import Host, Hosts

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlm_batch.blocks.local import isolation
 from rlm_batch.blocks.local.block import LocalSandbox
-from rlm_batch.sandbox import confinement, errors
+from rlm_batch.sandbox import confinement_policy, errors
 from rlm_batch.sandbox.interpreter import Interpreter
 
 PR_SET_DUMPABLE = 4
@@ -29,7 +29,7 @@ believed: ContextVar[int | None] = ContextVar("believed", default=None)
 def landlock_abi() -> int:
     """Stands in for `isolation.find_landlock_abi`, so that what an older kernel gets is tested on a newer one."""
     abi = believed.get()
-    return confinement.probe_landlock_abi() if abi is None else min(abi, confinement.probe_landlock_abi())
+    return confinement_policy.probe_landlock_abi() if abi is None else min(abi, confinement_policy.probe_landlock_abi())
 
 
 async def run(interpreter: Interpreter, request: dict[str, Any]) -> dict[str, Any]:

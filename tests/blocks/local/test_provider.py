@@ -18,8 +18,9 @@ import pytest
 from pydantic import SecretStr
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
-from rlm_batch.blocks.local import creation, provider
+from rlm_batch.blocks.local import creation, isolation_level
 from rlm_batch.blocks.local import isolation as levels
+from rlm_batch.blocks.local.isolation_level import resolve_level
 
 from ...infra.isolation_levels import find_strongest_level, require_isolation
 
@@ -32,11 +33,11 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def unknown_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Nothing has been found out about this machine yet, and what a test finds out is forgotten after it."""
-    known = dict(provider._reasons)
-    provider._reasons.clear()
+    known = dict(isolation_level._reasons)
+    isolation_level._reasons.clear()
     yield monkeypatch
-    provider._reasons.clear()
-    provider._reasons.update(known)
+    isolation_level._reasons.clear()
+    isolation_level._reasons.update(known)
 
 
 def hide_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -66,7 +67,7 @@ async def test_auto_takes_the_strongest_that_works() -> None:
     require_isolation("auto")
     level = find_strongest_level()
     block = LocalSandbox()
-    assert await block.resolve_isolation() == level
+    assert await resolve_level(block.isolation) == level
     assert (await block.check()).startswith(level)
     async with block.interpreter() as interpreter:
         meta = (await interpreter.execute("pass")).meta
@@ -78,7 +79,7 @@ async def test_auto_takes_the_strongest_that_works() -> None:
 async def test_auto_takes_landlock_where_bubblewrap_is_not(unknown_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
     block = await level_or_skip(isolation="landlock")
-    assert await block.resolve_isolation() == "landlock"
+    assert await resolve_level(block.isolation) == "landlock"
     async with LocalSandbox().interpreter() as interpreter:
         result = await interpreter.execute("SUBMIT(works=True)")
     assert result.works
@@ -92,7 +93,7 @@ async def test_auto_takes_landlock_where_bubblewrap_does_not_work(
     """As in a container: it is installed, and the kernel refuses it the namespaces."""
     put_bubblewrap(unknown_machine, tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     await level_or_skip(isolation="landlock")
-    assert await LocalSandbox().resolve_isolation() == "landlock"
+    assert await resolve_level("auto") == "landlock"
     with pytest.raises(ConfigurationError, match="No permissions to create new namespace"):
         await LocalSandbox(isolation="bubblewrap").check()
 
@@ -103,11 +104,11 @@ async def test_a_level_that_shows_the_host_s_files_is_not_taken(
     """A level is believed when code in it has been refused a file, not because its parts are there."""
     hide_bubblewrap(unknown_machine, tmp_path)
     await level_or_skip(isolation="landlock")
-    provider._reasons.clear()
+    isolation_level._reasons.clear()
     unknown_machine.setattr(creation, "build_confinement", lambda *_: {"limits": {}})
     for isolation in ("auto", "landlock"):
         with pytest.raises(ConfigurationError, match="could read a file that it must not see"):
-            await LocalSandbox(isolation=isolation).resolve_isolation()  # type: ignore[arg-type]
+            await resolve_level(isolation)  # type: ignore[arg-type]
 
 
 async def test_a_machine_without_any_level_is_told_what_to_do(
@@ -116,7 +117,7 @@ async def test_a_machine_without_any_level_is_told_what_to_do(
     hide_bubblewrap(unknown_machine, tmp_path)
     unknown_machine.setattr(levels, "find_landlock_abi", lambda: 0)
     block = LocalSandbox()
-    for action in (block.resolve_isolation, block.check, lambda: block.open(block.labels(""))):
+    for action in (lambda: resolve_level(block.isolation), block.check, lambda: block.open(block.labels(""))):
         with pytest.raises(ConfigurationError) as refused:
             await action()
         text = str(refused.value)
@@ -157,21 +158,21 @@ async def test_another_system_is_named(
     if system == "linux":
         unknown_machine.setattr("platform.machine", lambda: machine)
     with pytest.raises(ConfigurationError, match="Linux" if system != "linux" else "x86_64 and aarch64"):
-        await LocalSandbox().resolve_isolation()
+        await resolve_level("auto")
 
 
 async def test_a_machine_is_asked_once(unknown_machine: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    attempt = provider.try_level
+    attempt = isolation_level.try_level
 
     async def counting(level: Any) -> str:
         asked.append(level)
         return await attempt(level)
 
-    unknown_machine.setattr(provider, "try_level", counting)
+    unknown_machine.setattr(isolation_level, "try_level", counting)
     block = await level_or_skip()
     for _ in range(3):
-        await block.resolve_isolation()
+        await resolve_level(block.isolation)
     assert len(asked) == len(set(asked))
 
 

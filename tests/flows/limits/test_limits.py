@@ -13,7 +13,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, batch, chunks, sequence
-from rlm_batch.blocks.limits import ProcessLimits, open_limits, reconcile_limits
+from rlm_batch.blocks.sandbox_limits import ProcessLimits, open_limits, reconcile_limits
 from rlm_batch.tasks.capacity import slots
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 from cyclopts import App
 
-from rlm_batch.cli.app import app
-from rlm_batch.cli.options import LEFT_OUT, OPTION_NAMES
+from rlm_batch.cli.commands import app
+from rlm_batch.cli.shared_options import LEFT_OUT, OPTION_NAMES
 from rlm_batch.flows.batch import batch
 from rlm_batch.flows.chunks import chunks
 from rlm_batch.flows.parameters import SharedParameters, field_of

@@ -1,0 +1,65 @@
+"""How a local sandbox is deleted: its processes are ended, and its folder goes with whatever the code has left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from ...sandbox.errors import ConfigurationError
+from .inventory import FOLDER_PREFIX, LABELS_FILE, is_own_directory
+
+END_GRACE_SECONDS = 5.0  # for the driver to end what runs, before it is ended itself
+
+
+async def delete_sandbox(sandbox_id: str) -> None:
+    """Ends a sandbox's processes and removes its folder; one that has gone is no error. Raises ConfigurationError."""
+    folder = Path(tempfile.gettempdir()) / sandbox_id
+    if not sandbox_id.startswith(FOLDER_PREFIX) or "/" in sandbox_id:
+        raise ConfigurationError(f"{sandbox_id!r} is no id of a local sandbox: they begin with {FOLDER_PREFIX}")
+    if not is_own_directory(folder):
+        return  # it has gone, or somebody else has put something there
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in _find_processes(folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        for _ in range(int(END_GRACE_SECONDS / 0.05)):
+            if not _find_processes(folder):
+                break
+            await asyncio.sleep(0.05)
+    await asyncio.to_thread(remove_folder, folder)
+
+
+def _find_processes(folder: Path) -> list[int]:
+    """The ids of a sandbox's drivers and bubblewraps: its folder is in their command line, or is their directory."""
+    pids: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with suppress(OSError):
+                is_inside = os.readlink(f"/proc/{name}/cwd") == str(folder / "work")
+                if is_inside or os.fsencode(folder / "work") in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
+                    pids.append(int(name))
+    return pids
+
+
+def remove_empty_folder(folder: Path) -> bool:
+    """Removes the folder of a sandbox whose code has left no files, the common case, without a thread."""
+    try:
+        for name in ("work", "tmp"):
+            (folder / name).rmdir()
+        (folder / LABELS_FILE).unlink()
+        folder.rmdir()
+    except OSError:
+        return not folder.exists()
+    return True
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder with whatever the code has left: trees of any depth, directories closed to their own user."""
+    for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        if folder.exists():
+            subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
