@@ -1,7 +1,5 @@
 """DSPy's `CodeInterpreter` protocol over our interpreters. Importing this imports DSPy."""
 
-from __future__ import annotations
-
 import contextvars
 from collections.abc import Callable
 from typing import Any

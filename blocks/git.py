@@ -1,7 +1,5 @@
 """Git on the host: running it, signing in, and the commit that a branch, a tag or HEAD names."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re

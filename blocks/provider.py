@@ -1,7 +1,5 @@
 """What every provider of sandboxes does: it opens them, lists them and removes them. Nothing here needs Prefect."""
 
-from __future__ import annotations
-
 import math
 import socket
 import time

@@ -4,8 +4,6 @@ No library: per call that succeeds, tenacity and stamina took some 0.1 ms and th
 such calls; stamina logs each retry besides, for the whole process or not at all.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

@@ -4,8 +4,6 @@ They are Prefect's global concurrency limits, so that they hold over every flow 
 and are seen and changed in its UI. Without a server that is shared they hold in this process.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable

@@ -1,7 +1,5 @@
 """A volume reached from a sandbox that has it: for providers whose API has no way to a volume's files."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The settings that every provider of sandboxes has: plain pydantic, which a Prefect block and a script share."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator

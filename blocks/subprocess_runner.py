@@ -1,7 +1,5 @@
 """Programs of this machine that are run to their end."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 

@@ -1,7 +1,5 @@
 """A volume for scripts: its methods are called without `await`."""
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 from ..sandbox.sync_interpreter import run_sync

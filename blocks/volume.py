@@ -1,7 +1,5 @@
 """A volume from the host's side, whatever its provider: what is on it, and its files."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

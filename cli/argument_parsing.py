@@ -1,7 +1,5 @@
 """From words on the command line to a flow's parameters. What is wrong is a ConfigurationError, in one sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

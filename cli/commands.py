@@ -1,7 +1,5 @@
 """The commands and their options."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Unpack
 
 from cyclopts import App, Parameter

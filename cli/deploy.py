@@ -1,7 +1,5 @@
 """Making the deployments on a Prefect server that is there, and saying what was made."""
 
-from __future__ import annotations
-
 import asyncio
 import shlex
 import sys

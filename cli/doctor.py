@@ -1,7 +1,5 @@
 """The command `doctor`: tries providers, isolation levels, directories and the server, and says what is missing."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import platform

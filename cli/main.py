@@ -3,8 +3,6 @@
 0: all well. 1: some executions failed. 2: wrong usage or set-up. 130: interrupted.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

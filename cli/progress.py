@@ -1,7 +1,5 @@
 """Progress while a flow runs, on standard error: live on a terminal, in plain lines elsewhere."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Self

@@ -1,7 +1,5 @@
 """The report on a run, from its ledger: a table on the terminal, a page of HTML, and exports."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable

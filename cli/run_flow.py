@@ -1,7 +1,5 @@
 """Running a flow from the terminal: checked first, watched while it runs, and told at the end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

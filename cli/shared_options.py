@@ -1,7 +1,5 @@
 """The options of commands that run a flow, made from the parameters that flows share: flows/parameters.py."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping

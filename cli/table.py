@@ -1,7 +1,5 @@
 """A table on standard output, with the row of the best trial standing out."""
 
-from __future__ import annotations
-
 import sys
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The commands on volumes: list their files, download from them, upload to them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path, PurePosixPath
 

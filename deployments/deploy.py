@@ -1,7 +1,5 @@
 """What a Prefect server needs before it can run our flows: block types, a work pool, limits and deployments."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """A command of Prefect's as a process of ours, which ends when we do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

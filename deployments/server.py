@@ -1,7 +1,5 @@
 """A Prefect server as a process of ours, on loopback, with the settings that suit us."""
 
-from __future__ import annotations
-
 import re
 import socket
 import time

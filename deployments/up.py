@@ -1,7 +1,5 @@
 """Everything that runs of deployments need, in one command: a Prefect server, the deployments and a worker."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import fcntl

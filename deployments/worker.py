@@ -1,7 +1,5 @@
 """A Prefect worker as a process of ours, and the flow runs that it has started, which end before it does."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import platform

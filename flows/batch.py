@@ -1,7 +1,5 @@
 """The batch flow: many pieces of code, or one piece over many inputs, each in a sandbox."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Annotated, Any, Unpack

@@ -1,7 +1,5 @@
 """The chunks flow: one piece of code over the parts of some data, on a durable volume, and one that reduces them."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What makes our flows flows: Prefect's, with hooks, and two things more for whoever calls one from Python."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import logging

@@ -5,8 +5,6 @@ and callers see, and `Options` is what the engine is handed. The command line an
 this file. Nothing here imports Prefect: the command line reads it before anything slow is imported.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields

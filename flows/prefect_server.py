@@ -7,8 +7,6 @@ starts again, and the slots of whoever held them never come back. A task that wa
 again after up to 10 s by default: 50 tasks of 0.1 s under a limit of 4 took 47 to 67 s, and 22 s at 0.5 s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import os

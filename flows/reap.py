@@ -1,7 +1,5 @@
 """The reap flow: removes the sandboxes that are left of flow runs and hosts which are over."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from prefect import get_run_logger

@@ -1,7 +1,5 @@
 """The rlm flow: a question over a long context, answered by a recursive language model in a sandbox."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sequence flow: pieces of code that share one sandbox and its state, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Unpack
 

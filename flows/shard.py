@@ -1,7 +1,5 @@
 """The shard flow: one shard of a job, on whatever worker takes it. People do not run it; jobs with `shards` do."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The sweep flow: one piece of code over the points of a search space, and the best trial by an objective."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Unpack

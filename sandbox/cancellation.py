@@ -1,7 +1,5 @@
 """Work that a cancellation waits for."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 

@@ -9,8 +9,6 @@ and its relatives do nothing but say that they did, unless the code runs as a us
 that multiprocessing's locks and pools do not work; and there are no sockets but socketpairs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

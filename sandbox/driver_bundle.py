@@ -4,8 +4,6 @@ Both forms are one program, which loads the driver's modules and has `main` amon
 the host's magic number (`importlib.util.MAGIC_NUMBER`) takes the code and starts some 20 ms sooner than from text.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import marshal
 from collections.abc import Iterator

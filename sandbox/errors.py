@@ -4,8 +4,6 @@ An error's text says what happened, where, and what to do next. `retry_rule` say
 again; it is read by the type, never by searching a message. Errors are JSON both ways, for they stand in the ledger.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -23,7 +21,7 @@ class RlmBatchError(Exception):
 
     retry_rule: ClassVar[RetryRule] = "never"
     details: ClassVar[tuple[str, ...]] = ()  # the attributes that stand in the JSON beside the text
-    _kinds: ClassVar[dict[str, type[RlmBatchError]]] = {}  # all of ours, by name
+    _kinds: ClassVar[dict[str, type["RlmBatchError"]]] = {}  # all of ours, by name
 
     def __init__(self, text: str, **attributes: Any) -> None:
         super().__init__(text)

@@ -1,7 +1,5 @@
 """What is known of an execution beside what it submitted: its sandbox, its output, its times, its queries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text that code or a model chose, made safe for a person's terminal, a log or a page."""
 
-from __future__ import annotations
-
 from unicodedata import category
 
 BIDI_CONTROLS = frozenset(

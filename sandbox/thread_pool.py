@@ -1,7 +1,5 @@
 """A pool of threads for blocking calls: as many as there are calls, reused, and daemons."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -1,7 +1,5 @@
 """The tags of our task runs, by which Prefect's own tag limits can hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """The Prefect task: one execution, or several in a row, with retries by the type of the error."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An execution that is to be done, and the key that says whether it has been done before."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """A lane: one of a flow run's workers, with at most one sandbox open at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Callable

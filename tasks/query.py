@@ -1,7 +1,5 @@
 """The Prefect task of a query: one that running code asks of its host, below its execution."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """The Prefect task that reads completion markers, in a sandbox of its own."""
 
-from __future__ import annotations
-
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 

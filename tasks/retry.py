@@ -1,7 +1,5 @@
 """Which errors are tried again, how often, and after how long."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

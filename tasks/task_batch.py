@@ -1,7 +1,5 @@
 """The executions of one task run, and what is done with their outcomes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 

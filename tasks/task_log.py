@@ -5,8 +5,6 @@ console. Standard output is INFO, standard error WARNING. Each line is a record 
 database; hence the bounds. The result's `meta.stdout` and `meta.stderr`, and the ledger, have what the log has not.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The wire to a driver in Daytona: its log is what it says, and it is sent input."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

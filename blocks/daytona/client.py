@@ -1,14 +1,12 @@
 """The SDK's client, which all sandboxes of an event loop share."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import daytona
@@ -32,7 +30,7 @@ class SharedClient:
         # A context of its own: what borrowed the client first shall not be kept alive by it.
         self._task = asyncio.get_running_loop().create_task(self._close_when_idle(), context=contextvars.Context())
 
-    def borrow(self) -> SharedClient:
+    def borrow(self) -> Self:
         """The client, for one more sandbox or call; it is to be released."""
         self._users += 1
         self._changed.set()

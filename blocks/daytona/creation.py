@@ -1,7 +1,5 @@
 """How a sandbox comes to be: its volume, and the call that creates it, found again where that call is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import uuid

@@ -1,7 +1,5 @@
 """What the SDK's errors mean: whether a call is made again, and which of our errors one becomes."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """One open sandbox of Daytona: its driver, its files, and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import importlib.util

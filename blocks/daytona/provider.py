@@ -3,8 +3,6 @@
 The SDK is imported when the first sandbox is opened: that costs seconds and a hundred megabytes, once for a process.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any, ClassVar

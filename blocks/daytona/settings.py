@@ -1,6 +1,6 @@
 """What a person sets of Daytona's sandboxes."""
 
-from __future__ import annotations
+from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -50,7 +50,7 @@ class DaytonaSettings(SandboxSettings):
     )
 
     @model_validator(mode="after")
-    def _check_origin(self) -> DaytonaSettings:
+    def _check_origin(self) -> Self:
         if self.snapshot is not None and self.image is not None:
             raise ValueError("a sandbox is made from a snapshot or from an image, not from both")
         if self.image is None and (self.cpu or self.memory or self.disk):

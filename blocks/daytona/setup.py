@@ -1,7 +1,5 @@
 """What a sandbox of Daytona gets before code runs: the repository's clone and the packages."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex

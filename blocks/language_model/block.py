@@ -1,7 +1,5 @@
 """The language model as a Prefect block."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from prefect.blocks.core import Block

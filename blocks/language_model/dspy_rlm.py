@@ -4,8 +4,6 @@ DSPy's loop is synchronous, and so is what it calls: it runs in a thread of its 
 event loop goes over a bridge, which ends with the query. Importing this imports DSPy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import logging

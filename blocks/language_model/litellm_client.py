@@ -3,8 +3,6 @@
 LiteLLM is imported when the first request is made, in a thread: it takes seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import logging

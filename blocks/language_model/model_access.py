@@ -1,7 +1,5 @@
 """What an execution may ask: a language model, with the limits on its queries."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from functools import partial

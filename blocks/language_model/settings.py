@@ -1,7 +1,5 @@
 """What a person sets of a language model, and the models that are made of it. Nothing here needs Prefect."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The Prefect block of the local provider."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from prefect.blocks.core import Block

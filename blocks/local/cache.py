@@ -1,7 +1,5 @@
 """The cache on this machine for its local sandboxes: clones of repositories, and installed packages."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """The wire to a local sandbox's driver: its standard input, written without blocking the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

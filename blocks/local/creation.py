@@ -1,7 +1,5 @@
 """Making a local sandbox: its folder, its settings, and the command that starts its driver."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a local sandbox is deleted: its processes are ended, and its folder goes with whatever the code has left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The handle on one open local sandbox: its folder on the host, and the process of its driver."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The local sandboxes of this machine: their folders and labels, and whose host has died."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

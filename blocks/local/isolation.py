@@ -1,7 +1,5 @@
 """The levels of isolation on this machine: what the driver holds the code to, and the command line of bubblewrap."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Which level of isolation a local sandbox gets: the one that was asked for, or the strongest that works here."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

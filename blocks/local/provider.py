@@ -1,7 +1,5 @@
 """The local provider: opens sandboxes on this machine, at the level of isolation that works here, and lists them."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, ClassVar
 

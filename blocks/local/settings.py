@@ -1,7 +1,5 @@
 """The settings of the local provider: plain pydantic, which a Prefect block and a script share."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The local provider's volumes: directories on this machine that sandboxed code may write."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

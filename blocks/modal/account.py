@@ -3,8 +3,6 @@
 Each is made once for the process: by whoever asks first, and waited for by those who ask meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

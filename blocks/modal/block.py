@@ -1,7 +1,5 @@
 """Modal's sandboxes as a Prefect block."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from prefect.blocks.core import Block

@@ -1,7 +1,5 @@
 """The wire to a driver in Modal: the standard input and output of its process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress

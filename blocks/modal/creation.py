@@ -1,7 +1,5 @@
 """How a sandbox of Modal comes to be, with the repository in it."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 

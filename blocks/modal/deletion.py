@@ -1,7 +1,5 @@
 """How a sandbox of Modal is ended: one that is known, and one that a lost creation may have left."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What the errors of Modal's client mean: after which a call is made again, and which of ours one becomes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """One open sandbox of Modal: its driver, its files, and its end."""
 
-from __future__ import annotations
-
 import logging
 import zlib
 from collections.abc import Callable, Iterator

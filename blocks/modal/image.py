@@ -1,7 +1,5 @@
 """The image of Modal's sandboxes: what they start with, built once for the process."""
 
-from __future__ import annotations
-
 import modal
 
 from ...sandbox.errors import ConfigurationError

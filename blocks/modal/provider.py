@@ -7,8 +7,6 @@ for the plain ones would block the loop. What was read in the client, release 1.
 - a call that is refused with a time to wait is tried again for ever unless MODAL_MAX_THROTTLE_WAIT is set.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """What a person sets of Modal's sandboxes."""
 
-from __future__ import annotations
-
 from pydantic import Field, SecretStr
 
 from ..settings import SandboxSettings

@@ -1,7 +1,5 @@
 """Where what lasts is kept on this machine, below the user's data directory unless a person says otherwise."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A file or a directory, of this machine or one that fsspec reaches: reading and writing it, with readable errors."""
 
-from __future__ import annotations
-
 import errno
 import fnmatch
 import tempfile
@@ -32,7 +30,7 @@ class Location:
     def __str__(self) -> str:
         return self.text
 
-    def __truediv__(self, name: str) -> Location:
+    def __truediv__(self, name: str) -> "Location":
         return Location(f"{self.text}/{name}", self.file_system, f"{self.path}/{name}", self.secrets)
 
     @property

@@ -5,8 +5,6 @@ other; `block://<slug>/<name>/<path below>` is below the base path of one of Pre
 credentials. fsspec is imported when there is such a location, and not before.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import urllib.parse

@@ -1,7 +1,5 @@
 """Copies on this machine of files at a location."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import threading

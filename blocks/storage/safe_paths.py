@@ -1,7 +1,5 @@
 """Files below a directory that sandboxed code writes to: no link that it left there leads the host anywhere else."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Orphaned sandboxes: finding those of flow runs and processes that are over, and removing them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

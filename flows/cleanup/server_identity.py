@@ -5,8 +5,6 @@ server has forgotten from a run of another server's. A server that was made from
 same id, and would take the other's runs for forgotten: delete the variable on one of the two.
 """
 
-from __future__ import annotations
-
 import uuid
 
 from prefect.client.orchestration import get_client

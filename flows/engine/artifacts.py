@@ -4,8 +4,6 @@ An artifact costs some 10 to 25 ms, so there are two for a flow run and none for
 once a second at most, and not at all in a run that is shorter. No run fails for want of one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """What the parts of one flow run know of it: its options and deadline, what it may ask, and what it has used."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable

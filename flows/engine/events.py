@@ -1,7 +1,5 @@
 """What becomes of an outcome as it comes: it is stored, and the log, the artifacts and a listener are told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

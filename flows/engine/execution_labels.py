@@ -1,7 +1,5 @@
 """The names of executions: what their task runs are called, and how logs speak of them."""
 
-from __future__ import annotations
-
 from ...tasks.execution import Execution
 from ..reporting.text_table import format_variables
 

@@ -1,7 +1,5 @@
 """The executor of a flow run's executions in this process: lanes that make task runs of them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math
@@ -70,7 +68,7 @@ class LaneExecutor:
         if self._is_out_of_time:
             self._fail_unfinished(batches, "is over before the provider opens more sandboxes")
 
-    async def _run_lane(self, task: Any, batches: _Peekable) -> None:
+    async def _run_lane(self, task: Any, batches: "_Peekable") -> None:
         lane = self.context.make_lane(self.slots, self.uploads, self.state_context)
         try:
             # A slot first: a batch that is taken before would wait for it while other lanes have nothing to do.
@@ -140,7 +138,7 @@ class LaneExecutor:
         self._has_failed = self._has_failed or isinstance(outcome, Failure)
         self.recorder.record(execution, outcome)
 
-    def _fail_unfinished(self, batches: _Peekable, reason: str) -> None:
+    def _fail_unfinished(self, batches: "_Peekable", reason: str) -> None:
         """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
         while (batch := batches.pop_next()) is not None:
             for execution in batch.remaining_executions:

@@ -1,10 +1,9 @@
 """How executions fail that were not run to their end, and how a flow run fails of which some executions failed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from prefect.context import FlowRunContext
 
@@ -30,7 +29,7 @@ class Deadline:
     at: float | None
 
     @classmethod
-    def start(cls, seconds: float | None) -> Deadline:
+    def start(cls, seconds: float | None) -> Self:
         """A deadline in so many seconds from now; None for none."""
         return cls(seconds, None if seconds is None else asyncio.get_running_loop().time() + seconds)
 

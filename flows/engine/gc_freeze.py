@@ -1,7 +1,5 @@
 """Python's collector of garbage, while a flow run has its executions under way."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ recorded are waited for, what was written is in the ledger before the report is 
 Each step is taken whatever the one before it raised, and none is cut short by a cancellation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable

@@ -1,7 +1,5 @@
 """Earlier results of a chunked job: the volume's markers say what is complete, the ledger what its result was."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field

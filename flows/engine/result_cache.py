@@ -1,7 +1,5 @@
 """Results that need not be computed again: of earlier runs on this ledger, and with `cache_results` of every ledger."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

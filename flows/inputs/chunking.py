@@ -1,7 +1,5 @@
 """A chunked job's chunks: pairs of an id and its data, in memory or read from a file as they are asked for."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol

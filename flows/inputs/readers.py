@@ -1,7 +1,5 @@
 """Readers of a flow's inputs: lists, and files of JSON lines or CSV that are parsed once where they are small."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

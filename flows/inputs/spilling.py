@@ -1,7 +1,5 @@
 """Parameters that are too long for Prefect: written to files, and read back where the flow runs."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

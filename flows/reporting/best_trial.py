@@ -1,7 +1,5 @@
 """The best trial by an objective: one rule for a sweep's result, its report and its progress."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, TypeGuard

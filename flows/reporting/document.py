@@ -4,8 +4,6 @@ Everything in it may have been chosen by code in a sandbox: variables, fields, t
 forms such text is text: it opens no tag, no link, no image and no cell of a table.
 """
 
-from __future__ import annotations
-
 import base64
 from dataclasses import dataclass, field
 

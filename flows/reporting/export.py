@@ -5,8 +5,6 @@ execution. Only a row (for Parquet, some thousands) is in memory at a time: the 
 once for the rows.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

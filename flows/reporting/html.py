@@ -1,7 +1,5 @@
 """A report as one HTML document that needs no network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from jinja2 import Environment, StrictUndefined

@@ -1,7 +1,5 @@
 """A flow run that is over, or under way, read from its ledger: no server is asked, one line is in memory at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

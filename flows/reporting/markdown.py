@@ -1,7 +1,5 @@
 """A report as GitHub's Markdown, which Prefect's UI shows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The report on a run: a summary, a chart, a table with the best first, and failures with their messages."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

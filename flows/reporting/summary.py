@@ -1,7 +1,5 @@
 """The counts, rows and points of a report, from outcomes one at a time; its size is bounded however many there are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ A writer of our own, because a plotting library and what it stands on is much to
 every flow run, for two charts.
 """
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Callable, Sequence

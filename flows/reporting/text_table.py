@@ -1,7 +1,5 @@
 """Outcomes as a table of text: what a report prints and the command line shows."""
 
-from __future__ import annotations
-
 import itertools
 import reprlib
 from collections.abc import Mapping, Sequence

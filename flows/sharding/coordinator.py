@@ -5,8 +5,6 @@ has gained, at the states of the shards' runs and at their heartbeats. A shard t
 falls silent, is started again with the rest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import itertools

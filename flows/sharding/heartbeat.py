@@ -1,11 +1,9 @@
 """The heartbeat of one attempt at a shard: it says how far the attempt is, and that it is alive."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from ...sandbox.errors import DeadlineExceeded, NotRun, RlmBatchError
 from ...sandbox.result import Failure, Outcome
@@ -39,7 +37,7 @@ class HeartbeatTask:
         self._heartbeat.done += 1
         self._heartbeat.failed += isinstance(outcome, Failure)
 
-    async def __aenter__(self) -> HeartbeatTask:
+    async def __aenter__(self) -> Self:
         await self._group.__aenter__()
         self._task = self._group.create_task(self._write_regularly())
         return self

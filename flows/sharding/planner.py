@@ -1,7 +1,5 @@
 """Into how many shards a job is cut, and where: the plan that is made before anything runs, and the cut itself."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Limits on what a tree of queries, or a whole flow run, may take of a language model."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 
@@ -19,7 +17,7 @@ class Usage:
     completion_tokens: int = 0
     cost: float | None = 0.0
 
-    def __add__(self, other: Usage) -> Usage:
+    def __add__(self, other: "Usage") -> "Usage":
         return Usage(
             self.calls + other.calls,
             self.prompt_tokens + other.prompt_tokens,
@@ -47,7 +45,7 @@ class Budget:
         calls: int | None = None,
         tokens: int | None = None,
         cost: float | None = None,
-        parent: Budget | None = None,
+        parent: "Budget | None" = None,
     ) -> None:
         self._calls = calls
         self._tokens = tokens
@@ -68,7 +66,7 @@ class Budget:
         """Whether a reservation has to say how many tokens, and what cost, it can take."""
         return any(budget._tokens is not None or budget._cost is not None for budget in self._ancestry)
 
-    def reserve(self, tokens: int = 0, cost: float = 0.0) -> Reservation:
+    def reserve(self, tokens: int = 0, cost: float = 0.0) -> "Reservation":
         """Sets one call aside, with the most tokens and cost that it can take. Raises BudgetExceeded."""
         reservation = Reservation(self)
         with self._lock:
@@ -78,7 +76,7 @@ class Budget:
                 budget._reserved[reservation] = (tokens, cost)
         return reservation
 
-    def _settle(self, reservation: Reservation, usage: Usage) -> None:
+    def _settle(self, reservation: "Reservation", usage: Usage) -> None:
         with self._lock:
             for budget in self._ancestry:
                 if budget._reserved.pop(reservation, None) is not None:

@@ -5,8 +5,6 @@ limit on what is asked of the model at once. That limit is held by requests to t
 waits for others, so that no depth of recursion can deadlock it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
@@ -70,7 +68,7 @@ class Query:
     usage: Usage = field(default_factory=Usage)
     error: str = ""
     trajectory: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    children: list[Query] = field(default_factory=list["Query"])
+    children: list["Query"] = field(default_factory=list["Query"])
 
     def __str__(self) -> str:
         return f"{self.kind} at depth {self.depth}, {self.model}"

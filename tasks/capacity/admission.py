@@ -5,8 +5,6 @@ finds out the capacity of a network. `AdmissionLimit` is the arithmetic, without
 lanes wait at.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

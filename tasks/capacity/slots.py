@@ -5,8 +5,6 @@ it has no slot at all; and while it has none it holds a slot of another limit (`
 see that they should hand one over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable

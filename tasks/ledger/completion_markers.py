@@ -6,8 +6,6 @@ there and none is newer than the marker: a job that was killed half way, or anot
 have left something else in them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ A ledger may also be at a location such as a bucket, where nothing is appended t
 seconds is sent together, as a part, and a process that is killed loses what it has not sent. Readers have a copy.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """A line of a ledger: where it stands, what it holds, and how it is read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

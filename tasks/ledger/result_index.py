@@ -4,8 +4,6 @@ The index is made from the ledgers and can be deleted at any time; only what was
 again.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Iterator

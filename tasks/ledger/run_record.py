@@ -3,8 +3,6 @@
 It is what `rlm-batch report` finds a run by, and knows its objective from, where no server is asked.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -5,8 +5,6 @@ is that of the line before where it has none. `<shard>-<attempt>.beat` is the he
 A later attempt's work means that nobody waits for the earlier ones any more.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterable, Iterator
@@ -75,7 +73,7 @@ class ShardFiles:
     attempt: int
 
     @classmethod
-    def from_work_path(cls, work_path: str) -> ShardFiles:
+    def from_work_path(cls, work_path: str) -> "ShardFiles":
         """The files of the attempt whose work is at this location. Raises ConfigurationError where it is no work."""
         try:
             ledger, _, job, name = work_path.rsplit("/", 3)
@@ -97,7 +95,7 @@ class ShardFiles:
         return self.directory / f"{self.shard:05}-{self.attempt}.jsonl"
 
     @property
-    def next_attempt(self) -> ShardFiles:
+    def next_attempt(self) -> "ShardFiles":
         """The attempt after this one."""
         return ShardFiles(self.ledger, self.job, self.shard, self.attempt + 1)
 

@@ -4,8 +4,6 @@ A million executions take some 300 MB of disk, below the system's directory for 
 SQLite's cache.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence

@@ -5,8 +5,6 @@ writes never waits for the network. A machine that goes away, or a process that 
 not sent: SEND_INTERVAL_SECONDS of them, and longer where the location is slow or away.
 """
 
-from __future__ import annotations
-
 import errno
 import threading
 import time
