@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..sandbox.interpreter import Interpreter
-    from ..sandbox.queries.session import Queries
+    from ..sandbox.queries.recursion import Queries
     from ..sandbox.sandbox_api import Sandbox
     from .language_model.settings import LanguageModelSettings
     from .provider import SandboxProvider

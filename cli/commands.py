@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters
 from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
-from .shared_options import add_flow_options
+from .parameter_options import add_flow_options
 
 app = App(
     name="rlm-batch",

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from ..flows.cleanup.orphans import OrphanedSandbox
 from ..flows.engine.events import FlowListener
 from ..sandbox.result import Failure, Outcome
-from ..sandbox.text_escape import escape_text
+from ..tasks.text_escape import escape_text
 
 PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal
 

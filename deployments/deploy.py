@@ -19,8 +19,8 @@ from prefect.utilities.callables import parameter_schema
 
 from ..blocks import block_types as collection
 from ..blocks.provider import SandboxProvider
-from ..blocks.sandbox_limits import build_limit_settings, reconcile_limits
 from ..sandbox.errors import ConfigurationError
+from ..tasks.capacity.server_limits import build_limit_settings, reconcile_limits
 from .server import WORK_POOL
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")

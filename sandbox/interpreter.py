@@ -31,7 +31,7 @@ from .thread_pool import ThreadPool
 from .wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
-    from .queries.session import Queries
+    from .queries.recursion import Queries
     from .result import Result
     from .sandbox_api import Channel, Sandbox
 

@@ -14,7 +14,7 @@ from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol, encode_request, resolve_timeout
 
 if TYPE_CHECKING:
-    from .queries.session import Queries
+    from .queries.recursion import Queries
     from .result import Result
     from .sandbox_api import Sandbox
 

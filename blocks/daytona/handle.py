@@ -12,8 +12,9 @@ from typing import Any
 import daytona
 
 from ...sandbox.driver_bundle import build_driver_code, build_driver_text
+from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, SandboxStartError, VolumeError
-from ...sandbox.sandbox_api import DriverSettings, Sandbox
+from ...sandbox.sandbox_api import Sandbox
 from ...sandbox.wire.frames import encode_frame
 from .channel import FILES, DaytonaChannel
 from .client import SharedClient

@@ -20,7 +20,8 @@ from dspy import lm15
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import QueryError, RlmBatchError
 from ...sandbox.interpreter import Interpreter
-from ...sandbox.queries.session import Message, Queries, Query, QueryContext, QuerySession
+from ...sandbox.queries.recursion import Queries, QueryContext
+from ...sandbox.queries.session import Message, Query, QuerySession
 from ...sandbox.result import Result
 from ...sandbox.thread_pool import ThreadPool
 from ..dspy_interpreter import DSPyInterpreter, Run
@@ -149,7 +150,7 @@ class _Factory:
             "- `rlm_query(prompt, context=text)` asks a recursive model with a REPL of its own, which finds the text "
             "as `context`: for a part that is itself too long or too intricate for one prompt.\n"
             "- `rlm_query_batched(prompts, concurrency=None, on_error='raise', context=text)` asks several at once.\n"
-            if queries.depth < queries.session.max_depth
+            if queries.depth < queries.max_depth
             else "- There is no deeper recursion here: `rlm_query` raises DepthExceeded.\n"
         )
         self.execution_instructions = (

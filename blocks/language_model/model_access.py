@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.budget import Budget
-from ...sandbox.queries.session import Queries, Query, QueryContext, QuerySession, RunTracked, run_untracked
+from ...sandbox.queries.recursion import Queries, QueryContext
+from ...sandbox.queries.session import Query, QuerySession, RunTracked, run_untracked
 from .litellm_client import import_in_thread
 from .settings import LanguageModelSettings
 
@@ -50,11 +51,9 @@ class ModelAccess:
             flat_model=flat,
             budget=Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent),
             concurrency=self.batch_concurrency,
-            max_depth=self.max_depth,
-            recurse=partial(recurse, interpreter),
             track=self.track,
         )
-        return Queries(session, depth=depth)
+        return Queries(session, partial(recurse, interpreter), max_depth=self.max_depth, depth=depth)
 
 
 async def open_model_access(

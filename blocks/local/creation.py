@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from ...sandbox.driver_bundle import build_driver_code
+from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxStartError
-from ...sandbox.sandbox_api import DriverSettings
 from .deletion import remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import pick_folder, write_locked_labels

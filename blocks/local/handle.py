@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ...sandbox.driver_bundle import build_driver_code
+from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, SandboxStartError, VolumeError
-from ...sandbox.sandbox_api import DriverSettings, Sandbox
+from ...sandbox.sandbox_api import Sandbox
 from ...sandbox.wire.pipes import READ_BYTES, widen_pipe
 from ..storage.safe_paths import read_file_below, write_file_below
 from ..subprocess_runner import run_command

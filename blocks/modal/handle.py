@@ -12,8 +12,9 @@ from typing import Any
 import modal
 
 from ...sandbox.driver_bundle import build_driver_code, build_driver_text
+from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, VolumeError
-from ...sandbox.sandbox_api import DriverSettings, Sandbox
+from ...sandbox.sandbox_api import Sandbox
 from ..storage.safe_paths import split_path
 from .channel import ModalChannel
 from .deletion import try_to_terminate

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...sandbox.text_escape import escape_text
+from ...tasks.text_escape import escape_text
 from .best_trial import is_score
 
 WIDTH, HEIGHT = 760, 400  # pixels of the picture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from codecs import getincrementaldecoder
 
 from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ..wire.pipes import READ_BYTES, widen_pipe
 from ..wire.strict_json import dumps
 from .child.channel import CHANNEL_IN, CHANNEL_OUT
 from .child.runner import CodeRunner
+from .output_stream import OutputStream
 from .processes import signal
 
 TYPE_CHECKING = False
@@ -25,39 +25,6 @@ if TYPE_CHECKING:
 CHANNEL_PIPE_BYTES = 1024 * 1024  # of pipe to a child, the most that an ordinary user may ask for
 NEVER = float("inf")  # a moment
 INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
-
-
-class OutputStream:
-    """One of an execution's output streams: its first half goes out as it comes, its last half is kept."""
-
-    def __init__(self, cap: int) -> None:
-        self._decoder = getincrementaldecoder("utf-8")("replace")
-        self._head = cap // 2
-        self._cap = cap - cap // 2
-        self._tail = ""
-        self.dropped = 0  # characters
-
-    def feed(self, data: bytes, final: bool = False) -> str:
-        """What may be sent now."""
-        text = self._decoder.decode(data, final)
-        now = text[: self._head]
-        self._head -= len(now)
-        self._tail += text[len(now) :]
-        if len(self._tail) > 2 * self._cap:
-            self._trim()
-        return now
-
-    def finish(self) -> tuple[str, str]:
-        """What the decoder still held that belongs to the first half, and the last half."""
-        now = self.feed(b"", final=True)
-        self._trim()
-        return now, self._tail
-
-    def _trim(self) -> None:
-        over = len(self._tail) - self._cap
-        if over > 0:
-            self.dropped += over
-            self._tail = self._tail[over:]
 
 
 class Execution:

@@ -9,10 +9,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
-from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
+from ..errors import DeadlineExceeded, QueryError, RlmBatchError
 from ..meta import QuerySummary
 from .budget import Budget, Usage
 
@@ -99,18 +98,6 @@ class Query:
         return record
 
 
-@dataclass(frozen=True, slots=True)
-class QueryContext:
-    """The context of a recursive query: a text, or the path of a file in the sandbox with its length and beginning."""
-
-    text: str = ""
-    path: str = ""
-    length: int = 0
-    preview: str = ""
-
-
-# Answers a recursive query: what its code may ask, its prompt, its context, its record.
-AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[str]]
 # Does a query's work and tells somebody of it.
 RunTracked = Callable[[Query, Callable[[], Awaitable[str]]], Awaitable[str]]
 
@@ -125,16 +112,14 @@ class QuerySession:
     """What a top-level execution and all queries below it share.
 
     `flat_model` answers `llm_query`, and `root_model` takes a recursive model's own turns. `concurrency` is how many
-    requests may be under way at once. `recurse` answers a recursive query, and `track` is told of each query.
-    `deadline` is by the event loop's clock, None for none; the execution sets it when its code is sent.
+    requests may be under way at once. `track` is told of each query. `deadline` is by the event loop's clock, None for
+    none; the execution sets it when its code is sent.
     """
 
     root_model: Model
     flat_model: Model
     budget: Budget
     concurrency: int
-    max_depth: int
-    recurse: AnswerRecursively
     track: RunTracked = run_untracked
     deadline: float | None = None
     queries: list[Query] = field(default_factory=list[Query])
@@ -208,81 +193,3 @@ class QuerySession:
             **asdict(self.budget.usage),
             tree=tuple(query.to_json() for query in self.queries),
         )
-
-
-class Queries:
-    """What code at one depth may ask: `tools` are the functions that its driver calls.
-
-    Plain code has depth 0. A query that code at depth d asks runs at d + 1; a recursive one beyond the session's
-    `max_depth` is refused.
-    """
-
-    def __init__(self, session: QuerySession, *, depth: int = 0, parent: Query | None = None) -> None:
-        self.session = session
-        self.depth = depth
-        self.is_top_level = parent is None
-        self._parent = parent
-        self._recursions = asyncio.Semaphore(session.concurrency)  # of this code; those below them have their own
-        self.tools: dict[str, Callable[..., Any]] = {
-            "llm_query": self._ask_model,
-            "llm_query_batched": self._ask_model,
-            "rlm_query": self._ask_recursive_model,
-            "rlm_query_batched": self._ask_recursive_model,
-        }
-
-    async def _ask_model(self, prompts: list[str], *, concurrency: int | None) -> list[dict[str, str]]:
-        session = self.session
-
-        async def answer(prompt: str, query: Query) -> str:
-            return (await session.ask(session.flat_model, [{"role": "user", "content": prompt}], query)).text
-
-        return await self._answer_all("llm_query", session.flat_model, prompts, concurrency, answer)
-
-    async def _ask_recursive_model(
-        self, prompts: list[str], *, concurrency: int | None, context: dict[str, Any]
-    ) -> list[dict[str, str]]:
-        session, query_context = self.session, QueryContext(**context)
-
-        async def answer(prompt: str, query: Query) -> str:
-            if query.depth > session.max_depth:
-                raise DepthExceeded(
-                    f"a recursive query here would run at depth {query.depth}, and the greatest is "
-                    f"{session.max_depth}: use llm_query, or raise max_depth"
-                )
-            session.check_seconds_left()
-            try:
-                async with asyncio.timeout_at(session.deadline), self._recursions:
-                    queries = Queries(session, depth=query.depth, parent=query)
-                    return await session.recurse(queries, prompt, query_context, query)
-            except TimeoutError:
-                raise session.make_deadline_error() from None
-
-        return await self._answer_all("rlm_query", session.root_model, prompts, concurrency, answer)
-
-    async def _answer_all(
-        self,
-        kind: str,
-        model: Model,
-        prompts: list[str],
-        concurrency: int | None,
-        answer: Callable[[str, Query], Awaitable[str]],
-    ) -> list[dict[str, str]]:
-        """Replies in the order of the prompts. What the code has sent is the code's word: it may be anything."""
-        session = self.session
-        limit = session.concurrency if concurrency is None else min(int(concurrency), session.concurrency)
-        slots = asyncio.Semaphore(max(1, limit))
-
-        async def reply(prompt: str) -> dict[str, str]:
-            try:
-                async with slots:
-                    query = Query(kind, self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS])
-                    work = partial(answer, prompt, query)
-                    return {"answer": await session.run_recorded(query, self._parent, work)}
-            except RlmBatchError as error:
-                error_kind = type(error) if type(error) in _ERRORS_OF_CODE else QueryError
-                return {"error": error_kind.__name__, "message": str(error)}
-
-        return list(await asyncio.gather(*map(reply, map(str, prompts))))
-
-
-_ERRORS_OF_CODE = (BudgetExceeded, DepthExceeded, DeadlineExceeded, QueryError)

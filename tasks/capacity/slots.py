@@ -15,9 +15,9 @@ from uuid import UUID
 import httpx
 
 from ...blocks.provider import SandboxProvider
-from ...blocks.sandbox_limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
 from ...sandbox.cancellation import run_shielded
 from .admission import Admission, Log, read_clock
+from .server_limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
 
 T = TypeVar("T")
 

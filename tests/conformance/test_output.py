@@ -8,8 +8,8 @@ import pytest
 
 from rlm_batch import CodeError, Result
 from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.driver_settings import OUTPUT_CAP_CHARACTERS
 from rlm_batch.sandbox.interpreter import Interpreter
-from rlm_batch.sandbox.sandbox_api import OUTPUT_CAP_CHARACTERS
 
 pytestmark = pytest.mark.anyio
 

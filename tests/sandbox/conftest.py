@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 
 from rlm_batch.sandbox.driver_bundle import build_driver_text
-from rlm_batch.sandbox.sandbox_api import DriverSettings
+from rlm_batch.sandbox.driver_settings import DriverSettings
 from rlm_batch.sandbox.wire.frames import FrameReader, encode_frame
 from rlm_batch.sandbox.wire.strict_json import dumps, loads
 

@@ -42,7 +42,7 @@ class Deaf(Sandbox):
     id, provider, isolation, layers = "deaf-1", "deaf", "none", ()
 
     def __init__(self) -> None:
-        from rlm_batch.sandbox.sandbox_api import DriverSettings
+        from rlm_batch.sandbox.driver_settings import DriverSettings
 
         self.settings = DriverSettings(cwd="/")
         self.removed = 0

@@ -13,8 +13,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, batch, chunks, sequence
-from rlm_batch.blocks.sandbox_limits import ProcessLimits, open_limits, reconcile_limits
 from rlm_batch.tasks.capacity import slots
+from rlm_batch.tasks.capacity.server_limits import ProcessLimits, open_limits, reconcile_limits
 
 pytestmark = pytest.mark.anyio
 

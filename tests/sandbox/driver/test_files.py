@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlm_batch.sandbox.sandbox_api import DriverSettings
+from rlm_batch.sandbox.driver_settings import DriverSettings
 from rlm_batch.sandbox.wire.frames import encode_frame
 
 Launch = Callable[..., Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch.sandbox.sandbox_api import DriverSettings
+from rlm_batch.sandbox.driver_settings import DriverSettings
 from rlm_batch.sandbox.wire.strict_json import loads
 
 Launch = Callable[..., Any]

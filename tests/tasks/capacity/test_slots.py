@@ -8,8 +8,8 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import LocalSandbox
-from rlm_batch.blocks.sandbox_limits import LimitNames, ProcessLimits, build_limit_settings
 from rlm_batch.tasks.capacity.admission import Admission
+from rlm_batch.tasks.capacity.server_limits import LimitNames, ProcessLimits, build_limit_settings
 from rlm_batch.tasks.capacity.slots import Slots, open_slots
 from rlm_batch.tasks.lane import Lane
 

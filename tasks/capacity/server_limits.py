@@ -19,8 +19,8 @@ from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
-from ..sandbox.errors import ConfigurationError
-from .provider import SandboxProvider
+from ...blocks.provider import SandboxProvider
+from ...sandbox.errors import ConfigurationError
 
 LEASE_SECONDS = 60.0  # seconds after which a holder that has said nothing loses its slot; the least that Prefect grants
 MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit: it only has to be more than there are

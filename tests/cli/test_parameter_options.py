@@ -10,7 +10,7 @@ import pytest
 from cyclopts import App
 
 from rlm_batch.cli.commands import app
-from rlm_batch.cli.shared_options import LEFT_OUT, OPTION_NAMES
+from rlm_batch.cli.parameter_options import LEFT_OUT, OPTION_NAMES
 from rlm_batch.flows.batch import batch
 from rlm_batch.flows.chunks import chunks
 from rlm_batch.flows.parameters import SharedParameters, field_of

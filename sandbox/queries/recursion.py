@@ -1,0 +1,112 @@
+"""What code at one depth may ask: the functions that its driver calls, and how deep recursive queries may go."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
+from .session import RECORDED_CHARACTERS, Model, Query, QuerySession
+
+
+@dataclass(frozen=True, slots=True)
+class QueryContext:
+    """The context of a recursive query: a text, or the path of a file in the sandbox with its length and beginning."""
+
+    text: str = ""
+    path: str = ""
+    length: int = 0
+    preview: str = ""
+
+
+# Answers a recursive query: what its code may ask, its prompt, its context, its record.
+AnswerRecursively = Callable[["Queries", str, QueryContext, Query], Awaitable[str]]
+
+
+class Queries:
+    """What code at one depth may ask: `tools` are the functions that its driver calls.
+
+    Plain code has depth 0. A query that code at depth d asks runs at d + 1; a recursive one beyond `max_depth` is
+    refused. `recurse` answers a recursive query.
+    """
+
+    def __init__(
+        self,
+        session: QuerySession,
+        recurse: AnswerRecursively,
+        *,
+        max_depth: int,
+        depth: int = 0,
+        parent: Query | None = None,
+    ) -> None:
+        self.session = session
+        self.max_depth = max_depth
+        self.depth = depth
+        self._recurse = recurse
+        self.is_top_level = parent is None
+        self._parent = parent
+        self._recursions = asyncio.Semaphore(session.concurrency)  # of this code; those below them have their own
+        self.tools: dict[str, Callable[..., Any]] = {
+            "llm_query": self._ask_model,
+            "llm_query_batched": self._ask_model,
+            "rlm_query": self._ask_recursive_model,
+            "rlm_query_batched": self._ask_recursive_model,
+        }
+
+    async def _ask_model(self, prompts: list[str], *, concurrency: int | None) -> list[dict[str, str]]:
+        session = self.session
+
+        async def answer(prompt: str, query: Query) -> str:
+            return (await session.ask(session.flat_model, [{"role": "user", "content": prompt}], query)).text
+
+        return await self._answer_all("llm_query", session.flat_model, prompts, concurrency, answer)
+
+    async def _ask_recursive_model(
+        self, prompts: list[str], *, concurrency: int | None, context: dict[str, Any]
+    ) -> list[dict[str, str]]:
+        session, query_context = self.session, QueryContext(**context)
+
+        async def answer(prompt: str, query: Query) -> str:
+            if query.depth > self.max_depth:
+                raise DepthExceeded(
+                    f"a recursive query here would run at depth {query.depth}, and the greatest is "
+                    f"{self.max_depth}: use llm_query, or raise max_depth"
+                )
+            session.check_seconds_left()
+            try:
+                async with asyncio.timeout_at(session.deadline), self._recursions:
+                    queries = Queries(session, self._recurse, max_depth=self.max_depth, depth=query.depth, parent=query)
+                    return await self._recurse(queries, prompt, query_context, query)
+            except TimeoutError:
+                raise session.make_deadline_error() from None
+
+        return await self._answer_all("rlm_query", session.root_model, prompts, concurrency, answer)
+
+    async def _answer_all(
+        self,
+        kind: str,
+        model: Model,
+        prompts: list[str],
+        concurrency: int | None,
+        answer: Callable[[str, Query], Awaitable[str]],
+    ) -> list[dict[str, str]]:
+        """Replies in the order of the prompts. What the code has sent is the code's word: it may be anything."""
+        session = self.session
+        limit = session.concurrency if concurrency is None else min(int(concurrency), session.concurrency)
+        slots = asyncio.Semaphore(max(1, limit))
+
+        async def reply(prompt: str) -> dict[str, str]:
+            try:
+                async with slots:
+                    query = Query(kind, self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS])
+                    work = partial(answer, prompt, query)
+                    return {"answer": await session.run_recorded(query, self._parent, work)}
+            except RlmBatchError as error:
+                error_kind = type(error) if type(error) in _ERRORS_OF_CODE else QueryError
+                return {"error": error_kind.__name__, "message": str(error)}
+
+        return list(await asyncio.gather(*map(reply, map(str, prompts))))
+
+
+_ERRORS_OF_CODE = (BudgetExceeded, DepthExceeded, DeadlineExceeded, QueryError)
