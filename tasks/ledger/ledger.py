@@ -10,10 +10,8 @@ seconds is sent together, as a part, and a process that is killed loses what it 
 
 import errno
 import fcntl
-import json
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,11 +23,10 @@ from ...blocks.storage.location import Location
 from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.result import Outcome, Result, outcome_to_json
-from .ledger_line import LedgerLine, read_part_lines
+from ...sandbox.result import Outcome
+from .ledger_line import LedgerLine, encode_line, read_part_lines
 from .upload_buffer import UploadBuffer
 
-VERSION = 1
 PART_SIZE_BYTES = 64 * 1024 * 1024  # after which a writer begins a new part: small enough to copy and to look at
 
 
@@ -103,16 +100,7 @@ class Ledger:
 
         At a location: where lines that were written before could not be sent.
         """
-        line = {
-            "version": VERSION,
-            "key": key,
-            "at": time.time(),
-            "index": outcome.meta.index,
-            "attempt": outcome.meta.attempt,
-            "status": "succeeded" if isinstance(outcome, Result) else "failed",
-            **outcome_to_json(outcome),
-        }
-        data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        data = encode_line(key, outcome)
         if isinstance(self.path, Location):
             with self._explain_write_errors():
                 self._upload_buffer.write(data)

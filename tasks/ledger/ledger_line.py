@@ -1,13 +1,15 @@
-"""A line of a ledger: where it stands, what it holds, and how it is read."""
+"""A line of a ledger: what it holds, how it is written and read, and where it stands."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...sandbox.result import Outcome, outcome_from_json
+from ...sandbox.result import Outcome, Result, outcome_from_json, outcome_to_json
 
+VERSION = 1
 # The fields of an outcome's meta that are computed with, and the type that each has to have for that.
 META_TYPES: dict[str, Any] = {
     "index": (int, type(None)),
@@ -54,6 +56,20 @@ class LedgerLine:
         return outcome_from_json(self.data)
 
 
+def encode_line(key: str, outcome: Outcome) -> bytes:
+    """The line of an outcome, as a ledger has it."""
+    line = {
+        "version": VERSION,
+        "key": key,
+        "at": time.time(),
+        "index": outcome.meta.index,
+        "attempt": outcome.meta.attempt,
+        "status": "succeeded" if isinstance(outcome, Result) else "failed",
+        **outcome_to_json(outcome),
+    }
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+
+
 def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
     """The whole lines of a part from that offset in bytes on; damaged and foreign ones are skipped."""
     path = str(part)  # once: whoever holds many positions holds one text
@@ -79,7 +95,7 @@ def read_line(position: LinePosition) -> LedgerLine | None:
 
 
 def _parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
-    """The line; None where it is damaged or foreign, which is whatever `Ledger.write_outcome` does not write."""
+    """The line; None where it is damaged or foreign, which is whatever `encode_line` does not write."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError):
