@@ -84,6 +84,8 @@ def list_children(pid: int) -> list[int]:
         return pids
     with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as ps:
         rows = [line.split() for line in ps.stdout or ()]
+    if ps.returncode:
+        raise subprocess.CalledProcessError(ps.returncode, ps.args)
     return [int(child) for child, parent in rows if int(parent) == pid and int(child) != ps.pid]
 
 

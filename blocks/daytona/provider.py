@@ -3,8 +3,10 @@
 The SDK is imported when the first sandbox is opened: that costs seconds and a hundred megabytes, once for a process.
 """
 
+import asyncio
 import logging
 import os
+from importlib import import_module
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -26,12 +28,14 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
         """Opens a sandbox, clones the repository into it and installs the packages; see `SandboxProvider.open`."""
+        await _import_sdk()
         from .creation import open_sandbox
 
         return await open_sandbox(self, labels, await self.commit())
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """The sandboxes of the account that carry our labels."""
+        await _import_sdk()
         import daytona
 
         from .client import use_client
@@ -45,6 +49,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             return await retry_call(list_all)
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
+        await _import_sdk()
         from .client import use_client
         from .deletion import delete_sandbox, find_sandbox
 
@@ -55,6 +60,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
 
     async def check(self) -> str:
         """Where sandboxes come from, once the account has accepted the key. Raises ConfigurationError."""
+        await _import_sdk()
         import daytona
 
         from .client import use_client
@@ -86,3 +92,8 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         """Whether there is a key on the block or in the environment."""
         names = ("DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
         return self.api_key is not None or any(os.environ.get(name) for name in names)
+
+
+async def _import_sdk() -> None:
+    """Imports the SDK, and what of ours is made of it, in a thread: the event loop would stand still for seconds."""
+    await asyncio.to_thread(import_module, ".creation", __package__)

@@ -164,9 +164,10 @@ class LocalSandboxHandle(Sandbox):
                 process.send_signal(number)
             else:
                 await _wait_for_end(process, END_GRACE_SECONDS)
-        if not remove_empty_folder(self.folder):
-            await asyncio.to_thread(remove_folder, self.folder)
-        self._finalizer()
+        if remove_empty_folder(self.folder):
+            self._finalizer()
+        else:
+            await asyncio.to_thread(self._finalizer)
 
 
 async def _wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> bool:

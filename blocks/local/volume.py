@@ -62,13 +62,13 @@ class LocalVolume(VolumeStore):
         return await asyncio.to_thread(self._ls, path)
 
     async def get(self, path: str) -> bytes:
-        self._require_directory()
+        await asyncio.to_thread(self._require_directory)
         return await asyncio.to_thread(read_file_below, self.path, _check_file_path(path))
 
     async def put(self, path: str, data: bytes) -> None:
         """See `VolumeStore.put`. The file has its name only once it is complete."""
         path = _check_file_path(path)
-        modes = OWN_MODES if self.create() is None else SHARED_MODES
+        modes = OWN_MODES if await asyncio.to_thread(self.create) is None else SHARED_MODES
         await asyncio.to_thread(replace_file_below, self.path, path, data, *modes)
 
     async def delete(self, path: str) -> None:

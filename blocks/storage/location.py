@@ -2,6 +2,7 @@
 
 import errno
 import fnmatch
+import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -145,9 +146,10 @@ def iterate_lines(path: PathOrLocation) -> Iterator[bytes]:
             yield from file
         return
     with tempfile.TemporaryDirectory(prefix="rlm-batch-copy-") as folder:
-        copy = Path(folder, "file")
-        path.download(copy)
-        yield from iterate_lines(copy)
+        path.download(Path(folder, "file"))
+        descriptor = os.open(Path(folder, "file"), os.O_RDONLY)
+    with open(descriptor, "rb") as file:  # it has no name any more: a process that is killed leaves nothing
+        yield from file
 
 
 def list_names(directory: PathOrLocation, pattern: str) -> list[str]:

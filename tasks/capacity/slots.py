@@ -66,6 +66,7 @@ class Slots:
         self._dismissal = asyncio.Event()  # of the lanes that wait now
         self._held: set[Slot] = set()
         self._waiting_lease: UUID | None = None  # of `waiting`, held while this run waits and has no slot
+        self._endings: set[asyncio.Task[None]] = set()  # of leases of `waiting`
         self._next_request_at = 0.0
         self._next_check_at = 0.0
         self._next_log_at = 0.0
@@ -86,7 +87,7 @@ class Slots:
         finally:
             self._waiter_count -= 1
             if self._held or not self._waiter_count:
-                await self._end_waiting()
+                self._end_waiting()
 
     async def release(self, slot: Slot) -> None:
         """Gives the slot back, whose sandbox was removed."""
@@ -128,7 +129,8 @@ class Slots:
     async def close(self) -> None:
         """Gives all slots back."""
         self.dismiss_waiters()
-        await asyncio.gather(self._end_waiting(), *(self.release(slot) for slot in self._held))
+        self._end_waiting()
+        await asyncio.gather(*self._endings, *(self.release(slot) for slot in self._held))
 
     async def _poll_for_slot(self, dismissal: asyncio.Event) -> Slot | None:
         """Requests a slot until it is granted one, or until its lane is dismissed."""
@@ -174,20 +176,25 @@ class Slots:
             await run_shielded(end_acquired_lease())
             raise
 
-    async def _end_waiting(self) -> None:
-        """Gives back the lease that says that this run waits."""
+    def _end_waiting(self) -> None:
+        """Gives back the lease that says that this run waits: beside the lane, which has its slot."""
         if self._waiting_lease is not None:
-            lease, self._waiting_lease = self._waiting_lease, None
-            await run_shielded(self._end_lease(lease))
+            ending = asyncio.create_task(self._end_lease(self._waiting_lease))
+            self._waiting_lease = None
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
 
     async def renew_leases(self) -> None:
         """Renews the slots that are held, until it is cancelled."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            await asyncio.gather(*(self._renew_slot(slot) for slot in self._held))
-            lease = self._waiting_lease
-            if lease is not None and not await self._ask_server(self._limits.renew_slot(lease), True):
-                self._waiting_lease = None
+            try:
+                await asyncio.gather(*(self._renew_slot(slot) for slot in self._held))
+                lease = self._waiting_lease
+                if lease is not None and not await self._ask_server(self._limits.renew_slot(lease), True):
+                    self._waiting_lease = None
+            except Exception as error:  # noqa: BLE001 - whatever it is: leases that nobody renews are given away
+                self._log.warning("the slots of %s could not be renewed: %r", self._names.sandboxes, error)
 
     async def _renew_slot(self, slot: Slot) -> None:
         if not await self._ask_server(self._limits.renew_slot(slot.lease), True):
