@@ -160,14 +160,16 @@ async def test_wrong_settings_end_the_flow_at_once(daytona: Any, counter: Execut
 async def test_the_time_that_a_provider_asks_for_is_waited_out_also_by_executions_that_share_a_task_run(
     daytona: Any, counter: ExecutionCounter
 ) -> None:
-    """Who asks sooner is refused again, and is counted; a refusal of a run that gets sandboxes is no attempt."""
+    """A refusal of a run that gets sandboxes is no attempt. Each creation but the first two may be refused once."""
     daytona.set(minute=4.0, creates_per_minute=2)
     results = await batch(
         SQUARE, inputs(counter, 6), provider="daytona", max_workers=1, executions_per_task=6, retries=0
     )
     assert [result.y for result in results] == [x * x for x in range(6)]
     assert [result.meta.attempt for result in results] == [1] * 6
-    assert daytona.state()["counts"]["POST /api/sandbox"] == 8
+    state = daytona.state()
+    assert 6 < state["counts"]["POST /api/sandbox"] <= 10
+    assert state["impatient_creations"] == 0
     assert counter.counts == {str(x): 1 for x in range(6)}
 
 

@@ -43,6 +43,8 @@ class Account:
         self.volumes: dict[str, Volume] = {}
         self.created = self.destroyed = self.peak = 0
         self.creates: deque[float] = deque()
+        self.refused_until = 0.0  # when a client that was told to wait may ask for a sandbox again
+        self.impatient_creations = 0  # that came before that
         self.history: list[tuple[float, int]] = []  # when a sandbox came or went, and how many there were then
         self.transports: dict[Any, asyncio.Transport] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -117,5 +119,6 @@ class Account:
             shutil.rmtree(volume.folder, ignore_errors=True)
         self.volumes.clear()
         self.creates.clear()
+        self.refused_until, self.impatient_creations = 0.0, 0
         self.history.clear()
         self.created = self.destroyed = self.peak = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ class SandboxCalls:
         while self.account.creates and self.account.creates[0] < moment - settings.minute:
             self.account.creates.popleft()
         if settings.creates_per_minute is not None and len(self.account.creates) >= settings.creates_per_minute:
-            wait = f"{settings.minute - (moment - self.account.creates[0]):.1f}"
+            tenths = math.ceil(10 * (settings.minute - (moment - self.account.creates[0])))
+            self.account.impatient_creations += moment < self.account.refused_until
+            self.account.refused_until = moment + tenths / 10
+            wait = f"{tenths / 10:.1f}"
             raise Refused(429, "ThrottlerException: Too Many Requests", headers={"Retry-After-sandbox-create": wait})
         snapshot = body.get("snapshot")
         if snapshot and snapshot not in settings.snapshots + settings.broken_snapshots:

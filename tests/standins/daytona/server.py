@@ -126,6 +126,7 @@ class Server:
                 "volumes": [{**volume.dto(), "folder": str(volume.folder)} for volume in self.account.volumes.values()],
                 "counts": dict(self.counts),
                 "faults": dict(self.faults),
+                "impatient_creations": self.account.impatient_creations,
                 "created": self.account.created,
                 "destroyed": self.account.destroyed,
                 "peak": self.account.peak,
