@@ -20,7 +20,6 @@ from ..parameters import MAX_TASK_RUNS
 from .context import RunContext
 from .events import OutcomeRecorder
 from .failures import find_first_error
-from .gc_freeze import freeze_existing_objects
 
 FindResult = Callable[[Execution], Result | None]
 
@@ -57,10 +56,9 @@ class LaneExecutor:
         task = await configure_task(execute, self.context.policy, self.context.provider.provider_name, per_task)
         self._creation_lock = asyncio.Lock()
         try:
-            with freeze_existing_objects():
-                async with asyncio.timeout_at(self.context.deadline.at), asyncio.TaskGroup() as group:
-                    for _ in range(min(options.max_workers, math.ceil(self.context.total / per_task))):
-                        group.create_task(self._run_lane(task, batches))
+            async with asyncio.timeout_at(self.context.deadline.at), asyncio.TaskGroup() as group:
+                for _ in range(min(options.max_workers, math.ceil(self.context.total / per_task))):
+                    group.create_task(self._run_lane(task, batches))
         except TimeoutError:
             self._fail_unfinished(batches, "passed before this execution had ended")
         except BaseExceptionGroup as errors:
