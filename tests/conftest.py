@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .infra.execution_counter import ExecutionCounter
-from .infra.isolation_levels import require_isolation
+from .infra.requirements import leave_out_tests, mark_level
 from .standins.daytona.running import Running as DaytonaStandin
 from .standins.openai_chat import ChatServer
 from .standins.process import StandinProcess
@@ -42,10 +42,16 @@ STANDINS: set[int] = set()  # processes of servers that serve all tests
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be registered, so after Prefect's own
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "requires(*names): what the test needs, of tests/infra/requirements.py")
     if os.path.exists("/proc/self"):
         # What outlives its parent becomes a child of the tests, where `no_process_left` finds it.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@pytest.hookimpl(trylast=True)  # what was not asked for is no reason to say what it lacks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out_tests(config, items)
 
 
 @pytest.fixture(scope="session")
@@ -191,12 +197,11 @@ def no_process_left() -> Iterator[None]:
     assert not left, f"left behind: {left}"
 
 
-@pytest.fixture(params=RUNGS)
+@pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in RUNGS])
 def local(request: pytest.FixtureRequest) -> "LocalSandbox":
     """The local provider on each level of isolation that this machine has."""
     from rlm_batch import LocalSandbox
 
-    require_isolation(request.param)
     provider = LocalSandbox(isolation=request.param)
     asyncio.run(provider.check())
     return provider

@@ -141,7 +141,7 @@ class Modal:
             lifetime=LIFETIME,
             idle_timeout=LIFETIME,
             max_sandboxes=SLOTS,
-            workdir="/sandbox" if hello["bubblewrap"] else tempfile.gettempdir(),
+            workdir="/sandbox" if hello["has_namespaces"] else tempfile.gettempdir(),
         )
 
     def sandboxes(self) -> set[str]:

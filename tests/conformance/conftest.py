@@ -15,7 +15,8 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.blocks.registry import PROVIDERS
 from rlm_batch.sandbox.interpreter import Interpreter
 
-from ..infra.isolation_levels import find_missing_support, require_isolation
+from ..infra.isolation_levels import find_missing_support
+from ..infra.requirements import mark_level
 
 PROVIDER_NAMES = [
     name
@@ -53,7 +54,13 @@ def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxP
     return MAKERS[kind](name, memory_mib, request)
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.full if name in LATER else ()) for name in PROVIDER_NAMES])
+def mark_provider(name: str) -> list[pytest.MarkDecorator]:
+    """What the tests of that provider need, and whether they wait for the full tests."""
+    level = name.partition("-")[2]
+    return [*(mark_level(level) if level else ()), *([pytest.mark.full] if name in LATER else [])]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=mark_provider(name)) for name in PROVIDER_NAMES])
 def provider_name(request: pytest.FixtureRequest, running_daytona: object) -> str:
     return str(request.param)
 
@@ -89,7 +96,5 @@ def clean(no_process_left: None) -> None:
 
 
 def _checked(provider: SandboxProvider) -> SandboxProvider:
-    if isinstance(provider, LocalSandbox):
-        require_isolation(provider.isolation)
     asyncio.run(provider.check())
     return provider

@@ -21,7 +21,7 @@ from rlm_batch.deployments.process import WITH_PARENT_PROGRAM
 
 from ..infra.servers import SERVICES, Servers
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.requires("postgres", "redis")]
 
 AUTH = "somebody:a password of the tests"
 
@@ -189,9 +189,9 @@ def test_a_limits_lease_holds_over_both_servers_outlives_redis_and_comes_back_wh
     wait(lambda: take(second).status_code == 200, 150)
 
 
+@pytest.mark.requires("haproxy")
 def test_a_server_that_is_killed_takes_neither_the_run_nor_its_history_with_it(servers: Servers, worker: Path) -> None:
-    if servers.url is None:
-        pytest.skip("no haproxy here: install Debian's package haproxy to try what it does for a server that died")
+    assert servers.url is not None
     code = "import time; time.sleep(0.2); SUBMIT(y=x)"
     flow_run = run(servers.url, code=code, inputs=[{"x": x} for x in range(120)], max_workers=4)
     wait(lambda: completed(servers.url or "", flow_run) > 20, 200)

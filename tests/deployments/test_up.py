@@ -212,6 +212,7 @@ def test_a_schedule_a_minute_ahead_runs_by_itself(empty: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.requires("postgres")
 @pytest.mark.timeout(900)
 def test_postgres_is_as_good_a_database_and_keeps_what_was_done(empty: Path) -> None:
     with Postgres() as postgres:

@@ -9,10 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-import pytest
 
-
-def programs() -> Path | None:
+def find_programs() -> Path | None:
     """The directory of `initdb` and `pg_ctl`, None where there is none."""
     found = [Path(path).resolve() for path in [shutil.which("initdb")] if path]
     found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
@@ -22,13 +20,13 @@ def programs() -> Path | None:
 class Postgres:
     """A context manager; `url` is what `PREFECT_API_DATABASE_CONNECTION_URL` is set to.
 
-    It skips the test where there is no Postgres. It will not run as root: then it runs as `nobody`.
+    It will not run as root: then it runs as `nobody`. Raises RuntimeError where there is no Postgres.
     """
 
     def __init__(self) -> None:
-        found = programs()
+        found = find_programs()
         if found is None:
-            pytest.skip("no initdb here: install Debian's package postgresql to run this on Postgres")
+            raise RuntimeError("no initdb here: install Debian's package postgresql")
         self._programs = found
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
         with socket.socket() as listener:

@@ -30,7 +30,7 @@ class Servers:
     """A context manager: Postgres, Redis, `count` API servers, the background services apart, and the balancer.
 
     `urls` are those of the API servers, one by one; `url` is the balancer's, or None where there is no haproxy here.
-    What it needs and is not here skips the test. `auth` is what the API asks its clients for; `settings` are added to
+    `auth` is what the API asks its clients for; `settings` are added to
     those of the file.
     """
 

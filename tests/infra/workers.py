@@ -37,7 +37,7 @@ from rlm_batch.deployments.worker import QUERY_SECONDS
 from rlm_batch.flows.prefect_server import SERVER_SETTINGS
 
 from .machine import list_descendants
-from .postgres import Postgres, programs
+from .postgres import Postgres, find_programs
 
 MACHINE = Path(__file__).with_name("machine.py")
 ONLINE_TIMEOUT = 180.0  # seconds until a worker has been heard of: it imports Prefect first, on cores that are shared
@@ -225,7 +225,7 @@ class Fleet:
     """
 
     def __init__(self, *, postgres: bool = True, settings: dict[str, str] | None = None) -> None:
-        self._wanted = postgres and programs() is not None
+        self._wanted = postgres and find_programs() is not None
         self._settings = settings or {}
         self._stack = ExitStack()
         self._machines: list[Machine] = []

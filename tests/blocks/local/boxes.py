@@ -14,7 +14,6 @@ import pytest
 
 from rlm_batch.sandbox.confinement_policy import CALLS, MACHINES
 
-from ...infra.isolation_levels import require_isolation
 from .hosts import Host, Hosts
 
 ATTACK = Path(__file__).with_name("attack.py").read_text()
@@ -90,9 +89,8 @@ class Box:
         answer = self.host.wait(self.host.ask({**self.request, "op": "close"}))
         assert "broken" not in answer, answer["broken"]
 
-    def needs(self) -> None:
-        """Skips the test where this machine or this user cannot have the level."""
-        require_isolation(self.level, self.host.uid)
+    def start(self) -> None:
+        """Starts it, anew where an attack has broken it."""
         answer = self.run("pass")
         if "error" in answer and answer["error"]["error"] == "SandboxLost":
             self.close()  # broken by an attack, whose test has said so
@@ -122,11 +120,17 @@ def name_of(kind: tuple[str, str, int | None]) -> str:
     return f"{level}-{who}" + ("" if abi is None else f"-abi{abi}")
 
 
+def mark_kind(kind: tuple[str, str, int | None]) -> tuple[pytest.MarkDecorator, ...]:
+    """What that kind needs of the machine."""
+    level, who, _ = kind
+    return (pytest.mark.requires("root", level) if who == "root" else pytest.mark.requires(f"{level} for users"),)
+
+
 def make_box(hosts: Hosts, kind: tuple[str, str, int | None], **fields: Any) -> Box:
     """A sandbox of that kind."""
     level, who, abi = kind
     box = Box(hosts(who), level, abi, fields)
-    box.needs()
+    box.start()
     return box
 
 

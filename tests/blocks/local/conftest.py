@@ -18,8 +18,8 @@ import pytest
 
 from rlm_batch import LocalSandbox
 
-from ...infra.isolation_levels import require_isolation
-from .boxes import KINDS, LIFETIMES, OLDER, Box, Boxes, make_box, name_of
+from ...infra.requirements import mark_level
+from .boxes import KINDS, LIFETIMES, OLDER, Box, Boxes, make_box, mark_kind, name_of
 from .hosts import ENVIRONMENT_SECRET, ORDINARY, Host, Hosts, copy_python, start_as_ordinary
 from .targets import FILE_SECRET, Files, Marked, Servers, Victim
 
@@ -58,8 +58,6 @@ def new_host(open_folder: Path, request: pytest.FixtureRequest) -> Hosts:
     """Starts a host by who it is: "root" or "user"."""
 
     def start(who: str) -> Host:
-        if who == "root" and os.getuid() != 0:
-            pytest.skip("these tests run as an ordinary user: what is different for root needs root")
         folders = open_folder / "tmp"  # not the tests' own: these sandboxes outlive the test that opened them
         folders.mkdir(exist_ok=True)
         folders.chmod(0o1777)
@@ -106,7 +104,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             kinds = kinds + [kind for kind in OLDER if not older.args or kind[2] in older.args]
         if metafunc.definition.get_closest_marker("each_once") is not None:
             kinds = KINDS[1:3] if os.getuid() == 0 else KINDS[2:]
-        metafunc.parametrize(name, kinds, ids=name_of, indirect=True)
+        marked = [pytest.param(kind, marks=mark_kind(kind)) for kind in kinds]
+        metafunc.parametrize(name, marked, ids=name_of, indirect=True)
 
 
 @pytest.fixture
@@ -115,11 +114,10 @@ def box(hosts: Hosts, request: pytest.FixtureRequest) -> Box:
     return make_box(hosts, request.param)
 
 
-@pytest.fixture(params=["bubblewrap", "landlock", "none"])
+@pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock", "none")])
 def level(request: pytest.FixtureRequest) -> str:
     """Each level of isolation that the tests' own process can have."""
     name: Any = request.param
-    require_isolation(name)
     asyncio.run(LocalSandbox(isolation=name).check())
     return name
 

@@ -22,7 +22,7 @@ from rlm_batch.blocks.local import creation, isolation_level
 from rlm_batch.blocks.local import isolation as levels
 from rlm_batch.blocks.local.isolation_level import resolve_level
 
-from ...infra.isolation_levels import find_strongest_level, require_isolation
+from ...infra.isolation_levels import find_strongest_level
 
 if TYPE_CHECKING:
     from .boxes import Box, Boxes
@@ -52,19 +52,11 @@ def put_bubblewrap(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -
     monkeypatch.setenv("PATH", str(folder))
 
 
-async def level_or_skip(**fields: Any) -> LocalSandbox:
-    """The block, where this machine has its level."""
-    block = LocalSandbox(**fields)
-    require_isolation(block.isolation)
-    await block.check()
-    return block
-
-
 # ------------------------------------------------------------------------------------------------------------ the level
 
 
+@pytest.mark.requires("isolation")
 async def test_auto_takes_the_strongest_that_works() -> None:
-    require_isolation("auto")
     level = find_strongest_level()
     block = LocalSandbox()
     assert await resolve_level(block.isolation) == level
@@ -76,9 +68,11 @@ async def test_auto_takes_the_strongest_that_works() -> None:
     assert "limits" in meta.layers
 
 
+@pytest.mark.requires("landlock")
 async def test_auto_takes_landlock_where_bubblewrap_is_not(unknown_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
-    block = await level_or_skip(isolation="landlock")
+    block = LocalSandbox(isolation="landlock")
+    await block.check()
     assert await resolve_level(block.isolation) == "landlock"
     async with LocalSandbox().interpreter() as interpreter:
         result = await interpreter.execute("SUBMIT(works=True)")
@@ -87,23 +81,25 @@ async def test_auto_takes_landlock_where_bubblewrap_is_not(unknown_machine: pyte
     assert {"seccomp", "limits"} < set(result.meta.layers)
 
 
+@pytest.mark.requires("landlock")
 async def test_auto_takes_landlock_where_bubblewrap_does_not_work(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As in a container: it is installed, and the kernel refuses it the namespaces."""
     put_bubblewrap(unknown_machine, tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
-    await level_or_skip(isolation="landlock")
+    await LocalSandbox(isolation="landlock").check()
     assert await resolve_level("auto") == "landlock"
     with pytest.raises(ConfigurationError, match="No permissions to create new namespace"):
         await LocalSandbox(isolation="bubblewrap").check()
 
 
+@pytest.mark.requires("landlock")
 async def test_a_level_that_shows_the_host_s_files_is_not_taken(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A level is believed when code in it has been refused a file, not because its parts are there."""
     hide_bubblewrap(unknown_machine, tmp_path)
-    await level_or_skip(isolation="landlock")
+    await LocalSandbox(isolation="landlock").check()
     isolation_level._reasons.clear()
     unknown_machine.setattr(creation, "build_confinement", lambda *_: {"limits": {}})
     for isolation in ("auto", "landlock"):
@@ -161,6 +157,7 @@ async def test_another_system_is_named(
         await resolve_level("auto")
 
 
+@pytest.mark.requires("isolation")
 async def test_a_machine_is_asked_once(unknown_machine: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     attempt = isolation_level.try_level
@@ -170,7 +167,8 @@ async def test_a_machine_is_asked_once(unknown_machine: pytest.MonkeyPatch) -> N
         return await attempt(level)
 
     unknown_machine.setattr(isolation_level, "try_level", counting)
-    block = await level_or_skip()
+    block = LocalSandbox()
+    await block.check()
     for _ in range(3):
         await resolve_level(block.isolation)
     assert len(asked) == len(set(asked))
@@ -239,12 +237,11 @@ async def test_a_folder_with_a_damaged_record_is_passed_over(tmp_path: Path, mon
     assert not (tmp_path / "rlm-batch-000000000000").exists()
 
 
+@pytest.mark.requires("root")  # to make the files of another user
 async def test_what_another_user_has_planted_is_neither_listed_nor_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In /tmp anyone may make a folder that looks like a sandbox's, and name any process in it."""
-    if os.getuid() != 0:
-        pytest.skip("needs root, to make the files of another user")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / "rlm-batch-00000000000a"
     (folder / "work").mkdir(parents=True)

@@ -17,8 +17,6 @@ from rlm_batch import ConfigurationError, LocalInterpreter, Volume, VolumeError
 from rlm_batch.blocks.local.volume import LocalVolume
 from rlm_batch.blocks.volume import VolumeFile
 
-from ...infra.isolation_levels import require_isolation
-
 if TYPE_CHECKING:
     from .boxes import Boxes
 
@@ -105,7 +103,7 @@ attempt("link", lambda: write(VOLUME + "/out/x", b"x", os.O_WRONLY | os.O_CREAT)
     assert list((root / "beside").iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes sandboxes users of their own")
+@pytest.mark.requires("root")
 def test_another_user_of_the_machine_is_kept_out_of_the_volume_of_a_root_host(root: Path) -> None:
     with LocalInterpreter(volume_name="private", volume_root=str(root)) as interpreter:
         interpreter.execute("save_to_volume('x', 'y')")
@@ -138,16 +136,16 @@ def test_volumes_are_where_the_block_or_the_environment_says(
         assert interpreter.execute("SUBMIT(VOLUME)").output == os.path.realpath(place)
 
 
+@pytest.mark.requires("bubblewrap")
 @pytest.mark.parametrize("path", ["/", "/usr", "/usr/share", "/etc/data", "/proc/x", "/dev", "/tmp", "/sandbox"])
 def test_a_mount_path_that_the_sandbox_needs_is_refused(root: Path, path: str) -> None:
-    require_isolation("bubblewrap")
     with pytest.raises(ConfigurationError, match="volume_mount_path"):
         LocalInterpreter(isolation="bubblewrap", volume_name="a", volume_mount_path=path).start()
 
 
+@pytest.mark.requires("bubblewrap")
 @pytest.mark.parametrize("path", ["/data", "/home/daytona/memory", "/mnt/a/b/", "/tmp/volume", "/sandbox/volume"])
 def test_a_volume_is_mounted_where_the_block_says(root: Path, path: str) -> None:
-    require_isolation("bubblewrap")
     with LocalInterpreter(isolation="bubblewrap", volume_name="a", volume_mount_path=path) as interpreter:
         place = path.rstrip("/")
         interpreter.execute(f"open({place + '/direct.txt'!r}, 'w').write('x')")
@@ -283,8 +281,8 @@ def test_a_script_with_an_interpreter_for_each_chunk_shares_a_volume(root: Path)
     assert found == [b"[2, 4, 6]", b"[8, 10, 12]", b"[14, 16, 18]"]
 
 
+@pytest.mark.requires("bubblewrap")  # only it mounts a volume at a path of its own
 def test_a_script_that_writes_straight_below_the_mount_path_shares_a_volume(root: Path) -> None:
-    require_isolation("bubblewrap")  # only it mounts a volume at a path of its own
     for chunk_id, data in {0: [1, 2, 3], 1: [4, 5, 6]}.items():
         code = (
             f"import json, os\n"

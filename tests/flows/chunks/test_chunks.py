@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import stat
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from rlm_batch import (
 )
 from rlm_batch.blocks.registry import resolve_provider
 
-from ...infra.isolation_levels import require_isolation
+from ...infra.requirements import mark_level
 from ..conftest import sandboxes_are_open
 from .job import DOUBLE, SUM, THREE, runs
 
@@ -84,15 +83,17 @@ async def test_large_chunks_and_two_writers_of_a_file_are_the_same_elsewhere(rem
     assert report.overlaps == {"same.txt": ["small", "large"]}
 
 
-@pytest.mark.parametrize("provider", ["local:bubblewrap", "local:landlock", "local:none"])
+@pytest.mark.parametrize(
+    "provider",
+    [pytest.param(f"local:{level}", marks=mark_level(level)) for level in ("bubblewrap", "landlock", "none")],
+)
 async def test_a_volume_is_the_same_on_every_level_of_isolation(provider):
-    require_isolation(provider.partition(":")[2])
     report = await chunks(DOUBLE, THREE, volume_name="levels", provider=provider, reduce=SUM)
     assert report.reduction.total == 90
 
 
+@pytest.mark.requires("bubblewrap")  # only it mounts
 async def test_code_may_write_straight_below_the_mount_path():
-    require_isolation("bubblewrap")  # only it mounts
     await LocalSandbox(volume_name="direct", volume_mount_path="/home/daytona/memory").save("mounted", overwrite=True)  # type: ignore[misc]
     code = """
 import json, os
@@ -231,7 +232,7 @@ async def test_the_reduction_finds_what_many_chunks_submitted():
     assert report.reduction.outputs == {"n": 40, "sum": 780}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has users of its own for sandboxes")
+@pytest.mark.requires("root")
 async def test_what_chunks_write_belongs_to_the_volumes_group_and_to_nobody_else(volumes):
     await chunks(DOUBLE, THREE, volume_name="owned", provider="local:landlock")
     top = (volumes / "owned").stat()

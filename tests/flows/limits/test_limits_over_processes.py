@@ -34,7 +34,7 @@ print(len(asyncio.run(run)))
 """
 
 
-@pytest.fixture(params=["postgres", "sqlite"])
+@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.requires("postgres")), "sqlite"])
 def database(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A Prefect server on that database, which this process and those below use."""
     with contextlib.ExitStack() as stack:

@@ -15,7 +15,7 @@ import pytest
 from ...infra.workers import Fleet, Machine
 
 pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="machines of their own are Linux's"),
+    pytest.mark.requires("linux"),
     pytest.mark.usefixtures("no_process_left"),
 ]
 

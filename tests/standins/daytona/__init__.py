@@ -3,9 +3,10 @@
     python tests/standins/daytona [--port 0] [--boot-s 0.09] ...
 
 prints the environment to export, and serves until it is interrupted. Each sandbox is a directory and real processes on
-this machine. With bubblewrap each process sees that directory as /home/daytona and /tmp, and a mounted volume where it
-was asked for; without it code runs in the directory itself (its home), and volumes are refused. It is not isolation:
-code can read what this user can read, and use the network.
+this machine. Each process sees that directory as /home/daytona and /tmp, and a mounted volume where it was asked for.
+Where the kernel gives no namespaces, code runs in the directory itself (its home), names below /tmp are replaced in
+what the client says by names of the sandbox's own, and volumes are refused. It is not isolation: code can read what
+this user can read, and use the network.
 
 What it does as the real one does (the daemon's published source, and what was seen of the service): the life of a
 sandbox with its events, session commands one after the other with logs that are followed and replayed from their

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,12 +17,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from ..mount_namespace import find_refusal, make_command
 from .answers import daemon, now
 from .sessions import Session
 
 HOME, PYTHON = "/home/daytona", "/home/python"
 STDOUT, STDERR = b"\1\1\1", b"\2\2\2"  # before each line of a session command's log
-BWRAP = shutil.which("bwrap") or ""
 
 REFUSALS = '''
 """Refuses on mounted volumes what an object store behind a file system refuses."""
@@ -79,7 +81,8 @@ class Box:
         self.mounts = mounts
         self.sessions: dict[str, Session] = {}
         self.processes: set[asyncio.subprocess.Process] = set()
-        self.outside: set[Path] = set()  # files that were put elsewhere, where there is no bubblewrap
+        self.has_namespaces = not find_refusal()
+        self.outside: set[Path] = set()  # files that were put elsewhere, where there are no namespaces
         self.created = self.active = time.monotonic()
         self.memory_kib = body["memory"] * 1024 * 1024 if body.get("memory") else None
 
@@ -111,25 +114,43 @@ class Box:
 
     @property
     def home(self) -> str:
-        return HOME if BWRAP else str(self.folder / "home")
+        return HOME if self.has_namespaces else str(self.folder / "home")
+
+    def rename_temporary_files(self, data: bytes) -> bytes:
+        """A client's bytes as they are, or, without a /tmp of the sandbox's own, with other names for what is there.
+
+        A name is replaced by one of its length, so that what counts the bytes stays true.
+        """
+        if self.has_namespaces:
+            return data
+        own = os.fsencode(self.folder).split(b"/")[2]  # the folder may lie there itself
+
+        def rename(found: re.Match[bytes]) -> bytes:
+            name = found[1]
+            if name == own:
+                return found[0]
+            renamed = "/tmp/" + hashlib.shake_256(self.id.encode() + name).hexdigest(len(name))[: len(name)]
+            self.outside.add(Path(renamed))
+            return renamed.encode()
+
+        return re.sub(rb"(?<![\w.-])/tmp/([\w.-]+)", rename, data)
 
     def place(self, path: str) -> Path:
         """Where a path of the sandbox's is on this machine."""
         path = os.path.normpath(os.path.join(self.home, path))
-        inside = {**self.mounts, HOME: self.folder / "home", "/tmp": self.folder / "tmp"} if BWRAP else {}
+        inside = {**self.mounts, HOME: self.folder / "home", "/tmp": self.folder / "tmp"} if self.has_namespaces else {}
         for mount in sorted(inside, key=len, reverse=True):
             if path == mount or path.startswith(mount + "/"):
                 return inside[mount] / path[len(mount) :].lstrip("/")
-        if BWRAP:
+        if self.has_namespaces:
             raise daemon(400, f"this stand-in writes below {HOME} and /tmp only, not {path}", "INVALID_FILE_PATH")
-        self.outside.add(Path(path))
-        return Path(path)
+        return Path(os.fsdecode(self.rename_temporary_files(os.fsencode(path))))
 
     # -- processes
 
     def argv(self, command: str, cwd: str | None) -> tuple[list[str], dict[str, str], str | None]:
         """How a shell command is started: arguments, environment, directory."""
-        python, own = python_home(), PYTHON if BWRAP else self.folder / "python"
+        python, own = python_home(), PYTHON if self.has_namespaces else self.folder / "python"
         environment = {
             "PATH": f"{own}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1", **(self.body.get("env") or {}),
@@ -137,28 +158,22 @@ class Box:
         shell = ["sh", "-c", command]
         if self.memory_kib:
             shell = ["sh", "-c", f'ulimit -v {self.memory_kib}; exec "$@"', "sh", *shell]
-        if not BWRAP:
+        if not self.has_namespaces:
             environment["TMPDIR"] = str(self.folder / "tmp")
+            shell[-1] = os.fsdecode(self.rename_temporary_files(os.fsencode(shell[-1])))
             return shell, environment, os.path.normpath(os.path.join(self.home, cwd or ""))
-        binds = [
-            "--ro-bind", "/", "/", "--tmpfs", "/home", "--bind", str(self.folder / "home"), HOME,
-            "--bind", str(self.folder / "tmp"), "/tmp", "--bind", str(self.folder / "python"), PYTHON,
+        mounts = [
+            ("read", "/", "/"), ("tmpfs", "/home"), ("bind", str(self.folder / "home"), HOME),
+            ("bind", str(self.folder / "tmp"), "/tmp"), ("bind", str(self.folder / "python"), PYTHON),
         ]  # fmt: skip
         if str(python).startswith(("/home/", "/tmp/")):
-            binds += ["--ro-bind", str(python), str(python)]
-        for mount, folder in self.mounts.items():
-            binds += ["--bind", str(folder), mount]
+            mounts.append(("read", str(python), str(python)))
+        mounts += [("bind", str(folder), mount) for mount, folder in self.mounts.items()]
         if self.mounts:
-            binds += ["--ro-bind", str(self.folder / "refusals"), "/tmp/.refusals"]
+            mounts.append(("read", str(self.folder / "refusals"), "/tmp/.refusals"))
             environment |= {"STANDIN_VOLUMES": ":".join(self.mounts), "PYTHONPATH": "/tmp/.refusals"}
-        return (
-            [
-                BWRAP, "--unshare-pid", "--die-with-parent", "--new-session", *binds,
-                "--proc", "/proc", "--dev", "/dev", "--chdir", os.path.normpath(os.path.join(HOME, cwd or "")), *shell,
-            ],
-            environment,
-            None,
-        )  # fmt: skip
+        mounts += [("proc", "/proc"), ("dev", "/dev")]
+        return make_command(shell, mounts, os.path.normpath(os.path.join(HOME, cwd or ""))), environment, None
 
     async def start(
         self, command: str, cwd: str | None = None, envs: dict[str, str] | None = None, **pipes: Any
@@ -170,7 +185,7 @@ class Box:
             env={**environment, **(envs or {})},
             stdout=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=None if BWRAP else die_with_parent,
+            preexec_fn=die_with_parent,
             **pipes,
         )
         self.processes.add(process)
@@ -222,7 +237,10 @@ class Box:
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         for path in self.outside:
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def python_home() -> Path:
@@ -244,7 +262,7 @@ def make_python(folder: Path) -> None:
 
 
 def die_with_parent() -> None:
-    """Asks for SIGKILL when the server ends: what bubblewrap does where it is there."""
+    """Asks for SIGKILL when the server ends."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..mount_namespace import find_refusal
 from .account import Account
 from .answers import Refused
-from .box import BWRAP, Box
+from .box import Box
 
 
 class SandboxCalls:
@@ -59,8 +60,8 @@ class SandboxCalls:
                 raise Refused(404, f"Volume {mount['volumeId']} not found")
             if volume.state != "ready":
                 raise Refused(400, f"Volume '{volume.name}' is not in a ready state. Current state: {volume.state}")
-            if not BWRAP:
-                raise Refused(400, "this stand-in mounts volumes with bubblewrap, which is not on the PATH")
+            if refusal := find_refusal():
+                raise Refused(400, f"this stand-in mounts volumes in namespaces, and there are none here: {refusal}")
             mounts[mount["mountPath"]] = volume.folder
         self.account.creates.append(moment)
         box = Box(body, self.account.root, mounts, self.account.base)

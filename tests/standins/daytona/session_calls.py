@@ -89,14 +89,14 @@ class SessionCalls:
         return {"output": out + err, "stdout": out, "stderr": err}
 
     async def send_input(self, request: Any) -> Any:
-        command, data = self.command(request), (await request.json())["data"]
+        box, command, data = self.account.box(request), self.command(request), (await request.json())["data"]
         if command.exit_code is not None:
             raise daemon(410, f"command has already completed with exit code {command.exit_code}")
         while command.input is None:
             await command.change(0.01)
         data = data if data.endswith("\n") else data + "\n"
         try:
-            command.input.write(data.encode())
+            command.input.write(box.rename_temporary_files(data.encode()))
             await command.input.drain()
         except OSError as error:
             raise daemon(500, f"failed to write to input pipe: {error}") from error

@@ -11,6 +11,6 @@ commit on (``sync MOUNT`` inside, or the sandbox's end); images that are built o
 whose other commands are not run; tags, names, lists, tokens, idempotency keys; throttling and quotas. A command has a
 process namespace of its own, which Modal's does not have.
 
-Without bubblewrap there are no directories of their own: commands run in the machine's own file system, and a sandbox
-that asks for a volume is refused. Set the block's ``workdir`` to a directory that may be made.
+Where the kernel gives no namespaces there are no root directories: commands run in the machine's own file system, and a
+sandbox that asks for a volume is refused. Set the block's ``workdir`` to a directory that may be made.
 """

@@ -17,6 +17,7 @@ from modal_proto import api_pb2
 
 from modal._utils.grpc_utils import custom_detail_codec
 
+from ..mount_namespace import find_refusal
 from .command_router import CommandRouter
 from .control_plane import ControlPlane
 from .sandboxes import die_with_parent
@@ -25,11 +26,11 @@ from .standin import Standin
 Result = api_pb2.GenericResult
 
 
-async def serve(pipe: bool, bubblewrap: str | None) -> None:
+async def serve(pipe: bool, has_namespaces: bool) -> None:
     """Serves until standard input ends, or by hand until Ctrl-C."""
     root = Path(tempfile.mkdtemp(prefix="standin-modal-"))
     (root / "sandboxes").mkdir()
-    standin = Standin(root, bubblewrap)
+    standin = Standin(root, has_namespaces)
     servers = [
         Server([kind(standin)], status_details_codec=custom_detail_codec) for kind in (ControlPlane, CommandRouter)
     ]
@@ -48,7 +49,7 @@ async def serve(pipe: bool, bubblewrap: str | None) -> None:
         standin.router_url = addresses[1]
         if pipe:
             hello = {"url": addresses[0], "token_id": standin.token_id, "token_secret": standin.token_secret}
-            print(json.dumps({**hello, "root": str(root), "bubblewrap": bool(bubblewrap)}), flush=True)
+            print(json.dumps({**hello, "root": str(root), "has_namespaces": has_namespaces}), flush=True)
             requests = asyncio.create_task(listen(standin, stop))
         else:
             print(f"export MODAL_SERVER_URL={addresses[0]}")
@@ -85,9 +86,7 @@ def main() -> None:
     """Reads the options and serves."""
     parser = argparse.ArgumentParser(description="A stand-in for Modal on this machine.")
     parser.add_argument("--pipe", action="store_true", help="take requests on standard input, and end with it")
-    parser.add_argument("--no-bubblewrap", action="store_true", help="run commands in the machine's own file system")
     options = parser.parse_args()
     if options.pipe:
         die_with_parent()
-    bubblewrap = None if options.no_bubblewrap else shutil.which("bwrap")
-    asyncio.run(serve(options.pipe, bubblewrap))
+    asyncio.run(serve(options.pipe, not find_refusal()))

@@ -9,6 +9,7 @@ import time
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..mount_namespace import Mount, make_command
 from .programs import FS_TOOLS, SYNC, TOOLS, python
 from .sandboxes import Box, Command, die_with_parent
 
@@ -16,10 +17,10 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"
 
 
 class Launcher:
-    """Starts commands in sandboxes, each of which has a file system of its own where bubblewrap is there."""
+    """Starts commands in sandboxes, each of which has a file system of its own where there are namespaces."""
 
-    def __init__(self, root: Path, bubblewrap: str | None) -> None:
-        self.root, self.bubblewrap = root, bubblewrap
+    def __init__(self, root: Path, has_namespaces: bool) -> None:
+        self.root, self.has_namespaces = root, has_namespaces
 
     def make_tools(self, box: Box, interpreter: str) -> None:
         """Puts the programs that each sandbox has into its folder."""
@@ -48,8 +49,9 @@ class Launcher:
             environment["PYTHONPATH"] = packages
         words = [FS_TOOLS if word == FS_TOOLS else word for word in request.command_args]
         where = request.workdir or box.workdir or "/root"
-        if self.bubblewrap:
-            words, where = [*self._wrap(box, packages, where), *words], "/"
+        if self.has_namespaces:
+            mounts = self._list_mounts(box, packages, where)
+            words, where = make_command(words, mounts, where, has_network=not box.offline), "/"
         else:
             words[0] = str(box.folder / "bin" / "modal-sandbox-fs-tools") if words[0] == FS_TOOLS else words[0]
             where = where if os.path.isdir(where) else str(box.folder / "root")
@@ -70,27 +72,21 @@ class Launcher:
             command.kill()
 
     def _inside(self, box: Box) -> str:
-        return "/__modal/.bin" if self.bubblewrap else str(box.folder / "bin")
+        return "/__modal/.bin" if self.has_namespaces else str(box.folder / "bin")
 
-    def _wrap(self, box: Box, packages: str, where: str) -> list[str]:
+    def _list_mounts(self, box: Box, packages: str, where: str) -> list[Mount]:
         """The sandbox's own file system: its root, the system's directories, this Python, its volumes."""
-        words = [str(self.bubblewrap), "--die-with-parent", "--unshare-pid", "--cap-drop", "ALL"]
-        words += ["--unshare-net"] if box.offline else []
-        words += ["--bind", str(box.folder / "root"), "/"]
-        for path in SYSTEM:
-            if os.path.exists(path) and not os.path.islink(path):
-                words += ["--ro-bind", path, path]
-        for path in dict.fromkeys((sys.base_prefix, os.path.dirname(os.path.dirname(python())))):
-            if not PurePosixPath(path).is_relative_to("/usr"):
-                words += ["--ro-bind", path, path]
-        words += ["--ro-bind", str(box.folder / "bin"), "/__modal/.bin"]
-        words += ["--ro-bind", packages, packages] if packages else []
-        words += ["--bind", str(self.root / "commits"), str(self.root / "commits")]
-        words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]
-        words += ["--dir", "/tmp", "--dir", "/root"]
-        for mount in box.mounts:
-            words += ["--ro-bind" if mount.read_only else "--bind", str(mount.folder), mount.path]
-        return [*words, "--dir", where, "--chdir", where]
+        own = [path for path in SYSTEM if os.path.exists(path) and not os.path.islink(path)]
+        pythons = dict.fromkeys((sys.base_prefix, os.path.dirname(os.path.dirname(python()))))
+        own += [path for path in pythons if not PurePosixPath(path).is_relative_to("/usr")]
+        mounts: list[Mount] = [("bind", str(box.folder / "root"), "/"), *(("read", path, path) for path in own)]
+        mounts.append(("read", str(box.folder / "bin"), "/__modal/.bin"))
+        if packages:
+            mounts.append(("read", packages, packages))
+        mounts.append(("bind", str(self.root / "commits"), str(self.root / "commits")))
+        mounts += [("proc", "/proc"), ("dev", "/dev"), ("dir", "/tmp"), ("dir", "/root")]
+        mounts += [("read" if mount.read_only else "bind", str(mount.folder), mount.path) for mount in box.mounts]
+        return mounts
 
     @staticmethod
     async def _wait(box: Box, command: Command, seconds: int) -> None:

@@ -35,8 +35,8 @@ REGIONS = ("us", "eu", "ap", "uk", "ca", "me", "sa", "af", "mx")  # each alone, 
 class Standin:
     """Everything that both servers share."""
 
-    def __init__(self, root: Path, bubblewrap: str | None) -> None:
-        self.root, self.bubblewrap = root, bubblewrap
+    def __init__(self, root: Path, has_namespaces: bool) -> None:
+        self.root, self.has_namespaces = root, has_namespaces
         self.token_id, self.token_secret = f"ak-{secrets.token_hex(8)}", f"as-{secrets.token_hex(16)}"
         self.router_url = ""
         self.options: dict[str, Any] = {
@@ -49,7 +49,7 @@ class Standin:
             "python": python(),  # what is `python` in a sandbox, empty for none
         }
         self.faults = Faults()
-        self.launcher = Launcher(root, bubblewrap)
+        self.launcher = Launcher(root, has_namespaces)
         self.events: list[dict[str, Any]] = []
         self.peak = 0
         self.boxes: dict[str, Box] = {}
@@ -113,7 +113,7 @@ class Standin:
         for found in (self.faults.counts, self.faults.faults, self.events):
             found.clear()
         self.faults.rules, self.peak = [], len(self.boxes)
-        fresh = Standin(self.root, None).options
+        fresh = Standin(self.root, False).options
         self.options.update(fresh)
 
     def ask_volume(self, name: str, version: int = 2) -> dict[str, str]:
@@ -166,8 +166,8 @@ class Standin:
         if name and any(box.name == name and box.app == request.app_id for box in self.boxes.values()):
             raise GRPCError(Status.ALREADY_EXISTS, f"Sandbox with name {name} already exists")
         box = Box(request, self.root / "sandboxes" / secrets.token_hex(6), v2)
-        if request.definition.volume_mounts and not self.bubblewrap:
-            raise GRPCError(Status.FAILED_PRECONDITION, "Volumes need bubblewrap on the stand-in's machine")
+        if request.definition.volume_mounts and not self.has_namespaces:
+            raise GRPCError(Status.FAILED_PRECONDITION, "Volumes need namespaces on the stand-in's machine")
         box.folder.mkdir(parents=True)
         (box.folder / "root").mkdir()
         for path in filter(os.path.islink, SYSTEM):

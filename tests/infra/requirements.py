@@ -1,0 +1,80 @@
+"""What tests need and a machine may not have: the tests that lack one are left out, and told by one skip for each.
+
+A test names what it needs by `@pytest.mark.requires("bubblewrap")`, on itself or on one of its parameters, or by a
+fixture that is in `FIXTURES`.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from ..standins.mount_namespace import find_refusal
+from .isolation_levels import find_missing_support
+from .postgres import find_programs
+
+ORDINARY_UID = 54321  # whom a host is run as that is an ordinary user although the tests run as root
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Fixtures, and what every test that asks for one needs.
+FIXTURES = {"ui": "chromium", "modal_sandbox": "namespaces", "small_volume": "root", "small_disk": "root"}
+
+
+def _find_missing_program(*names: str, package: str, purpose: str) -> str:
+    return "" if any(map(shutil.which, names)) else f"there is no {names[0]} here ({purpose}): install {package}"
+
+
+def _find_missing_user_level(level: str) -> str:
+    return find_missing_support(level, os.getuid() or ORDINARY_UID)
+
+
+# What can be needed, and what says in words what this machine lacks for it: empty where it has it.
+REQUIREMENTS: dict[str, Callable[[], str]] = {
+    "linux": lambda: "" if sys.platform == "linux" else "machines of their own are Linux's",
+    "root": lambda: "" if os.getuid() == 0 else "the tests run as an ordinary user, and these need root",
+    "bubblewrap": lambda: find_missing_support("bubblewrap"),
+    "landlock": lambda: find_missing_support("landlock"),
+    "isolation": lambda: find_missing_support("auto"),
+    "bubblewrap for users": lambda: _find_missing_user_level("bubblewrap"),
+    "landlock for users": lambda: _find_missing_user_level("landlock"),
+    "namespaces": lambda: f"no namespaces for the stand-ins: {why}" if (why := find_refusal()) else "",
+    "chromium": lambda: _find_missing_program(
+        *BROWSERS, package="chromium", purpose="Prefect's UI is looked at in a browser"
+    ),
+    "postgres": lambda: (
+        "" if find_programs() else "there is no initdb here (limits and `up` on Postgres): install postgresql"
+    ),
+    "redis": lambda: _find_missing_program(
+        "redis-server", package="redis-server", purpose="several API servers need it"
+    ),
+    "haproxy": lambda: _find_missing_program("haproxy", package="haproxy", purpose="the balancer of compose.yaml"),
+}
+
+
+def mark_level(level: str) -> tuple[pytest.MarkDecorator, ...]:
+    """The marks of a parameter that is a level of isolation."""
+    return () if level == "none" else (pytest.mark.requires(level),)
+
+
+def list_requirements(item: pytest.Item) -> list[str]:
+    """What that test needs, by its marks and its fixtures."""
+    names = [name for mark in item.iter_markers("requires") for name in mark.args]
+    return names + [need for fixture, need in FIXTURES.items() if fixture in getattr(item, "fixturenames", ())]
+
+
+def leave_out_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes from `items` the tests that lack something, but one for each thing, which is skipped and says so."""
+    missing = {name: find_missing() for name, find_missing in REQUIREMENTS.items()}
+    kept: list[pytest.Item] = []
+    left_out: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        lacks = next((name for name in list_requirements(item) if missing[name]), None)
+        (kept if lacks is None else left_out.setdefault(lacks, [])).append(item)
+    for name, tests in left_out.items():
+        first = tests[0]
+        first.add_marker(pytest.mark.skip(reason=f"{len(tests)} tests: {missing[name]}"))
+        kept.append(first)
+        config.hook.pytest_deselected(items=tests[1:])
+    if left_out:
+        items[:] = [item for item in items if item in set(kept)]
