@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .infra.execution_counter import ExecutionCounter
+from .infra.prefect_database import make_prefect_home
 from .infra.requirements import leave_out_tests, mark_level
 from .standins.daytona.running import Running as DaytonaStandin
 from .standins.openai_chat import ChatServer
@@ -32,6 +33,7 @@ PR_SET_CHILD_SUBREAPER = 36
 HOME = tempfile.mkdtemp(prefix="tests-of-rlm-batch-")
 os.chmod(HOME, 0o1777)
 os.environ["TMPDIR"] = tempfile.tempdir = HOME
+os.environ.setdefault("TESTS_SHARED_FOLDER", HOME)  # of the process that starts those that run tests side by side
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing LiteLLM waits for the network
 # No test signs in anywhere with what this machine's user has.
@@ -62,7 +64,8 @@ def server() -> Iterator[str]:
 
     from rlm_batch.deployments.server import PrefectServer
 
-    with PrefectServer(Path(HOME) / "server") as running, temporary_settings({PREFECT_API_URL: running.url}):
+    home = make_prefect_home(Path(HOME) / "server")
+    with PrefectServer(home) as running, temporary_settings({PREFECT_API_URL: running.url}):
         os.environ["PREFECT_API_URL"] = running.url
         yield running.url
         APILogWorker.drain_all()  # or its thread asks for a server that is gone

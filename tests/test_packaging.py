@@ -94,6 +94,7 @@ def test_wheel_carries_the_driver_and_the_data(wheel: Path) -> None:
     assert not [n for n in names if not n.startswith(("rlm_batch/", "rlm_batch-"))]
 
 
+@pytest.mark.full
 def test_every_module_imports_from_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip = [

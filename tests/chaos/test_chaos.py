@@ -189,6 +189,7 @@ def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool =
 
 
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
+@pytest.mark.full
 def test_a_batch_whose_process_is_killed_resumes_with_every_result_and_leaves_nothing(stage: Stage) -> None:
     killed(stage, size=12, times=3, seconds=30)
 

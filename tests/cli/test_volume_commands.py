@@ -131,6 +131,7 @@ def test_a_name_that_would_move_the_cursor_is_shown_as_text(run, volumes):
 
 
 @pytest.mark.timeout(400)  # several commands, each of which imports Prefect
+@pytest.mark.full
 def test_the_examples_run(run, tmp_path):
     import subprocess
     import sys

@@ -86,6 +86,7 @@ async def test_a_shard_of_today_runs_the_work_of_a_job_of_then(job_named: Callab
 
 
 @pytest.mark.usefixtures("machine_of_then", "worker")
+@pytest.mark.full
 async def test_a_job_that_lacks_a_shard_goes_on_with_that_shard_alone(job_named: Callable[[str], Job]) -> None:
     job = job_named("shards")
     (lacking,) = job.ledger.glob("part-*-00001-1-*.jsonl")

@@ -23,10 +23,24 @@ PROVIDER_NAMES = [
     for entry in PROVIDERS.values()
     for name in [f"{entry.name}-{isolation}" for isolation in reversed(entry.isolations)] or [entry.name]
 ]
-# Code without isolation runs as under bubblewrap, less what that adds: where bubblewrap is there, it waits for the full
-# tests.
-LATER = () if find_missing_support("bubblewrap") else ("local-none",)
+# Code without isolation runs as with it, less what that adds: where there is any, it waits for the full tests.
+LATER = () if find_missing_support("auto") else ("local-none",)
 LITTLE_MEMORY = 256  # MiB
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "local_first: on a cloud it waits for the full tests; the host and the driver do it by themselves"
+    )
+    config.addinivalue_line("markers", "every_provider: among tests that are local_first, one that does not wait")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the run's own choice of marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        waits = item.get_closest_marker("local_first") and not item.get_closest_marker("every_provider")
+        if waits and not str(item.callspec.params.get("provider_name", "local")).startswith("local"):  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.full)
 
 
 def make_local(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:

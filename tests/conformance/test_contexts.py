@@ -9,7 +9,7 @@ from rlm_batch import CodeCrashed, CodeError, CodeSyntaxError, ExecutionTimeout,
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 STUBBORN = """
 import time
@@ -21,6 +21,7 @@ while True:
 """
 
 
+@pytest.mark.every_provider
 async def test_names_stay(interpreter: Interpreter) -> None:
     await interpreter.execute("import math\nx = 20\ndef double(n): return 2 * n", {"y": 1}, context="c")
     result = await interpreter.execute("SUBMIT(double(x) + y, pi=math.pi > 3)", context="c")
@@ -82,6 +83,7 @@ asyncio.run(main())
 }
 
 
+@pytest.mark.every_provider
 async def test_a_timeout_interrupts_and_keeps_the_state(provider: SandboxProvider) -> None:
     async def forever() -> None:
         await asyncio.sleep(1000)
@@ -111,6 +113,7 @@ async def test_code_that_swallows_the_interrupt_is_killed_and_the_state_is_lost(
     assert (await interpreter.execute("SUBMIT(x=3)")).x == 3
 
 
+@pytest.mark.every_provider
 async def test_a_crash_loses_the_state_and_says_so(interpreter: Interpreter) -> None:
     await interpreter.execute("x = 1", context="c")
     with pytest.raises(CodeCrashed, match=r"status 3.* lost"):

@@ -11,7 +11,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 FAILING: dict[str, tuple[str, type[RlmBatchError], str]] = {
     "raises": ("1 / 0", CodeError, r"raised ZeroDivisionError \(line 1\): division by zero"),
@@ -24,6 +24,7 @@ FAILING: dict[str, tuple[str, type[RlmBatchError], str]] = {
 }
 
 
+@pytest.mark.every_provider
 async def test_each_failure_is_its_own_error_and_the_others_finish(small_provider: SandboxProvider) -> None:
     async with small_provider.interpreter(timeout=20) as interpreter:
         fine = [interpreter.execute("import time; time.sleep(0.3); SUBMIT(i=i)", {"i": i}) for i in range(3)]
@@ -48,6 +49,7 @@ async def test_the_next_execution_in_the_sandbox_works(small_provider: SandboxPr
         assert (await interpreter.execute("SUBMIT(fine=True)")).fine
 
 
+@pytest.mark.every_provider
 async def test_an_error_tells_type_message_traceback_line_and_stdout(interpreter: Interpreter) -> None:
     code = """\
         import json

@@ -8,7 +8,7 @@ import pytest
 from rlm_batch import CodeError, ExecutionTimeout
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
 async def test_threads_and_pools_work(interpreter: Interpreter) -> None:
@@ -57,6 +57,7 @@ async def test_submit_inside_a_coroutine_ends_the_execution(interpreter: Interpr
     assert (await interpreter.execute(dedent(code))).x == 1
 
 
+@pytest.mark.every_provider
 async def test_subprocesses_work(interpreter: Interpreter) -> None:
     code = """
         import subprocess, sys
@@ -213,6 +214,7 @@ async def test_the_lock_shows_a_process_that_is_still_there(interpreter: Interpr
 
 
 @pytest.mark.parametrize("end", ENDS)
+@pytest.mark.every_provider
 async def test_what_an_execution_left_running_is_gone_after_it(interpreter: Interpreter, end: str) -> None:
     for name, leaving in LEAVING.items():
         code = dedent(leaving) + UNTIL_HELD + ENDS[end]

@@ -18,7 +18,7 @@ from rlm_batch.sandbox.result import Result
 from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import ChatServer, Reply
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 KEY = "sk-of-the-tests-9c41e7d2"
 THREE = ["Summarise chunk one", "Summarise chunk two", "Summarise chunk three"]
@@ -46,6 +46,7 @@ async def ask(
         return await interpreter.execute(dedent(code), variables, queries=access.queries(interpreter))
 
 
+@pytest.mark.every_provider
 async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: SandboxProvider, chat: ChatServer):
     for prompt, delay in zip(THREE, (0.6, 0.4, 0.2), strict=True):
         chat.rule(prompt, Reply(f"summary of {prompt.split()[-1]}", delay=delay))
@@ -314,6 +315,7 @@ async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvid
         assert (await interpreter.execute("SUBMIT(fine=1)")).fine == 1
 
 
+@pytest.mark.every_provider
 async def test_the_key_is_nowhere_in_the_sandbox(provider: SandboxProvider, chat: ChatServer):
     """The code looks for it by its hash, so that what it looks for is not there because it looks."""
     chat.rule("refuse", Reply(f"Incorrect API key provided: {KEY}", status=401))

@@ -23,6 +23,7 @@ from rlm_batch import (
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
+pytestmark = pytest.mark.local_first
 Make = Callable[..., SyncInterpreter]
 
 
@@ -40,6 +41,7 @@ def make(provider: SandboxProvider) -> Iterator[Make]:
         interpreter.shutdown()
 
 
+@pytest.mark.every_provider
 def test_results_state_and_output_come_back(make: Make) -> None:
     with make() as interpreter:
         first = interpreter.execute("x = total + 1\nprint('hello')\nSUBMIT(x=x)", {"total": 41})
@@ -196,6 +198,7 @@ async def test_it_works_where_an_event_loop_runs(make: Make) -> None:
         assert (await asyncio.to_thread(interpreter.execute, "SUBMIT(x=2)")).x == 2
 
 
+@pytest.mark.every_provider
 def test_shutdown_from_another_thread_ends_the_execution(make: Make) -> None:
     begun = threading.Event()
     interpreter = make(tools={"begin": begun.set}, timeout=None)

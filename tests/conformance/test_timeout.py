@@ -9,7 +9,7 @@ from rlm_batch import ConfigurationError, ExecutionTimeout
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 ENDLESS = {
     "asleep": "import time; time.sleep(1000)",
@@ -30,6 +30,7 @@ async def forever() -> None:
     await asyncio.sleep(1000)
 
 
+@pytest.mark.every_provider
 async def test_endless_code_ends_with_its_timeout_wherever_it_is(provider: SandboxProvider) -> None:
     async with provider.interpreter(timeout=0.5, tools={"forever": forever}) as interpreter:
         executions = [interpreter.execute(code) for code in ENDLESS.values()]
@@ -58,6 +59,7 @@ async def test_a_timeout_says_where_the_code_was_and_what_it_had_printed(interpr
     assert error.meta.seconds >= 0.5
 
 
+@pytest.mark.every_provider
 async def test_code_that_ignores_the_interrupt_is_killed(interpreter: Interpreter) -> None:
     stubborn = """
         import time

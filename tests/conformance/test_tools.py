@@ -12,7 +12,7 @@ from rlm_batch import CodeError, ExecutionTimeout
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = [pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
 async def run(provider: SandboxProvider, code: str, variables: dict[str, Any] | None = None, **tools: Any) -> Any:
@@ -21,6 +21,7 @@ async def run(provider: SandboxProvider, code: str, variables: dict[str, Any] | 
         return (await interpreter.execute(dedent(code), variables)).outputs
 
 
+@pytest.mark.every_provider
 async def test_plain_and_asynchronous_tools_return_values(provider: SandboxProvider) -> None:
     async def greet(name: str, *, loud: bool = False) -> str:
         await asyncio.sleep(0.01)
@@ -51,6 +52,7 @@ async def test_every_json_value_passes_both_ways(provider: SandboxProvider) -> N
     assert found["tuple"] == [1, 2]
 
 
+@pytest.mark.every_provider
 async def test_large_values_pass_both_ways(provider: SandboxProvider) -> None:
     code = """
         text = repeat("é", 10_000_000)
@@ -162,6 +164,7 @@ async def test_wrong_arguments_are_a_type_error(provider: SandboxProvider) -> No
     assert "missing" in (await run(provider, code, add=lambda a, b: a + b))["said"]
 
 
+@pytest.mark.every_provider
 async def test_sixteen_threads_call_at_once_and_none_waits_for_the_slow_one(provider: SandboxProvider) -> None:
     fast_calls = 0
     all_done = asyncio.Event()

@@ -146,6 +146,7 @@ if sys.orig_argv[3:6] == ["prefect", "worker", "start"]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.full
 def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
     (empty / "sitecustomize.py").write_text(LEAVING)
     with Up(empty, PYTHONPATH=str(empty)) as up:

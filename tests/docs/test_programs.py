@@ -63,7 +63,16 @@ OURS = {page: [line for line in commands(page) if line.startswith("rlm-batch ")]
 RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page, lines in OURS.items()}
 
 
-@pytest.mark.parametrize("page", [page for page, lines in RUN_HERE.items() if lines])
+# The pages of a first hour; the commands of the others are run by the full tests.
+FIRST_PAGES = ("README.md", "docs/start.md")
+RUN_PAGES = [
+    pytest.param(page, marks=() if page in FIRST_PAGES else pytest.mark.full)
+    for page, lines in RUN_HERE.items()
+    if lines
+]
+
+
+@pytest.mark.parametrize("page", RUN_PAGES)
 def test_the_commands_of_a_page_run_one_after_the_other(
     page: str,
     server: str,

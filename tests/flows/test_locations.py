@@ -62,6 +62,7 @@ def begun_and_killed(place: str, results: int, folder: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_from_there(
     s3: Any, counter: ExecutionCounter, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ async def saved(chat, **settings):
     return "language-model/chat"
 
 
+@pytest.mark.full
 async def test_ten_calls_reach_the_model_and_not_one_more_and_the_sum_is_what_the_server_counted(chat, caplog):
     chat.delay = 0.05
     first, second = await batch([TWENTY, TWENTY], language_model=NAME, max_llm_calls=10, batch_concurrency=8)
@@ -75,6 +76,7 @@ async def test_ten_calls_reach_the_model_and_not_one_more_and_the_sum_is_what_th
     assert said in caplog.text
 
 
+@pytest.mark.full
 async def test_no_more_requests_are_under_way_than_batch_concurrency_for_each_execution(chat):
     chat.delay = 0.2
     code = "SUBMIT(n=len(llm_query_batched([str(i) for i in range(9)], concurrency=50)))"
@@ -84,6 +86,7 @@ async def test_no_more_requests_are_under_way_than_batch_concurrency_for_each_ex
     assert 3 < chat.stats.most_at_once <= 6
 
 
+@pytest.mark.full
 async def test_a_tree_of_depth_three_in_one_sandbox_with_one_worker_finishes(chat):
     chat.script = make_script(
         ("level three", "SUBMIT(answer=open('mark').read() + llm_query('flat'))"),
@@ -158,6 +161,7 @@ async def test_a_model_that_cannot_be_held_to_the_limits_is_refused_before_anyth
     assert not list(results.glob("*/part-*"))
 
 
+@pytest.mark.full
 async def test_the_model_is_part_of_an_executions_key_and_its_credentials_and_limits_are_not(chat):
     code = ["SUBMIT(answer=llm_query('q'))"]
     for settings, requests in (

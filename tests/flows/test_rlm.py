@@ -173,6 +173,7 @@ def test_ten_million_characters_are_answered_about_in_a_few_times_their_memory(c
     assert chat.stats.longest_prompt < 20_000
 
 
+@pytest.mark.full
 def test_the_example_finds_its_needle_with_the_stand_in(server, tmp_path):
     example = Path(__file__).resolve().parents[2] / "examples" / "needle.py"
     command = [sys.executable, str(example), "--stand-in"]

@@ -38,6 +38,7 @@ from rlm_batch.flows.prefect_server import SERVER_SETTINGS
 
 from .machine import list_descendants
 from .postgres import Postgres, find_programs
+from .prefect_database import make_prefect_home
 
 MACHINE = Path(__file__).with_name("machine.py")
 ONLINE_TIMEOUT = 180.0  # seconds until a worker has been heard of: it imports Prefect first, on cores that are shared
@@ -238,7 +239,7 @@ class Fleet:
             if self._wanted:
                 self.database = stack.enter_context(Postgres())
             url = None if self.database is None else self.database.url
-            home = self.folder / "server"
+            home = self.folder / "server" if url else make_prefect_home(self.folder / "server")
             # Its server takes what is not ours to set from the environment, as a person's would.
             with _environment(self._settings):
                 self.server = stack.enter_context(PrefectServer(home, database=url))

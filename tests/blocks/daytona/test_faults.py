@@ -37,7 +37,7 @@ def none_left(daytona: Any) -> bool:
 
 
 SIZES = [
-    pytest.param(20, 10, id="20"),
+    pytest.param(12, 6, id="12"),
     pytest.param(100, 20, id="100", marks=[pytest.mark.full, pytest.mark.timeout(600)]),
 ]
 

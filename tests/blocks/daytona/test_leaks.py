@@ -298,6 +298,7 @@ def test_what_a_killed_host_had_open_can_be_found_and_is_gone_with_its_lifetime(
     assert standin.state()["destroyed"] == 20
 
 
+@pytest.mark.full
 def test_a_script_that_ends_without_shutting_down_is_not_held_up(standin: Any) -> None:
     standin.set(minute=1.0)
     code = "from rlm_batch import DaytonaInterpreter\nDaytonaInterpreter(lifetime=360).execute('x = 1')\nprint('end')"

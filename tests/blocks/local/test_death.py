@@ -115,7 +115,8 @@ def own_host(new_host: Callable[[str], Host], request: pytest.FixtureRequest) ->
         pipe.close()
 
 
-as_each_user = pytest.mark.parametrize("own_host", ["root", "user"], indirect=True)
+ROOT = pytest.param("root", marks=pytest.mark.requires("root"))
+as_each_user = pytest.mark.parametrize("own_host", [ROOT, "user"], indirect=True)
 
 
 def boxes_of(host: Host, make: type[Box], levels: tuple[str, ...] = RUNGS) -> list[Box]:

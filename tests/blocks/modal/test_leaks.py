@@ -211,6 +211,7 @@ async def test_a_host_that_is_killed_leaves_nothing_after_the_lifetime(modal_san
     assert await gone(modal_standin, 20)
 
 
+@pytest.mark.full
 async def test_a_host_that_is_killed_leaves_nothing_after_its_silence_and_the_idle_timeout(
     modal_sandbox: Make, modal_standin: Any
 ) -> None:

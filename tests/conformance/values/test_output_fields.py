@@ -7,7 +7,7 @@ import pytest
 from rlm_batch import SubmitError
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 FIELDS = [{"name": "answer", "type": "str"}, {"name": "score", "type": "float"}, {"name": "notes"}]
 
@@ -52,6 +52,7 @@ async def test_wrong_fields_are_an_error_that_says_which(interpreter: Interprete
         assert said in str(caught.value)
 
 
+@pytest.mark.every_provider
 async def test_types_are_checked(interpreter: Interpreter) -> None:
     for kind, right, wrong in TYPES:
         fields: list[dict[str, Any]] = [{"name": "x", "type": kind}]

@@ -8,9 +8,10 @@ import pytest
 from rlm_batch import SubmitError
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
+@pytest.mark.every_provider
 async def test_fields_come_back_as_items_and_attributes(interpreter: Interpreter) -> None:
     result = await interpreter.execute("SUBMIT(total=sum(range(10)), name='Zoë', pair=(1, 2.5), none=None)")
     assert result.total == result["total"] == 45
@@ -186,6 +187,7 @@ async def test_finally_blocks_run_after_submit(interpreter: Interpreter) -> None
     assert (await interpreter.execute(dedent(code))).meta.stdout == "closed\n"
 
 
+@pytest.mark.every_provider
 async def test_a_crash_after_submit_does_not_undo_it(interpreter: Interpreter) -> None:
     code = """
         import os

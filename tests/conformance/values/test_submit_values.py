@@ -9,7 +9,7 @@ import pytest
 from rlm_batch import SubmitError
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 REFUSED = {
     "nan": ("float('nan')", "None or a string"),
@@ -101,6 +101,7 @@ async def test_a_nested_value_comes_back_whole_or_is_refused(interpreter: Interp
         assert value == 0
 
 
+@pytest.mark.every_provider
 async def test_two_mebibytes_are_an_error_that_names_the_volume(interpreter: Interpreter) -> None:
     with pytest.raises(SubmitError, match="save_to_volume") as caught:
         await interpreter.execute("SUBMIT(text='x' * 2 * 1024 * 1024)")
@@ -118,6 +119,7 @@ async def test_the_limit_counts_the_bytes_of_all_fields_together(interpreter: In
         await interpreter.execute("SUBMIT(a='é' * (n // 2), b='y' * 1000)", {"n": full})
 
 
+@pytest.mark.every_provider
 async def test_values_come_back_as_they_were(interpreter: Interpreter) -> None:
     values: dict[str, Any] = {
         "integers": [0, -1, 2**53 + 1, 10**4000, -(2**64)],

@@ -209,6 +209,7 @@ async def test_a_chunk_without_a_volume_that_needs_one_says_how_to_ask():
     assert "volume_name" in str(report["a"].error)
 
 
+@pytest.mark.full
 async def test_a_deadline_ends_the_whole_job_and_what_is_complete_stays():
     code = "import time\nsave_to_volume(chunk_id, 'x')\ntime.sleep(data)\nSUBMIT(x=1)"
     given = {"quick": 0, "slow": 60}

@@ -148,6 +148,7 @@ SUBMIT(fine=True)
     assert list(small_volume.glob(".rlm-batch/complete/*/*.json")) == []
 
 
+@pytest.mark.full
 def test_a_host_that_is_killed_half_way_runs_only_what_was_not_complete(tmp_path, server, volumes):
     """kill -9 in the middle, and again from the start: markers say what is complete, whatever the ledger has."""
     data = tmp_path / "rows.jsonl"

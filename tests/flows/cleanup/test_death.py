@@ -179,6 +179,7 @@ async def test_runs_of_a_deployment_leave_nothing_when_they_are_cancelled_or_kil
 # ------------------------------------------------------------------------------------------------------------- a server
 
 
+@pytest.mark.full
 async def test_a_batch_goes_on_when_the_server_does_not_answer_for_some_seconds(
     server: str, processes: Callable[[], dict[int, str]], results: Path
 ) -> None:

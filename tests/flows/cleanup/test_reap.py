@@ -251,6 +251,7 @@ def killable(*providers: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", HOST, *providers])
 
 
+@pytest.mark.full
 async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_killed_all_of_it(
     request: pytest.FixtureRequest, client: PrefectClient
 ) -> None:

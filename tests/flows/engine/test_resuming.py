@@ -149,7 +149,7 @@ async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_c
 @pytest.mark.parametrize(
     ("size", "workers"),
     [
-        pytest.param(30, 6, id="30"),
+        pytest.param(12, 4, id="12"),
         pytest.param(200, 10, id="200", marks=[pytest.mark.full, pytest.mark.timeout(900)]),
     ],
 )

@@ -108,6 +108,7 @@ async def test_a_sandbox_that_does_not_open_is_tried_again_and_the_result_and_th
     assert counter.counts == {"0": 1}
 
 
+@pytest.mark.full
 async def test_a_sandbox_that_never_opens_fails_for_good_after_its_retries(
     daytona: Any, counter: ExecutionCounter
 ) -> None:
@@ -157,6 +158,7 @@ async def test_wrong_settings_end_the_flow_at_once(daytona: Any, counter: Execut
     assert counter.counts == {}
 
 
+@pytest.mark.full
 async def test_the_time_that_a_provider_asks_for_is_waited_out_also_by_executions_that_share_a_task_run(
     daytona: Any, counter: ExecutionCounter
 ) -> None:
@@ -205,6 +207,7 @@ async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_no
     assert daytona.state()["counts"]["POST /api/sandbox"] == 2  # it was not asked once more
 
 
+@pytest.mark.full
 async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +221,7 @@ async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for
     assert failure.meta.earlier_errors[0] in str(failure.error)
 
 
+@pytest.mark.full
 async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanwhile(
     daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +280,7 @@ async def test_more_retries_than_prefect_has_delays_for_are_no_error() -> None:
     assert result.x == 1
 
 
+@pytest.mark.full
 async def test_a_look_at_a_volumes_markers_waits_as_long_as_the_provider_asks(daytona: Any) -> None:
     daytona.set(minute=4.0, creates_per_minute=1)
     report = await chunks("SUBMIT(n=len(data))", data=[1, 2], chunk_size=2, provider="daytona", volume_name="waits")

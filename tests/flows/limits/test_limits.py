@@ -87,6 +87,7 @@ async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(bl
     assert most(spans(short, ended)) <= 2
 
 
+@pytest.mark.full
 async def test_several_executions_in_one_task_run_hand_over_between_two_of_them(quick):
     await saved(max_sandboxes=1)
     long = asyncio.create_task(naps(20, 0.2, max_workers=1, executions_per_task=20))
@@ -147,6 +148,7 @@ async def test_the_limits_on_the_server_follow_the_block():
                 await client.read_global_concurrency_limit_by_name(gone)
 
 
+@pytest.mark.full
 async def test_blocks_with_one_limit_name_share_a_limit(quick):
     for name in ("one", "other"):
         await saved(name, max_sandboxes=1, limit_name="our-account")
@@ -154,6 +156,7 @@ async def test_blocks_with_one_limit_name_share_a_limit(quick):
     assert most(spans(*runs)) == 1
 
 
+@pytest.mark.full
 async def test_a_limit_that_someone_removes_meanwhile_is_made_again(block, quick):
     running = asyncio.create_task(naps(12, 0.15, max_workers=4))
     await asyncio.sleep(1.0)
@@ -205,6 +208,7 @@ async def test_limits_that_the_server_does_not_make_are_one_sentence(there):
     assert sentence.endswith("see that it answers, and that you may change its concurrency limits")
 
 
+@pytest.mark.full
 async def test_creations_keep_to_their_rate_over_several_runs(daytona, quick):
     rate = 4
     await DaytonaSandbox(creations_per_second=rate).save("paced", overwrite=True)  # type: ignore[misc]

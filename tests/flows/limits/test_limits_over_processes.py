@@ -19,6 +19,7 @@ from rlm_batch import DaytonaSandbox
 from rlm_batch.deployments.server import PrefectServer
 
 from ...infra.postgres import Postgres
+from ...infra.prefect_database import make_prefect_home
 from .test_limits import NAP, assert_rate
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -41,6 +42,8 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         if request.param == "postgres":
             url = stack.enter_context(Postgres()).url
             monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", url)
+        else:
+            make_prefect_home(tmp_path / "server")
         server = stack.enter_context(PrefectServer(tmp_path / "server"))
         monkeypatch.setenv("PREFECT_API_URL", server.url)
         stack.enter_context(temporary_settings({PREFECT_API_URL: server.url}))

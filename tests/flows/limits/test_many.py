@@ -39,6 +39,7 @@ async def test_a_workspace_with_room_for_few_of_the_workers_finishes_the_job_and
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.full
 async def test_a_refusal_holds_all_workers_back_for_the_time_that_the_provider_asks_for(daytona: Any) -> None:
     daytona.set(minute=3.0, creates_per_minute=20)
     results = await batch(NAP, inputs(50), provider="daytona", max_workers=30, retries=0)

@@ -54,6 +54,7 @@ async def shards_of(run_id: Any) -> list[Any]:
         return await client.read_flow_runs(flow_run_filter=children)
 
 
+@pytest.mark.full
 async def test_results_come_in_order_and_a_job_that_is_run_again_runs_only_what_failed(shared, tmp_path):
     inputs: list[dict[str, Any]] = [{"x": x} for x in range(12)]
     code = f"""

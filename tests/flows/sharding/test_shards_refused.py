@@ -51,12 +51,14 @@ async def test_a_deployment_that_is_missing(client):
         await deploy(work_pool=POOL)
 
 
+@pytest.mark.full
 async def test_a_deployment_with_a_limit_under_which_shards_would_wait_for_one_another(client):
     deployment = await client.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)
     await client.update_deployment(deployment.id, DeploymentUpdate(concurrency_limit=1))
     assert "has a concurrency limit" in await refusal()
 
 
+@pytest.mark.full
 async def test_a_pool_or_a_queue_that_is_paused_or_takes_no_run(client):
     await client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=0))
     assert "raise its concurrency limit" in await refusal()
