@@ -55,38 +55,43 @@ clean: ## remove what make made: .venv, build, dist and the caches
 	@rm -rf .venv .venv.making build dist ./*.egg-info .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A candidate is believed once it has run: pyenv puts names on PATH that it then refuses to start.
+# A candidate is believed once it has run: pyenv puts names on PATH that it then refuses to start. Its own file is
+# taken, and no link to it: .ci/hide-programs puts links on PATH, which go with build/.
 # setuptools goes in first and builds without isolation, so that it is the one that constraints.txt names.
 $(READY): pyproject.toml constraints.txt
 	@set -eu; \
+	begun=$$(date +%s); \
+	finish() { now=$$(date +%s); echo "  done in $$((now - begun)) s"; begun=$$now; }; \
 	uv=$$(command -v uv >/dev/null && echo uv || true); \
 	if [ -e $(MAKING) ]; then rm -rf $(VENV); fi; \
 	if [ ! -e $(VENV) ]; then \
 	  python=; needs=sys; if [ -z "$$uv" ]; then needs=ensurepip; fi; \
 	  for candidate in $(PYTHON); do \
-	    python=$$($$candidate -c "import sys, venv, $$needs; v = sys.version_info; \
-	(3, 11) <= v < (3, 14) or sys.exit(1); print(sys.executable)" 2>/dev/null) && break; \
+	    python=$$($$candidate -c "import os, sys, venv, $$needs; v = sys.version_info; \
+	(3, 11) <= v < (3, 14) or sys.exit(1); print(os.path.realpath(sys.executable))" 2>/dev/null) && break; \
 	  done; \
 	  if [ -z "$$python" ]; then \
 	    echo "rlm-batch needs Python 3.11, 3.12 or 3.13 with its venv module, and none of these is that:" \
 	      "$(PYTHON) (on Debian: apt-get install python3 python3-venv; or name yours: make PYTHON=...)." >&2; \
 	    exit 1; \
 	  fi; \
-	  echo "Setting up $(VENV) with $$python and $${uv:-pip}: about $${uv:+half }a minute, once."; \
+	  echo "Making $(VENV) with $$python"; \
 	  : > $(MAKING); \
 	  if [ -z "$$uv" ] || ! uv venv --quiet --seed --python "$$python" $(VENV) 2>/dev/null; then \
 	    rm -rf $(VENV); "$$python" -m venv $(VENV); \
 	  fi; \
+	  finish; \
+	  echo "Installing Prefect, the SDKs and the tests' tools with $${uv:-pip}: about $${uv:+half }a minute, once"; \
 	else \
 	  if [ -e $(READY) ]; then : > $(MAKING); fi; \
-	  echo "Bringing $(VENV) up to date: pyproject.toml or constraints.txt is newer. A minute at most."; \
+	  echo "Bringing $(VENV) up to date, as pyproject.toml or constraints.txt is newer: a minute at most"; \
 	fi; \
 	into() { "$$@" setuptools && "$$@" --no-build-isolation --editable '.[dev]'; }; \
 	if [ -z "$$uv" ] || \
 	  ! into uv pip $(INSTALL) --quiet --python $(VENV)/bin/python 2>/dev/null; then \
 	  into $(VENV)/bin/python -m pip $(INSTALL) -qq; \
 	fi; \
-	touch $(READY); rm -f $(MAKING)
+	touch $(READY); rm -f $(MAKING); finish
 
 build/typing/rlm_batch:
 	@mkdir -p $(@D) && ln -sfn ../.. $@
