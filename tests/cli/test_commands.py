@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlm_batch.cli.progress import ProgressDisplay
+
 from .conftest import ROOT
 
 LEARNING_RATE = str(ROOT / "examples" / "learning_rate.py")
@@ -26,6 +28,12 @@ def test_a_sweep_prints_its_trials_the_best_one_and_the_ledgers_path(run):
     assert sorted(line["index"] for line in parts) == [0, 1, 2, 3]
     assert "4 of 4 done" in done.stderr
     assert "Finished in state" not in done.stderr + done.stdout
+
+
+def test_a_run_that_makes_prefects_database_says_how_long_that_takes(capsys):
+    with ProgressDisplay() as display:
+        display.show_start(embedded=True)
+        assert capsys.readouterr().err == "starting Prefect (half a minute the first time)\n"
 
 
 def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
