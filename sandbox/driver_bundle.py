@@ -17,8 +17,9 @@ from .wire.names import DRIVER_FILE_PREFIX
 MODULES = (
     "wire.names", "wire.strict_json", "wire.frames", "wire.pipes",
     "driver.processes", "driver.confinement", "driver.event_loop", "driver.host_wire", "driver.volume_commits",
-    "driver.child.submit", "driver.child.volume", "driver.child.queries", "driver.child.channel", "driver.child.runner",
-    "driver.output_stream", "driver.child_process", "driver.supervisor", "driver.main",
+    "driver.child.submit", "driver.child.volume", "driver.child.queries", "driver.child.imports",
+    "driver.child.channel", "driver.child.runner", "driver.output_stream", "driver.child_process", "driver.supervisor",
+    "driver.main",
 )  # fmt: skip
 PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code
 

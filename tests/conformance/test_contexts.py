@@ -102,6 +102,34 @@ async def test_a_timeout_interrupts_and_keeps_the_state(provider: SandboxProvide
         await asyncio.gather(*(interrupted(interpreter, name) for name in WAITING))
 
 
+PACKAGE = {
+    "__init__.py": "from .words import *\nfrom .pause import *\n__all__ = words.__all__ + pause.__all__\n",
+    "words.py": "from . import letters\n__all__ = ['WORDS']\nWORDS = [letters.A]\n",
+    "letters.py": "A = 'a'\n",
+    "pause.py": "import sys, time\n__all__ = []\ntime.sleep(sys.pause)\n",
+}
+
+
+async def test_a_package_whose_import_was_interrupted_can_be_imported_again(interpreter: Interpreter) -> None:
+    write = """
+        import os, sys, tempfile
+        folder = tempfile.TemporaryDirectory()
+        sys.path.append(folder.name)
+        os.mkdir(f"{folder.name}/halves")
+        for name, text in files.items():
+            with open(f"{folder.name}/halves/{name}", "w") as file:
+                file.write(text)
+        sys.pause = 1000
+        """
+    await interpreter.execute(dedent(write), {"files": PACKAGE}, context="c")
+    with pytest.raises(ExecutionTimeout):
+        await interpreter.execute("import halves", context="c", timeout=0.5)
+    result = await interpreter.execute(
+        "sys.pause = 0\nimport halves\nfolder.cleanup()\nSUBMIT(halves.WORDS)", context="c"
+    )
+    assert result.output == ["a"]
+
+
 async def test_code_that_swallows_the_interrupt_is_killed_and_the_state_is_lost(interpreter: Interpreter) -> None:
     await interpreter.execute("x = 1", context="c")
     with pytest.raises(ExecutionTimeout, match="state that earlier executions had left is lost"):

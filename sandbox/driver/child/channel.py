@@ -11,11 +11,13 @@ from __future__ import annotations
 import _thread
 import os
 import select
+import sys
 
 from ...wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ...wire.pipes import READ_BYTES
 from ...wire.strict_json import NotJsonError, encode_fields, loads
 from ..processes import signal
+from .imports import list_imports
 from .submit import Submitted
 
 TYPE_CHECKING = False
@@ -40,7 +42,8 @@ class Interrupted(KeyboardInterrupt):
 class InterruptShield:
     """Handles SIGINT for the code; what the main thread does in it is not interrupted.
 
-    `is_running` says whether code runs, `has_submitted` whether it has handed something back.
+    `is_running` says whether code runs, `has_submitted` whether it has handed something back; `interrupted_imports` are
+    the modules that were being imported when it was interrupted.
     """
 
     def __init__(self) -> None:
@@ -48,12 +51,14 @@ class InterruptShield:
         self.main_thread = _thread.get_ident()
         self.is_running = False
         self.has_submitted = False
+        self.interrupted_imports: list[tuple[str, Any]] = []
         self._depth = 0
         self._is_pending = False
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def reset(self) -> None:
         self.has_submitted = self._is_pending = False
+        self.interrupted_imports = []
 
     def __enter__(self) -> None:
         if self.get_thread_id() == self.main_thread:
@@ -76,6 +81,7 @@ class InterruptShield:
 
     def _raise(self) -> None:
         self._is_pending = False
+        self.interrupted_imports += list_imports(sys._getframe())  # type: ignore[reportPrivateUsage]
         if self.has_submitted:
             raise Submitted
         raise Interrupted

@@ -11,6 +11,7 @@ from ...wire.names import DRIVER_FILE_PREFIX
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
+from .imports import repair_imports
 from .queries import make_query_names
 from .submit import SubmitError, Submitted, encode_submission
 from .volume import Volume, VolumeError
@@ -101,6 +102,8 @@ class CodeRunner:
         except BaseException as error:
             self._reserve = None
             outcome = self._describe(error)
+        if self._shield.interrupted_imports:
+            repair_imports(self._shield.interrupted_imports)
         if os.getpid() != self._channel.process_id:
             # A process that the code forked has come to the end of the code: not the end of the execution.
             if outcome is not None:
