@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import dspy
 from dspy import lm15
+from dspy.signatures.signature import make_signature
 
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import QueryError, RlmBatchError
@@ -30,6 +31,10 @@ T = TypeVar("T")
 
 MAX_TURNS = 20  # of a recursive model, as in DSPy
 DEFAULT_CALLS = 50  # that a model is told of where there is no limit
+# Parsed here, once, and in no query's thread: Python 3.11 fails now and then where threads make syntax trees at the
+# same time (SystemError, python/cpython#106905).
+SIGNATURE = make_signature("query -> answer: str")
+SIGNATURE_WITH_CONTEXT = make_signature("context, query -> answer: str")
 TURN_LENGTH = 10_000  # characters of a turn's output that stand in the trajectory, as many as the model is shown
 
 _threads = ThreadPool()
@@ -204,7 +209,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
         with dspy.context(lm=model, adapter=dspy.ChatAdapter(), disable_history=True, callbacks=[]):
             calls = session.budget.remaining_calls
             rlm = dspy.RLM(
-                "context, query -> answer: str" if context.path or context.text else "query -> answer: str",
+                SIGNATURE_WITH_CONTEXT if context.path or context.text else SIGNATURE,
                 max_iters=MAX_TURNS,
                 max_llm_calls=DEFAULT_CALLS if calls is None else calls,
                 interpreter_factory=_Factory(run, queries),

@@ -1,0 +1,35 @@
+"""What recursive queries of one process share."""
+
+import ast
+import threading
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from rlm_batch import LanguageModel, LocalInterpreter
+
+from ...infra.scripted_turns import make_script
+from ...standins.openai_chat import ChatServer
+
+
+def test_queries_at_the_same_time_parse_no_python_in_their_threads(
+    chat: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of Python 3.11 that make syntax trees at the same time fail now and then."""
+    parse = ast.parse
+    parsed: list[str] = []
+
+    def record_thread(source: Any, *args: Any, **options: Any) -> Any:
+        if threading.current_thread().name == "rlm-batch-tool":
+            parsed.append(source)
+        return parse(source, *args, **options)
+
+    chat.script = make_script(("", "SUBMIT(answer='well')"))
+    model = LanguageModel(model="openai/gpt-4o-mini", api_key=SecretStr("sk-x"), api_base=chat.url)
+    code = "SUBMIT(rlm_query_batched(['one', 'two']) + [rlm_query('three', context='a text')])"
+    with LocalInterpreter(language_model=model, isolation="none") as interpreter:
+        interpreter.execute("rlm_query('which has DSPy imported')")
+        monkeypatch.setattr(ast, "parse", record_thread)
+        assert interpreter.execute(code).output == ["well"] * 3
+    assert parsed == []
