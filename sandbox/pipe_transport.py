@@ -17,7 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, SandboxLost
-from .protocol import START_TIMEOUT_SECONDS, DriverProtocol, Frame, PendingExecution, encode_exception, encode_value
+from .protocol import (
+    STALL_SECONDS,
+    START_TIMEOUT_SECONDS,
+    DriverProtocol,
+    Frame,
+    PendingExecution,
+    encode_exception,
+    encode_value,
+)
 from .thread_pool import ThreadPool
 from .wire.pipes import READ_BYTES
 
@@ -25,13 +33,18 @@ if TYPE_CHECKING:
     from .protocol import Tools
     from .result import Result
 
-MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
+# In one system call: a signal that comes between Python's last look and the call does not end it, and Ctrl-C is to be
+# heard nonetheless.
+MAX_WAIT_SECONDS = 1.0
 CANCEL_GRACE_SECONDS = 3.0  # for an execution that Ctrl-C has ended to say so
 INTERRUPTED = "it was interrupted in the middle of a frame"
 
 
 class PipeTransport:
-    """Speaks with one driver. `run` runs a coroutine elsewhere and waits for it: for tools that are async."""
+    """Speaks with one driver. `run` runs a coroutine elsewhere and waits for it: for tools that are async.
+
+    A driver that takes none of its input for `stall_seconds` is given up.
+    """
 
     def __init__(
         self,
@@ -39,11 +52,14 @@ class PipeTransport:
         reads: int,
         writes: int,
         run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
+        *,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         self._protocol = protocol
         self._reads = reads
         self._writes = writes
         self._run = run
+        self._stall_seconds = stall_seconds
         self._send_lock = threading.Lock()
         self._execute_lock = threading.Lock()
         self._threads = ThreadPool()
@@ -105,8 +121,8 @@ class PipeTransport:
 
     def _receive(self, deadline: float | None) -> None:
         """Waits for the driver until the deadline (monotonic seconds), and takes what it sends."""
-        wait = None if deadline is None else min(max(0.0, deadline - time.monotonic()), MAX_WAIT_SECONDS) * 1000
-        if not self._readable.poll(wait):
+        wait = MAX_WAIT_SECONDS if deadline is None else min(max(0.0, deadline - time.monotonic()), MAX_WAIT_SECONDS)
+        if not self._readable.poll(wait * 1000):
             return
         is_complete = False
         try:
@@ -144,16 +160,23 @@ class PipeTransport:
             self._write(make_frame())
 
     def _write(self, frame: bytes) -> None:
-        data = memoryview(frame)
+        data, stalled_at = memoryview(frame), time.monotonic() + self._stall_seconds
         try:
             while data:
+                if time.monotonic() >= stalled_at:
+                    self._protocol.close(f"it has taken none of its input for {self._stall_seconds:g} s")
+                if self._protocol.closed_reason:
+                    raise SandboxLost(f"the sandbox has gone ({self._protocol.closed_reason}): run it in a new one")
                 try:
                     data = data[os.write(self._writes, data) :]
+                    stalled_at = time.monotonic() + self._stall_seconds
                 except BlockingIOError:
-                    self._writable.poll()
+                    self._writable.poll(MAX_WAIT_SECONDS * 1000)
         except OSError:
             self._protocol.close_at_hangup()
             raise SandboxLost("the sandbox's process has ended: run the code in a new one") from None
+        except SandboxLost:
+            raise
         except BaseException:
             self._protocol.close(INTERRUPTED)  # half a frame is on the wire, and nothing can follow it
             raise

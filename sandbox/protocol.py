@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from .sandbox_api import Sandbox
 
 START_TIMEOUT_SECONDS = 60.0  # for the driver to answer in a sandbox that its provider calls started
+STALL_SECONDS = (
+    60.0  # in which a driver on this machine takes some of its input, unless it is frozen: it does nothing else
+)
 ANSWER_GRACE_SECONDS = 30.0  # beyond a timeout, after which a driver that has not reported it is taken for lost
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SIGXCPU = 24

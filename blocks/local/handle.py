@@ -43,6 +43,7 @@ class LocalSandboxHandle(Sandbox):
         self.isolation = self.level
         self.layers = list_layers(self.level)
         self._process: subprocess.Popen[bytes] | None = None
+        self._channel: LocalChannel | None = None
         self._stderr = b""
         # A program that ends without shutting down leaves no folder either; the processes end with the wire.
         self._finalizer = weakref.finalize(self, _remove_unclosed, self.folder, self.lock)
@@ -76,7 +77,8 @@ class LocalSandboxHandle(Sandbox):
             closed(f"its process has ended: {words}" if words else "its process has ended")
 
         loop.add_reader(reads, on_output)
-        return LocalChannel(writes)
+        self._channel = LocalChannel(writes, closed)
+        return self._channel
 
     async def attach(self) -> tuple[int, int]:
         reads, writes = self._launch()
@@ -152,6 +154,8 @@ class LocalSandboxHandle(Sandbox):
     async def remove(self) -> None:
         """Closes the wire, upon which the driver ends everything; ends the driver itself if it does not."""
         process, self._process = self._process, None
+        if self._channel is not None:
+            self._channel.close()
         if process is not None:
             if process.stdout is not None:
                 asyncio.get_running_loop().remove_reader(process.stdout.fileno())
