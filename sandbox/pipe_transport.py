@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from .protocol import Tools
     from .result import Result
 
-# In one system call: a signal that comes between Python's last look and the call does not end it, and Ctrl-C is to be
-# heard nonetheless.
+# In one system call: a signal that comes just before it does not end it, and Ctrl-C is to be heard nonetheless.
 MAX_WAIT_SECONDS = 1.0
 CANCEL_GRACE_SECONDS = 3.0  # for an execution that Ctrl-C has ended to say so
 INTERRUPTED = "it was interrupted in the middle of a frame"

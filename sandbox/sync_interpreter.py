@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .cancellation import run_shielded
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CONTEXT = "main"
+# A signal that comes just before a wait does not end it, and Ctrl-C is to be heard nonetheless.
+MAX_WAIT_SECONDS = 1.0
 
 
 class _BackgroundLoop:
@@ -64,12 +67,19 @@ class _BackgroundLoop:
 
         try:
             loop.call_soon_threadsafe(start)
+            _wait_for(done)
             return done.result()
         except BaseException:
             if not done.done():
                 loop.call_soon_threadsafe(cancel)
-                done.exception()
+                _wait_for(done)
             raise
+
+
+def _wait_for(done: Future[Any]) -> None:
+    while not done.done():
+        with suppress(TimeoutError):
+            done.exception(MAX_WAIT_SECONDS)
 
 
 run_sync = _BackgroundLoop().run  # of the synchronous face

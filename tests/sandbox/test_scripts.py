@@ -103,6 +103,22 @@ def test_ctrl_c_ends_a_script_that_runs_the_asynchronous_interpreter(script: Run
     assert "KeyboardInterrupt" in press_ctrl_c(process)
 
 
+@pytest.mark.parametrize("options", ["", "language_model='openai/gpt-4o-mini'"], ids=["by pipes", "by an event loop"])
+def test_ctrl_c_that_does_not_reach_a_system_call_ends_a_script_too(script: Run, options: str) -> None:
+    """One that another thread takes interrupts no call of the main thread; nor does one that comes just before it."""
+    process = script(f"""
+        import signal, threading
+        def press():
+            time.sleep(0.5)  # until the main thread waits again, after it has had this call
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            time.sleep(1000)
+        with LocalInterpreter(timeout=None, tools={{"press": press}}, {options}) as interpreter:
+            interpreter.execute("press()")
+        """)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert "KeyboardInterrupt" in errors
+
+
 @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
 def test_ctrl_c_ends_a_script_whose_code_waits_for_a_tool(script: Run, kind: str) -> None:
     process = script(f"""
