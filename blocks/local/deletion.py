@@ -22,7 +22,12 @@ async def delete_sandbox(sandbox_id: str) -> None:
     if not is_own_directory(folder):
         return  # it has gone, or somebody else has put something there
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _find_processes(folder):
+        parents = _find_processes(folder)
+        pids = sorted(parents, key=lambda pid: _count_ancestors(pid, parents))
+        if number == signal.SIGTERM:
+            # The topmost end what is below them. A driver that saw its code end by our signal would report a crash.
+            pids = [pid for pid in pids if parents[pid] not in parents]
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         for _ in range(int(END_GRACE_SECONDS / 0.05)):
@@ -32,16 +37,27 @@ async def delete_sandbox(sandbox_id: str) -> None:
     await asyncio.to_thread(remove_folder, folder)
 
 
-def _find_processes(folder: Path) -> list[int]:
-    """The ids of a sandbox's drivers and bubblewraps: its folder is in their command line, or is their directory."""
-    pids: list[int] = []
+def _find_processes(folder: Path) -> dict[int, int]:
+    """The ids of a sandbox's processes, each with its parent's.
+
+    A driver or a bubblewrap has the sandbox's folder in its command line; the others, as their directory.
+    """
+    parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with suppress(OSError):
                 is_inside = os.readlink(f"/proc/{name}/cwd") == str(folder / "work")
                 if is_inside or os.fsencode(folder / "work") in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
-                    pids.append(int(name))
-    return pids
+                    parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+    return parents
+
+
+def _count_ancestors(pid: int, parents: dict[int, int]) -> int:
+    """How many of these processes are above one."""
+    count = 0
+    while (pid := parents[pid]) in parents and count < len(parents):  # an id may be another's by now: no ring
+        count += 1
+    return count
 
 
 def remove_empty_folder(folder: Path) -> bool:

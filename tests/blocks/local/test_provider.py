@@ -204,6 +204,29 @@ async def test_a_sandbox_that_is_removed_while_it_runs_is_lost_to_its_interprete
     assert not (Path(tempfile.gettempdir()) / sandbox).exists()
 
 
+async def test_one_that_is_removed_while_its_code_runs_has_not_crashed(
+    level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_directory = os.listdir
+
+    def list_youngest_first(path: str) -> list[str]:
+        """Ids of processes begin anew some day: the code's may come before its driver's."""
+        return sorted(list_directory(path), key=lambda name: -int(name) if name.isdigit() else 0)
+
+    block = LocalSandbox(isolation=level)  # type: ignore[arg-type]
+    for _ in range(3):
+        heard = asyncio.Event()
+        async with block.interpreter(timeout=20) as interpreter:
+            code = "print('on', flush=True); import time; time.sleep(1000)"
+            task = asyncio.ensure_future(interpreter.execute(code, on_output=lambda *_, heard=heard: heard.set()))
+            await heard.wait()
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "listdir", list_youngest_first)
+                await block.delete_sandbox(interpreter.sandbox.id)
+            with pytest.raises(OutcomeUnknown):
+                await task
+
+
 async def test_removing_one_that_has_gone_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
