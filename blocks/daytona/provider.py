@@ -34,7 +34,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         return await open_sandbox(self, labels, await self.commit())
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """The sandboxes of the account that carry our labels."""
+        """The sandboxes of the account that carry our labels, less those that are on their way out."""
         await _import_sdk()
         import daytona
 
@@ -42,8 +42,13 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         from .errors import CALL_SECONDS, retry_call
 
         async def list_all() -> list[SandboxInfo]:
+            # Not the query's `states`, which would have to name every state that Daytona may add.
             query = daytona.ListSandboxesQuery(labels=MANAGED_LABELS)
-            return [SandboxInfo(item.id, dict(item.labels)) async for item in client.sdk.list(query, CALL_SECONDS)]
+            return [
+                SandboxInfo(item.id, dict(item.labels))
+                async for item in client.sdk.list(query, CALL_SECONDS)
+                if item.state not in (daytona.SandboxState.DESTROYING, daytona.SandboxState.DESTROYED)
+            ]
 
         async with use_client(self, "the sandboxes could not be listed") as client:
             return await retry_call(list_all)

@@ -206,6 +206,19 @@ async def test_every_page_of_a_listing_is_read_and_others_sandboxes_are_not_in_i
         await box.remove()
 
 
+async def test_a_sandbox_that_is_being_destroyed_is_not_listed_again(standin: Any) -> None:
+    standin.set(destroy_s=3.0)
+    provider = DaytonaSandbox()
+    first, second = await opened(provider), await opened(provider)
+    await provider.delete_sandbox(first.id)
+    listed = await provider.list_sandboxes()
+    assert len(standin.state()["sandboxes"]) == 2
+    assert [info.id for info in listed] == [second.id]
+    await second.remove()
+    await first.remove()
+    assert await gone(standin)
+
+
 @pytest.mark.parametrize("destroy_s", [0.0, 0.5])
 @pytest.mark.parametrize("when", ["starting", "installing", "cloning"])
 async def test_a_sandbox_that_goes_away_while_it_is_set_up_is_tried_again_and_no_fault_of_the_settings(
