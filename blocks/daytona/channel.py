@@ -118,19 +118,21 @@ class DaytonaChannel:
             self._has_input.clear()
             while self._queue and not self._end_reason:
                 frames, futures, size = [], [], 0
-                while self._queue and (not frames or size + len(self._queue[0][0]) <= INPUT_LIMIT_BYTES):
-                    data, done = self._queue.popleft()
-                    futures.append(done)
-                    try:
-                        data = await self._shrink(data)
-                    except daytona.DaytonaError as error:
-                        self._end(f"it takes no input: {get_message(error)}")
-                        self._settle(futures, is_delivered=False)
-                        return
-                    frames.append(data)
-                    size += len(data)
-                # Whoever takes the input adds the newline that is missing.
-                await self._send_input(b"".join(frames)[:-1].decode("utf-8"), futures)
+                try:
+                    while self._queue and (not frames or size + len(self._queue[0][0]) <= INPUT_LIMIT_BYTES):
+                        data, done = self._queue.popleft()
+                        futures.append(done)
+                        frames.append(await self._shrink(data))
+                        size += len(frames[-1])
+                    # Whoever takes the input adds the newline that is missing.
+                    await self._send_input(b"".join(frames)[:-1].decode("utf-8"), futures)
+                except daytona.DaytonaError as error:
+                    self._end(f"it takes no input: {get_message(error)}")
+                except asyncio.CancelledError:
+                    self._end("it was shut down")
+                    raise
+                finally:
+                    self._settle(futures, is_delivered=False)  # those that `_send_input` has not come to
 
     async def _shrink(self, data: bytes) -> bytes:
         """A frame as it is, or, where it is large, one that names a file with its body."""

@@ -260,6 +260,21 @@ async def test_a_sandbox_that_goes_away_while_code_runs_leaves_its_outcome_unkno
             await interpreter.execute("SUBMIT(1)")
 
 
+async def test_shutdown_ends_an_execution_whose_variables_are_being_uploaded(standin: Any) -> None:
+    interpreter = DaytonaSandbox().interpreter(timeout=60)
+    await interpreter.execute("pass")
+    uploads = standin.state()["counts"]["POST /toolbox/*/files/bulk-upload"]
+    standin.set(fault_rate=1.0, faults=["delay"], fault_delay_s=20.0, fault_where="bulk-upload")
+    running = asyncio.create_task(interpreter.execute("SUBMIT()", {"text": "x" * 100_000}))
+    while standin.state()["counts"]["POST /toolbox/*/files/bulk-upload"] == uploads:
+        assert not running.done()
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(15):
+        await interpreter.shutdown()
+        with pytest.raises(SandboxLost, match="it was shut down"):
+            await running
+
+
 async def test_an_idle_sandbox_is_kept_while_its_code_runs(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Five of the provider's minutes are a second and a half here; a beat comes every 15 s.
     standin.set(minute=0.3)
