@@ -25,7 +25,7 @@ test: $(READY) ## run the tests (ARGS="-x -k sweep" is handed to pytest)
 	@$(VENV)/bin/pytest --numprocesses 6 --dist worksteal $(ARGS)
 
 test-full: $(READY) ## run the scenarios at their full size, which takes minutes
-	@$(VENV)/bin/pytest -m full $(ARGS)
+	@$(VENV)/bin/pytest -m full --numprocesses 4 --dist worksteal $(ARGS)
 
 chaos: $(READY) ## break things at random, for ten minutes at most (SEED=... throws the same dice again)
 	@CHAOS_SEED=$(SEED) $(VENV)/bin/pytest -m chaos -s -rs tests/chaos $(ARGS)

@@ -22,12 +22,12 @@ async def delete_sandbox(sandbox_id: str) -> None:
     if not is_own_directory(folder):
         return  # it has gone, or somebody else has put something there
     for number in (signal.SIGTERM, signal.SIGKILL):
-        parents = _find_processes(folder)
-        pids = sorted(parents, key=lambda pid: _count_ancestors(pid, parents))
-        if number == signal.SIGTERM:
+        pids = _find_processes(folder)
+        ancestors = {pid: _count_ancestors(pid, pids) for pid in pids}
+        for pid in sorted(pids, key=lambda pid: ancestors[pid]):
             # The topmost end what is below them. A driver that saw its code end by our signal would report a crash.
-            pids = [pid for pid in pids if parents[pid] not in parents]
-        for pid in pids:
+            if number == signal.SIGTERM and ancestors[pid]:
+                break
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         for _ in range(int(END_GRACE_SECONDS / 0.05)):
@@ -37,26 +37,28 @@ async def delete_sandbox(sandbox_id: str) -> None:
     await asyncio.to_thread(remove_folder, folder)
 
 
-def _find_processes(folder: Path) -> dict[int, int]:
-    """The ids of a sandbox's processes, each with its parent's.
+def _find_processes(folder: Path) -> set[int]:
+    """The ids of a sandbox's processes.
 
     A driver or a bubblewrap has the sandbox's folder in its command line; the others, as their directory.
     """
-    parents: dict[int, int] = {}
+    pids: set[int] = set()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with suppress(OSError):
                 is_inside = os.readlink(f"/proc/{name}/cwd") == str(folder / "work")
                 if is_inside or os.fsencode(folder / "work") in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
-                    parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-    return parents
+                    pids.add(int(name))
+    return pids
 
 
-def _count_ancestors(pid: int, parents: dict[int, int]) -> int:
-    """How many of these processes are above one."""
+def _count_ancestors(pid: int, pids: set[int]) -> int:
+    """How many of these processes are above one, also by way of others, which no user may look into."""
     count = 0
-    while (pid := parents[pid]) in parents and count < len(parents):  # an id may be another's by now: no ring
-        count += 1
+    with suppress(OSError):  # it ended meanwhile
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            count += pid in pids
     return count
 
 

@@ -39,6 +39,7 @@ def test_a_daytona_interpreter_imports_its_sdk_and_no_prefect(running_daytona: o
     assert run_script("DaytonaInterpreter") == "['daytona']"
 
 
+@pytest.mark.full
 def test_a_modal_interpreter_imports_its_sdk_and_no_prefect(modal_standin: Any) -> None:
     hello = modal_standin.hello
     credentials = [f"{name}={hello[name]}" for name in ("token_id", "token_secret")]

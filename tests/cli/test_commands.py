@@ -131,6 +131,7 @@ def test_what_code_submits_or_writes_gives_a_terminal_no_commands(run, tmp_path)
     assert "2 of 3 failed" in done.stderr
 
 
+@pytest.mark.full
 def test_code_of_any_length_and_beginning_is_code(run, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": 2}\n')
     (tmp_path / "long.py").write_text("#" * 600_000 + "\nSUBMIT(y=x * x)")
@@ -154,6 +155,7 @@ def test_isolation_none_is_there_where_a_person_insists_and_says_so(run, tmp_pat
     assert "isolation: none (the code can do what you can)" in done.stderr
 
 
+@pytest.mark.full
 def test_resume_takes_results_of_earlier_runs(run, tmp_path):
     (tmp_path / "random.py").write_text("import os; SUBMIT(r=os.urandom(8).hex())")
     first = run("sweep", "random.py", "--grid", "x=1,2")
@@ -197,6 +199,7 @@ class _Failing(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+@pytest.mark.full
 def test_a_server_that_fails_is_one_sentence(run_alone, tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("SUBMIT(x=1)")
     with ThreadingHTTPServer(("127.0.0.1", 0), _Failing) as failing:

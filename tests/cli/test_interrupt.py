@@ -10,7 +10,7 @@ import pytest
 from .conftest import COMMAND, environment
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(server, no_process_left, tmp_path, number):
     (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 60); SUBMIT(x=x)")
     command = [COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]

@@ -180,6 +180,7 @@ def test_parquet_without_pyarrow_says_what_to_install(root: Path, monkeypatch: p
         write_parquet(open_run_ledger("quick-fox"), root / "t.parquet")
 
 
+@pytest.mark.full
 def test_a_sweep_from_the_terminal_can_be_reported_afterwards(run: Run, tmp_path: Path):
     (tmp_path / "code.py").write_text("SUBMIT(loss=(x - 2) ** 2)")
     done = run("sweep", "code.py", "--grid", "x=1,2,3", "--minimize", "loss")

@@ -30,6 +30,7 @@ def test_a_question_over_a_file_prints_the_answer_what_it_took_and_where_it_is(
     assert "1 turns; the model was called 1 times: " in done.stderr
 
 
+@pytest.mark.full
 def test_a_model_that_refuses_is_an_exit_status_of_one_and_a_sentence(chat: ChatServer, run: Run) -> None:
     chat.script = lambda _: Reply("the account is closed", status=403)
     done = run("rlm", "q", "--language-model", NAME)
@@ -38,6 +39,7 @@ def test_a_model_that_refuses_is_an_exit_status_of_one_and_a_sentence(chat: Chat
     assert 'Traceback (most recent call last):\n  File "/' not in done.stderr
 
 
+@pytest.mark.full
 def test_a_batch_may_ask_within_its_limits(chat: ChatServer, run: Run, tmp_path: Path) -> None:
     (tmp_path / "ask.py").write_text("SUBMIT(n=[str(a)[:4] for a in llm_query_batched(['a'] * 3, on_error='return')])")
     done = run("batch", "ask.py", "--language-model", NAME, "--max-llm-calls", "2", "--batch-concurrency", "1")

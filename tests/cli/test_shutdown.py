@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys, threading
 from rlm_batch.cli import run_flow
@@ -16,6 +18,7 @@ sys.exit(0)
 """
 
 
+@pytest.mark.full
 def test_a_process_whose_threads_wait_for_a_server_that_is_gone_ends_and_has_said_everything() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "what was still to be said\n", "")

@@ -68,6 +68,7 @@ def test_a_failing_chunk_exits_with_1_and_the_reduction_is_not_run(run, tmp_path
     assert "1 of 2 chunks have no result" in done.stderr
 
 
+@pytest.mark.full
 def test_a_sequence_prints_a_row_for_each_step(run, tmp_path):
     (tmp_path / "one.py").write_text("x = 20\nSUBMIT(x=x)")
     (tmp_path / "two.py").write_text("SUBMIT(y=x + 1)")
@@ -77,7 +78,7 @@ def test_a_sequence_prints_a_row_for_each_step(run, tmp_path):
     assert rows[1:3] == [["0", "one.py", "20"], ["1", "two.py", "21"]]
 
 
-@pytest.mark.parametrize("flags", [[], ["--no-stop-on-error"]])
+@pytest.mark.parametrize("flags", [[], pytest.param(["--no-stop-on-error"], marks=pytest.mark.full)])
 def test_a_sequence_stops_at_the_first_error_unless_told_otherwise(run, tmp_path, flags):
     (tmp_path / "bad.py").write_text("x = 1\nraise ValueError('broken')")
     (tmp_path / "next.py").write_text("SUBMIT(x=x)")
@@ -121,6 +122,7 @@ def test_wrong_usage_is_one_sentence_and_exit_status_2(refused, tmp_path, volume
     assert said in refused(*arguments)
 
 
+@pytest.mark.full
 def test_a_name_that_would_move_the_cursor_is_shown_as_text(run, volumes):
     (volumes / "odd").mkdir()
     (volumes / "odd" / "a\x1b[2J.txt").write_text("x")

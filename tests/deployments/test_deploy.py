@@ -116,6 +116,7 @@ def test_prefects_own_command_in_a_clone_makes_the_same(deployed: DeployReport) 
     assert different(theirs, ours) == {}
 
 
+@pytest.mark.full
 def test_what_a_person_has_changed_is_kept_until_it_is_put_back(deployed: DeployReport) -> None:
     async def change(client: PrefectClient) -> None:
         found = await client.read_deployment_by_name("sweep/nightly")
@@ -160,6 +161,7 @@ def test_parameters_that_this_version_does_not_take_are_one_sentence(deployed: D
     asyncio.run(deploy(reset=True))
 
 
+@pytest.mark.full
 def test_the_limits_of_saved_blocks_are_on_the_server(deployed: DeployReport) -> None:
     LocalSandbox(max_sandboxes=3, creations_per_second=0.5).save("limited-by-deploy", overwrite=True)
 

@@ -52,6 +52,7 @@ async def finishes(standin: Any, block: str, count: int, **options: Any) -> tupl
     return Counter(state["faults"]), sum(state["counts"].values()) - state["counts"]["sync"]
 
 
+@pytest.mark.full
 async def test_a_batch_of_twelve_among_faults_is_right_and_runs_each_once(block: str, modal_standin: Any) -> None:
     faults, _ = await finishes(modal_standin, block, 12, max_workers=6)
     assert faults

@@ -118,6 +118,7 @@ def wait_for_execution(counter: ExecutionCounter) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.full
 async def test_a_run_whose_last_results_cannot_be_sent_fails(
     s3: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

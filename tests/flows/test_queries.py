@@ -235,6 +235,7 @@ async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, 
         assert len(await client.read_task_runs(flow_run_filter=mine)) == 4
 
 
+@pytest.mark.full
 async def test_cancelling_the_flow_ends_the_tree_and_no_request_starts_afterwards(chat):
     chat.delay = 0.3
     chat.script = make_script(("", "llm_query_batched([str(i) for i in range(100)])"))
@@ -254,6 +255,7 @@ async def test_cancelling_the_flow_ends_the_tree_and_no_request_starts_afterward
     assert chat.stats.requests == at_the_end
 
 
+@pytest.mark.full
 async def test_the_key_is_in_no_log_result_ledger_database_or_error(chat, caplog, results):
     caplog.set_level("DEBUG")
     chat.rule("refuse", Reply(f"Incorrect API key provided: {KEY}. You can find yours elsewhere.", status=401))
@@ -285,6 +287,7 @@ async def test_a_retried_execution_has_a_budget_of_its_own_and_every_call_is_in_
     assert "the model was called 2 times" in caplog.text
 
 
+@pytest.mark.full
 async def test_a_timeout_ends_what_is_being_asked(chat):
     chat.delay = 30
     (failure,) = await batch(["try:\n    llm_query('x')\nfinally:\n    import time; time.sleep(60)"],
@@ -292,6 +295,7 @@ async def test_a_timeout_ends_what_is_being_asked(chat):
     assert isinstance(failure.error, ExecutionTimeout)
 
 
+@pytest.mark.full
 def test_without_the_extra_the_error_says_what_to_install(chat, tmp_path, server):
     """In a process of its own, where LiteLLM cannot be found."""
     program = """

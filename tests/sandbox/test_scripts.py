@@ -119,7 +119,7 @@ def test_ctrl_c_that_does_not_reach_a_system_call_ends_a_script_too(script: Run,
     assert "KeyboardInterrupt" in errors
 
 
-@pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("asynchronous", marks=pytest.mark.full)])
 def test_ctrl_c_ends_a_script_whose_code_waits_for_a_tool(script: Run, kind: str) -> None:
     process = script(f"""
         with LocalInterpreter(timeout=None, tools={{"tool": {kind}}}) as interpreter:
@@ -130,6 +130,7 @@ def test_ctrl_c_ends_a_script_whose_code_waits_for_a_tool(script: Run, kind: str
 
 
 @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+@pytest.mark.full
 def test_ctrl_c_ends_an_asynchronous_script_whose_code_waits_for_a_tool(script: Run, kind: str) -> None:
     process = script(f"""
         async def main():
@@ -142,6 +143,7 @@ def test_ctrl_c_ends_an_asynchronous_script_whose_code_waits_for_a_tool(script: 
 
 
 @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+@pytest.mark.full
 def test_a_script_ends_although_a_tool_of_an_ended_execution_still_runs(script: Run, kind: str) -> None:
     process = script(f"""
         from rlm_batch import ExecutionTimeout
@@ -291,7 +293,7 @@ def test_ctrl_c_before_the_start_has_begun_ends_it(script: Run) -> None:
     assert (output, errors) == ("ready\n", "")
 
 
-@pytest.mark.parametrize("end", ["", "sys.exit(3)", "1 / 0"])
+@pytest.mark.parametrize("end", ["", *(pytest.param(end, marks=pytest.mark.full) for end in ("sys.exit(3)", "1 / 0"))])
 def test_a_script_that_never_shuts_down_leaves_nothing(script: Run, end: str) -> None:
     process = script(f"""
         interpreter = LocalInterpreter(tools={{"ready": lambda: None}})

@@ -163,6 +163,7 @@ def test_the_key_is_in_nothing_that_is_shown_or_kept(daytona: Any) -> None:
     assert "secret" not in shown.replace("SecretStr", "")
 
 
+@pytest.mark.full
 def test_importing_and_local_work_do_not_load_the_sdk() -> None:
     code = (
         "import sys, rlm_batch\nfrom rlm_batch import DaytonaSandbox, DaytonaInterpreter, LocalInterpreter, batch\n"

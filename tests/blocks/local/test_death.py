@@ -151,7 +151,9 @@ def ended(known: dict[int, str], marked: Marked) -> tuple[dict[int, str], list[i
 
 
 @as_each_user
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)], ids=["killed", "terminated"]
+)
 def test_no_process_outlives_its_host(own_host: Host, box_type: type[Box], marked: Marked, number: int) -> None:
     boxes = boxes_of(own_host, box_type)
     for box in boxes:
@@ -225,6 +227,7 @@ def test_a_sandbox_that_runs_can_be_removed_by_another_host(
 
 
 @pytest.mark.parametrize("own_host", ["user"], indirect=True)
+@pytest.mark.full
 def test_a_supervisor_that_does_not_answer_is_ended_with_all_that_it_has(
     own_host: Host, box_type: type[Box], marked: Marked
 ) -> None:

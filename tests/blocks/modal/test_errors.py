@@ -157,6 +157,7 @@ async def test_a_sandbox_that_modal_ends_under_way_has_an_unknown_outcome(
             await running
 
 
+@pytest.mark.full
 async def test_a_lifetime_ends_what_runs(modal_sandbox: Make) -> None:
     with pytest.raises(OutcomeUnknown):
         async with modal_sandbox(lifetime=10).interpreter() as interpreter:

@@ -220,6 +220,7 @@ async def test_a_host_that_is_killed_leaves_nothing_after_its_silence_and_the_id
     assert await gone(modal_standin, 20)
 
 
+@pytest.mark.full
 async def test_a_driver_that_is_busy_keeps_its_sandbox_from_being_idle(modal_sandbox: Make) -> None:
     async with modal_sandbox(idle_timeout=1).interpreter() as interpreter:
         assert (await interpreter.execute("import time; time.sleep(3); SUBMIT(x=1)")).x == 1

@@ -39,7 +39,7 @@ def written(ledger: Path) -> int:
 # ------------------------------------------------------------------------------------------------ signals and deadlines
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGINT])
 def test_a_command_that_is_interrupted_leaves_no_sandbox_at_its_provider(
     daytona: Any, tmp_path: Path, number: int
 ) -> None:
@@ -320,6 +320,7 @@ async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_
 # -------------------------------------------------------------------------------------------------------- two at once
 
 
+@pytest.mark.full
 async def test_the_second_of_two_runs_on_one_ledger_is_told(results: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = str(results / "shared")
     first = asyncio.create_task(batch(["import time; time.sleep(4)"], provider="local:none", results_path=place))

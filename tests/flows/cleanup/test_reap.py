@@ -308,6 +308,7 @@ async def test_a_script_that_is_told_to_end_leaves_nothing_at_any_provider(reque
         assert await ids(blocks[name]) == set()
 
 
+@pytest.mark.full
 async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_for(client: PrefectClient) -> None:
     block = LocalSandbox(isolation="none")
     server, later = await get_server_id(), time.time() + 3000  # when the sandboxes are looked at

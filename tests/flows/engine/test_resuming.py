@@ -177,6 +177,7 @@ async def test_of_a_run_that_is_retried_twice_among_failing_calls_every_good_exe
     assert Counter(line["status"] for line in lines(ledger))["succeeded"] == len(good)
 
 
+@pytest.mark.full
 async def test_results_serve_later_runs_until_the_code_a_variable_or_the_commit_changes_and_not_a_secret(
     counter: ExecutionCounter, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ async def test_several_executions_in_one_task_run_hand_over_between_two_of_them(
     assert short.ended < max(result.ended for result in await long)
 
 
+@pytest.mark.full
 async def test_a_run_that_gets_fewer_slots_than_workers_goes_on_with_those(block, quick):
     async with get_client() as client:
         await reconcile_limits(block)
@@ -118,6 +119,7 @@ async def test_nothing_waits_for_a_slot_where_nothing_is_to_be_run(block, quick,
     assert [result.outputs for result in again] == [result.outputs for result in first]
 
 
+@pytest.mark.full
 async def test_a_sequence_and_a_reduction_hold_a_slot_too(block, quick):
     steps, report, others = await asyncio.gather(
         sequence([f"nap = 0.2; {NAP}"] * 3, provider="local-sandbox/limited"),

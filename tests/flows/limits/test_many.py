@@ -24,6 +24,7 @@ def inputs(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.full
 async def test_a_workspace_with_room_for_few_of_the_workers_finishes_the_job_and_no_execution_is_charged(
     daytona: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,6 +42,7 @@ async def test_a_pool_without_a_worker(client):
     assert "the work pool of-no-machine has no worker" in await refusal()
 
 
+@pytest.mark.full
 async def test_a_deployment_that_is_missing(client):
     deployment = await client.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)
     await client.delete_deployment(deployment.id)
@@ -75,6 +76,7 @@ async def test_no_server():
         assert "shards run on the workers of a Prefect server, and none is configured" in await refusal()
 
 
+@pytest.mark.full
 async def test_a_location_that_cannot_be_written(client, monkeypatch, tmp_path):
     monkeypatch.setattr(work_pool, "_wait_for_worker", _nothing)
     (tmp_path / "file").write_text("")
