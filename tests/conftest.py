@@ -242,15 +242,17 @@ def processes() -> Callable[[], dict[int, str]]:
 
 def descendants() -> dict[int, str]:
     """The command lines of the processes below this one, by their ids, without those that have ended."""
+    # By everybody's parent: the kernel's lists of children lack some while one of them ends.
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it ended meanwhile
+            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(name))
     found: dict[int, str] = {}
     parents = [os.getpid()]
     while parents:
-        children: list[int] = []
-        with suppress(OSError):  # it ended meanwhile
-            for tasks in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
-                children += map(int, tasks.read_text().split())
-        parents += children
-        for pid in children:
+        for pid in children.get(parents.pop(), ()):
+            parents.append(pid)
             with suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if command:  # a process that has ended, and whose parent has not asked, has none
