@@ -24,7 +24,7 @@ from typing import Any
 
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
-import httpx
+from api import post
 from rich.console import Console
 from rich.table import Table
 
@@ -62,7 +62,7 @@ def through_batch(url: str, executions: int, workers: int, isolation: str, task_
 def completed(url: str) -> int:
     """How many task runs the server shows as completed."""
     wanted = {"task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-    return int(httpx.post(f"{url}/task_runs/count", json=wanted, timeout=30).json())
+    return int(post(url, "/task_runs/count", wanted))
 
 
 def resident() -> float:

@@ -31,7 +31,7 @@ from typing import Any
 
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
 
-import httpx
+from api import post
 from providers import PROVIDERS
 from rich.console import Console
 from rich.table import Table
@@ -119,7 +119,7 @@ def task_runs(api: str, flow_run: str, expected: int) -> tuple[int, int]:
     completed = {**wanted, "task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
     while counts[1] < expected and time.monotonic() < until:
         time.sleep(1.0)
-        counts = [httpx.post(f"{api}/task_runs/count", json=body, timeout=30).json() for body in (wanted, completed)]
+        counts = [post(api, "/task_runs/count", body) for body in (wanted, completed)]
     return counts[0], counts[1]
 
 

@@ -31,8 +31,8 @@ from typing import Any
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = "false"  # the clients' log lines are not what is measured
 
-import httpx
 import pytest
+from api import post
 from rich.console import Console
 from rich.table import Table
 
@@ -157,7 +157,7 @@ def resident(pid: int) -> float:
 def completed(url: str) -> int:
     """How many task runs the server shows as completed."""
     wanted = {"task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-    return int(httpx.post(f"{url}/task_runs/count", json=wanted, timeout=60).json())
+    return int(post(url, "/task_runs/count", wanted))
 
 
 def all_recorded(url: str, count: int) -> None:
@@ -222,14 +222,13 @@ def at_rest(running: Running) -> dict[str, float]:
 def with_worker(running: Running, home: Path) -> float:
     """The same, of all together, while a worker asks for runs that are due."""
     url = running.urls[0]
-    httpx.post(f"{url}/work_pools/", json={"name": WORK_POOL, "type": "process"}, timeout=60).raise_for_status()
+    post(url, "/work_pools/", {"name": WORK_POOL, "type": "process"})
     others = tuple(list_children(os.getpid()))
     home.mkdir()
     worker = PrefectWorker(home, url, WORK_POOL)
     worker.launch()
     try:
-        wanted = f"{url}/work_pools/{WORK_POOL}/workers/filter"
-        while not httpx.post(wanted, json={}, timeout=60).json():
+        while not post(url, f"/work_pools/{WORK_POOL}/workers/filter", {}):
             if worker.poll_exit_status() is not None:
                 raise RuntimeError(f"the worker has ended: see {worker.log}")
             time.sleep(0.2)

@@ -19,6 +19,7 @@ from prefect.utilities.callables import parameter_schema
 
 from ..blocks import block_types as collection
 from ..blocks.provider import SandboxProvider
+from ..flows.prefect_server import check_server
 from ..sandbox.errors import ConfigurationError
 from ..tasks.capacity.server_limits import build_limit_settings, reconcile_limits
 from .server import WORK_POOL
@@ -55,12 +56,7 @@ async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> DeployRe
         )
     try:
         async with get_client() as client:
-            error = await client.api_healthcheck()
-            if error is not None:
-                raise ConfigurationError(
-                    f"the Prefect server at {url} does not answer ({error}): start it, or name another in "
-                    "PREFECT_API_URL"
-                )
+            await check_server(client, url, "name another in PREFECT_API_URL")
             for name in collection.__all__:
                 await getattr(collection, name).aregister_type_and_schema(client=client)
             await _make_pool(client, work_pool)

@@ -1,4 +1,4 @@
-"""A command of Prefect's as a process of ours, which ends when we do."""
+"""A module of Prefect's or uvicorn's as a process of ours, which ends when we do."""
 
 import os
 import signal
@@ -47,14 +47,14 @@ class PrefectProcess:
         return environment
 
     def _launch(self, *words: str, environment: dict[str, str]) -> None:
-        """Starts `prefect` with these words, in a session of its own: Ctrl-C ends the flow runs first.
+        """Starts `python -m` with these words, in a session of its own: Ctrl-C ends the flow runs first.
 
         The process ends with the thread that calls this.
         """
         with self.log.open("ab") as output:
             self._log_offset = output.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", WITH_PARENT_PROGRAM, "prefect", *words],
+                [sys.executable, "-c", WITH_PARENT_PROGRAM, *words],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

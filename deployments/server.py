@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Self
 
 import httpx
+from prefect.settings import get_current_settings
 
+from ..flows.origin_guard import FACTORY, build_origin_settings
 from ..sandbox.errors import ConfigurationError
 from .process import PrefectProcess, end_process
 
@@ -20,15 +22,19 @@ class PrefectServer(PrefectProcess):
     """A context manager: the server runs within it, and `url` is what `PREFECT_API_URL` is set to.
 
     `home` is where its database lives (PREFECT_HOME), unless `database` is the URL of another one; `port` is a free one
-    by default. Its log goes to `server.log` in the home. Raises ConfigurationError where the port is taken, or the
-    server does not start.
+    by default; `auth` is what it asks its clients for, as NAME:PASSWORD. Web pages of other addresses than its own are
+    refused. Its log goes to `server.log` in the home. Raises ConfigurationError where the port is taken, or the server
+    does not start.
     """
 
-    def __init__(self, home: Path, port: int | None = None, database: str | None = None) -> None:
+    def __init__(
+        self, home: Path, port: int | None = None, database: str | None = None, auth: str | None = None
+    ) -> None:
         super().__init__(home, "server.log")
         self._port = _find_free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self._port}/api"
         self._database = database
+        self._auth = auth
 
     def launch(self) -> None:
         """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""
@@ -41,7 +47,24 @@ class PrefectServer(PrefectProcess):
         environment["PREFECT_SERVER_UI_API_URL"] = self.url  # or the UI asks port 4200
         if self._database is not None:
             environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self._database
-        self._launch("server", "start", "--host", "127.0.0.1", "--port", str(self._port), environment=environment)
+        if self._auth is not None:
+            environment["PREFECT_SERVER_API_AUTH_STRING"] = self._auth
+        environment |= build_origin_settings(self._port)
+        self._launch("uvicorn", *self._build_options(), environment=environment)
+
+    def _build_options(self) -> list[str]:
+        """The options of uvicorn that `prefect server start` sets, with our application in the place of Prefect's."""
+        settings = get_current_settings().server
+        options = {
+            "--host": "127.0.0.1",
+            "--port": self._port,
+            "--log-level": settings.logging_level.lower(),
+            "--timeout-keep-alive": settings.api.keepalive_timeout,
+            "--ws-ping-interval": settings.api.websocket_ping_interval,
+            "--ws-ping-timeout": settings.api.websocket_ping_timeout,
+        }
+        words = (str(word) for option in options.items() for word in option)
+        return ["--factory", FACTORY, *words]
 
     def __enter__(self) -> Self:
         self.launch()
@@ -95,7 +118,13 @@ def _describe_port_owner(port: int) -> str:
     url = f"http://127.0.0.1:{port}"
     with suppress(httpx.HTTPError):
         if httpx.get(f"{url}/api/health", timeout=5.0).status_code == 200:
-            ours = httpx.get(f"{url}/api/work_pools/{WORK_POOL}", timeout=5.0).status_code == 200
+            status = httpx.get(f"{url}/api/work_pools/{WORK_POOL}", timeout=5.0).status_code
+            if status == httpx.codes.UNAUTHORIZED:
+                return (
+                    f" by a Prefect server that asks for a password: use it with PREFECT_API_URL={url}/api and "
+                    "PREFECT_API_AUTH_STRING=NAME:PASSWORD, or end it, or name another port"
+                )
+            ours = status == 200
             what = "that rlm-batch has set up already" if ours else "that rlm-batch has not set up"
             remedy = "" if ours else " and run rlm-batch deploy"
             return (

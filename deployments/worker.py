@@ -16,22 +16,28 @@ KILL_GRACE_SECONDS = 5.0  # seconds for the kernel to end what was killed
 
 
 class PrefectWorker(PrefectProcess):
-    """The worker of a pool, until `end`. Its log, with that of its flow runs, goes to `worker.log` in the home."""
+    """The worker of a pool, until `end`. Its log, with that of its flow runs, goes to `worker.log` in the home.
 
-    def __init__(self, home: Path, api_url: str, work_pool: str) -> None:
+    `auth` is the name and password that the server asks for, as NAME:PASSWORD, if they are not in the environment.
+    """
+
+    def __init__(self, home: Path, api_url: str, work_pool: str, auth: str | None = None) -> None:
         super().__init__(home, "worker.log")
         self.name = f"rlm-batch@{platform.node()}"
         self.ended_flow_runs: set[str] = set()  # the ids of those that were ended with it
         self._api_url = api_url
         self._pool = work_pool
+        self._auth = auth
 
     def launch(self) -> None:
         """Starts its process, which ends with the thread that calls this."""
         environment = self._environment()
         environment.setdefault("PREFECT_WORKER_QUERY_SECONDS", QUERY_SECONDS)
         environment["PREFECT_API_URL"] = self._api_url
+        if self._auth is not None:
+            environment["PREFECT_API_AUTH_STRING"] = self._auth
         which = ("--pool", self._pool, "--type", "process", "--name", self.name, "--install-policy", "never")
-        self._launch("worker", "start", *which, environment=environment)
+        self._launch("prefect", "worker", "start", *which, environment=environment)
 
     async def end(self, but: tuple[int | None, ...] = ()) -> None:
         """Ends the flow runs, which remove their sandboxes, and then the worker.

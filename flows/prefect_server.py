@@ -4,7 +4,9 @@ Measured on two cores, 500 task runs: the recorder in batches takes a task run f
 all of them are recorded 2 s after the last instead of 11 s. An empty PREFECT_HOME makes the first start migrate a
 database for 16 to 28 s, for which Prefect's own 20 s are too few. Leases in memory would be forgotten by a server that
 starts again, and the slots of whoever held them never come back. A task that waits for a slot of its tag's limit asks
-again after up to 10 s by default: 50 tasks of 0.1 s under a limit of 4 took 47 to 67 s, and 22 s at 0.5 s.
+again after up to 10 s by default: 50 tasks of 0.1 s under a limit of 4 took 47 to 67 s, and 22 s at 0.5 s. What changes
+something has to come with a token that the server gave: a web page cannot read it (the rest of that is in
+origin_guard.py).
 """
 
 import asyncio
@@ -14,10 +16,15 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import httpx
 
 from ..sandbox.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
@@ -26,6 +33,7 @@ SERVER_SETTINGS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_SERVER_TASKS_TAG_CONCURRENCY_SLOT_WAIT_SECONDS": "0.5",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
@@ -40,9 +48,9 @@ def server_environment() -> dict[str, str]:
 async def embedded_server() -> AsyncIterator[None]:
     """Where no server is configured, the one that Prefect embeds runs within this, with our settings.
 
-    Raises ConfigurationError where there is neither. The embedded one outlives a Ctrl-C in the terminal, which goes to
-    every process there: the flow run that it ends has to be told to the server. So the server starts in a thread that
-    does not take the signal, and inherits that.
+    Raises ConfigurationError where there is neither, and where the configured one wants a password. The embedded one
+    outlives a Ctrl-C in the terminal, which goes to every process there: the flow run that it ends has to be told to
+    the server. So the server starts in a thread that does not take the signal, and inherits that.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
@@ -50,12 +58,7 @@ async def embedded_server() -> AsyncIterator[None]:
     url = PREFECT_API_URL.value()
     if url:
         async with get_client() as client:
-            error = await client.api_healthcheck()
-        if error is not None:
-            raise ConfigurationError(
-                f"the Prefect server at {url} does not answer ({error}): start it, or unset PREFECT_API_URL to run "
-                "without"
-            )
+            await check_server(client, url, "unset PREFECT_API_URL to run without")
     if url or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
         yield
         return
@@ -68,17 +71,42 @@ async def embedded_server() -> AsyncIterator[None]:
         yield
 
 
+async def check_server(client: "PrefectClient", url: str, alternative: str) -> None:
+    """Returns if the server at `url` answers and takes the client's password.
+
+    Raises ConfigurationError if it does not; `alternative` is what else there is to do.
+    """
+    error = await client.api_healthcheck()
+    if error is not None:
+        raise ConfigurationError(f"the Prefect server at {url} does not answer ({error}): start it, or {alternative}")
+    # Health is told to everybody. Other statuses are no answer to this: Prefect Cloud has no such address.
+    with suppress(httpx.HTTPError):
+        try:
+            await client.api_version()
+        except httpx.HTTPStatusError as refusal:
+            if refusal.response.status_code == httpx.codes.UNAUTHORIZED:
+                raise ConfigurationError(
+                    f"the Prefect server at {url} asks for a password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD, or "
+                    f"{alternative}"
+                ) from None
+
+
 _start_lock = threading.Lock()  # two flows that begin at one time share one server
 
 
 def _start_server(started: Future[None]) -> None:
     """Starts the embedded server, without the terminal's Ctrl-C, and says in `started` how that went."""
-    from prefect.server.api.server import SubprocessASGIServer
+    from .server_app import GuardedSubprocessServer
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with _start_lock:
         try:
-            SubprocessASGIServer().start()
+            server = GuardedSubprocessServer()
+            if not isinstance(server, GuardedSubprocessServer) and not server.running:
+                # One of Prefect's own that did not start: it would be asked to start again.
+                server.stop()
+                server = GuardedSubprocessServer()
+            server.start()
         except Exception as cause:  # noqa: BLE001 - it is raised where the server was asked for
             error = ConfigurationError(
                 f"Prefect's embedded server did not start: {cause}. Look at PREFECT_HOME, or start a server and name "

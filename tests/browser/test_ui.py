@@ -10,6 +10,7 @@ import pytest
 
 from rlm_batch import LanguageModel, LocalSandbox, sweep
 
+from ..infra.csrf import get_csrf_headers
 from .chromium import Chromium
 from .conftest import sandboxes
 
@@ -20,7 +21,10 @@ def ask(ui: str, path: str, **body: Any) -> Any:
     """What the server answers."""
     end = time.monotonic() + 60
     while True:
-        answer = httpx.request("POST" if body else "GET", f"{ui}/api/{path}", json=body or None, timeout=60)
+        if body:
+            answer = httpx.post(f"{ui}/api/{path}", json=body, headers=get_csrf_headers(f"{ui}/api"), timeout=60)
+        else:
+            answer = httpx.get(f"{ui}/api/{path}", timeout=60)
         if answer.status_code != 503 or time.monotonic() > end:  # a server on SQLite says so when it is busy
             break
         time.sleep(0.2)

@@ -19,11 +19,13 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from rlm_batch.deployments.process import WITH_PARENT_PROGRAM
 
+from ..infra.csrf import get_csrf_headers
 from ..infra.servers import SERVICES, Servers
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.requires("postgres", "redis")]
 
-AUTH = "somebody:a password of the tests"
+PASSWORD = ("somebody", "a password of the tests")
+AUTH = ":".join(PASSWORD)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,8 @@ def wait(done: Callable[[], bool], seconds: float) -> None:
 
 
 def post(url: str, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{url}{path}", json=body, auth=tuple(AUTH.split(":", 1)), timeout=60)  # type: ignore[arg-type]
+    headers = get_csrf_headers(url, PASSWORD)
+    return httpx.post(f"{url}{path}", json=body, headers=headers, auth=PASSWORD, timeout=60)
 
 
 def through(url: str, work: Callable[[], Awaitable[Any]]) -> Any:
@@ -108,7 +111,7 @@ def run(url: str, **parameters: Any) -> str:
 
 
 def state(url: str, flow_run: str) -> str:
-    found = httpx.get(f"{url}/flow_runs/{flow_run}", auth=tuple(AUTH.split(":", 1)), timeout=60).json()  # type: ignore[arg-type]
+    found = httpx.get(f"{url}/flow_runs/{flow_run}", auth=PASSWORD, timeout=60).json()
     return f"{found['state_type']}: {found['state']['message']}"
 
 

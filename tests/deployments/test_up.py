@@ -18,10 +18,12 @@ from typing import Any
 import httpx
 import pytest
 
+from ..infra.csrf import get_csrf_headers
 from ..infra.postgres import Postgres
 
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 START = 240  # seconds; a first start migrates a database, beside everything else that is tested
+WORDS = {"server": "uvicorn --factory", "worker": "prefect worker start"}  # of their command lines
 SLOW = 'code="import time; time.sleep(t); SUBMIT(loss=t)"'
 
 
@@ -72,8 +74,8 @@ class Up:
         )
 
     def api(self, path: str, **body: Any) -> Any:
-        answer = httpx.post(f"{self.url}/{path}", json=body, timeout=60).raise_for_status()
-        return answer.json()
+        answer = httpx.post(f"{self.url}/{path}", json=body, headers=get_csrf_headers(self.url), timeout=60)
+        return answer.raise_for_status().json()
 
     def list_sweeps(self, **states: Any) -> list[dict[str, Any]]:
         """The runs of sweeps, beside which the deployments' own schedule makes some of reap."""
@@ -255,9 +257,7 @@ def test_a_child_that_dies_ends_it_with_an_error_and_no_sandbox_is_left(
     with Up(empty) as up:
         flow_run = up.there().run_of("-p", SLOW, "-p", 'grid={"t": [0.1, 300]}')
         up.has_started(flow_run)
-        (pid,) = [
-            pid for pid, line in processes().items() if f"prefect {which} start" in line and str(pid) in below(up)
-        ]
+        (pid,) = [pid for pid, line in processes().items() if WORDS[which] in line and str(pid) in below(up)]
         os.kill(pid, signal.SIGKILL)
         up.process.wait(90)
         up.ends()

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-import httpx
+from prefect.client.orchestration import SyncPrefectClient
 
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.deployments.process import WITH_PARENT_PROGRAM
@@ -244,7 +244,7 @@ class Fleet:
             with _environment(self._settings):
                 self.server = stack.enter_context(PrefectServer(home, database=url))
             self.url = self.server.url
-            self._api = stack.enter_context(httpx.Client(base_url=self.url, timeout=60.0))
+            self._api = stack.enter_context(SyncPrefectClient(self.url))
             self._deploy()
             self._stack = stack.pop_all()
         return self
@@ -299,15 +299,11 @@ class Fleet:
 
     def post(self, path: str, body: Any) -> Any:
         """What the server's API answers."""
-        answer = self._api.post(path, json=body)
-        answer.raise_for_status()
-        return answer.json()
+        return self._api.request("POST", path, json=body).json()  # type: ignore[arg-type]
 
     def get(self, path: str) -> Any:
         """What the server's API answers."""
-        answer = self._api.get(path)
-        answer.raise_for_status()
-        return answer.json()
+        return self._api.request("GET", path).json()  # type: ignore[arg-type]
 
     def submit(self, deployment: str, **parameters: Any) -> str:
         """The id of a new run of the deployment, such as `batch/local`, with these parameters over its own."""

@@ -184,7 +184,7 @@ async def test_a_batch_goes_on_when_the_server_does_not_answer_for_some_seconds(
     server: str, processes: Callable[[], dict[int, str]], results: Path
 ) -> None:
     port = server.split(":")[2].partition("/")[0]
-    (pid,) = [pid for pid, command in processes().items() if "server start" in command and f"--port {port}" in command]
+    (pid,) = [pid for pid, command in processes().items() if "uvicorn" in command and f"--port {port}" in command]
     code, inputs = "import time; time.sleep(0.5); SUBMIT(x=x)", [{"x": x} for x in range(24)]
     ledger = results / "here"
     running = asyncio.create_task(batch(code, inputs, provider="local:none", max_workers=2, results_path=str(ledger)))
