@@ -250,17 +250,20 @@ def reap(
 
 
 @app.command
-def up(*, port: int | None = None, database: str | None = None) -> int:
+def up(*, port: int | None = None, database: str | None = None, auth: str | None = None) -> int:
     """Start a Prefect server with our deployments and a worker that runs them, until Ctrl-C.
 
     Args:
         port: Where the server and its UI listen, on this machine only; by default 4200.
         database: A Postgres database instead of SQLite's, as postgresql://USER:PASSWORD@HOST/NAME, where several people
             or machines share it.
+        auth: What the server asks everybody for, as NAME:PASSWORD; clients have it in PREFECT_API_AUTH_STRING. Whoever
+            may list this machine's processes sees it here, and not in PREFECT_SERVER_API_AUTH_STRING, which does the
+            same.
     """
     from ..deployments.up import up
 
-    up(port, database)
+    up(port, database, auth)
     return 0
 
 

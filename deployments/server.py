@@ -36,6 +36,11 @@ class PrefectServer(PrefectProcess):
         self._database = database
         self._auth = auth
 
+    @property
+    def has_password(self) -> bool:
+        """Whether it asks its clients for a password."""
+        return self._auth is not None
+
     def launch(self) -> None:
         """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""
         with socket.socket() as probe:

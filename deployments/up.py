@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_HOME,
+    PREFECT_SERVER_API_AUTH_STRING,
     PREFECT_SERVER_API_PORT,
     get_current_settings,
     temporary_settings,
@@ -37,25 +40,28 @@ STATE_TIMEOUT_SECONDS = 10.0  # for the server to take in how flow runs ended
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def up(port: int | None = None, database: str | None = None) -> None:
+def up(port: int | None = None, database: str | None = None, auth: str | None = None) -> None:
     """Runs a server and a worker until SIGINT, SIGTERM or SIGHUP, and then ends both, the flow runs first.
 
     `port` is Prefect's own by default, 4200. The database is SQLite's `prefect.db` in PREFECT_HOME (`~/.prefect` by
-    default), or the one at the URL `database`, with all that was done before. Raises ConfigurationError where it is up
-    already, where the port is taken, and where the server or the worker does not start or ends by itself.
+    default), or the one at the URL `database`, with all that was done before. `auth` is the name and password that the
+    server asks everybody for, as NAME:PASSWORD; by default those of PREFECT_SERVER_API_AUTH_STRING, or none. Raises
+    ConfigurationError where it is up already, where the port is taken, and where the server or the worker does not
+    start or ends by itself.
     """
     home = PREFECT_HOME.value()
     port = int(PREFECT_SERVER_API_PORT.value() or DEFAULT_PORT) if port is None else port
     if not 0 < port < 65536:
         raise ConfigurationError(f"there is no port {port}: it is a number from 1 to 65535")
     url = None if database is None else _add_async_driver(database)
-    server = PrefectServer(home, port, url)
-    with _hold_home_lock(home, server.url):
-        asyncio.run(_run(server, home, _describe_database(url, home)))
+    auth = _find_password(auth)
+    server = PrefectServer(home, port, url, auth)
+    client: dict[Any, Any] = {PREFECT_API_URL: server.url, **({} if auth is None else {PREFECT_API_AUTH_STRING: auth})}
+    with _hold_home_lock(home, server.url), temporary_settings(client):
+        asyncio.run(_run(server, PrefectWorker(home, server.url, WORK_POOL, auth), home, _describe_database(url, home)))
 
 
-async def _run(server: PrefectServer, home: Path, database: str) -> None:
-    worker = PrefectWorker(home, server.url, WORK_POOL)
+async def _run(server: PrefectServer, worker: PrefectWorker, home: Path, database: str) -> None:
     work = asyncio.ensure_future(_start_and_watch(server, worker, home, database))
     _install_signal_handlers(work)
     if sys.platform == "linux":
@@ -64,6 +70,7 @@ async def _run(server: PrefectServer, home: Path, database: str) -> None:
     server.launch()
     try:
         print(f"Starting a Prefect server (half a minute the first time); its log is {server.log}", flush=True)
+        print(_describe_access(server), flush=True)
         with suppress(asyncio.CancelledError):
             await work
     finally:
@@ -72,8 +79,7 @@ async def _run(server: PrefectServer, home: Path, database: str) -> None:
             print("Ending the flow runs, the worker and the server.", flush=True)
         await worker.end(but=(server.pid,))
         if worker.ended_flow_runs and server.poll_exit_status() is None:
-            with temporary_settings({PREFECT_API_URL: server.url}):
-                await _mark_crashed(worker.ended_flow_runs)
+            await _mark_crashed(worker.ended_flow_runs)
         server.end()
         if has_worker or work.cancelled():
             print("Ended. What was done is there again next time.", flush=True)
@@ -82,13 +88,12 @@ async def _run(server: PrefectServer, home: Path, database: str) -> None:
 async def _start_and_watch(server: PrefectServer, worker: PrefectWorker, home: Path, database: str) -> None:
     """Starts what is missing, and watches it. Raises ConfigurationError if the server or the worker ends by itself."""
     await asyncio.to_thread(server.wait_until_ready)
-    with temporary_settings({PREFECT_API_URL: server.url}):
-        report = await deploy()
-        since = await _read_last_heartbeat(worker.name)
-        worker.launch()
-        await _wait_for_worker(worker, since)
+    report = await deploy()
+    since = await _read_last_heartbeat(worker.name)
+    worker.launch()
+    await _wait_for_worker(worker, since)
     count = len(report.created) + len(report.updated)
-    _print_addresses(server.url, home, database, f"{count} deployments in the work pool {WORK_POOL}")
+    _print_addresses(server, home, database, f"{count} deployments in the work pool {WORK_POOL}")
     while True:
         for what, process in (("server", server), ("worker", worker)):
             status = process.poll_exit_status()
@@ -191,6 +196,31 @@ def _add_async_driver(database: str) -> str:
     return f"{scheme}://{rest}"
 
 
+def _find_password(auth: str | None) -> str | None:
+    """What the server asks for, as NAME:PASSWORD, or None. Raises ConfigurationError for another form, without it."""
+    auth = (PREFECT_SERVER_API_AUTH_STRING.value() or None) if auth is None else auth
+    if auth is not None:
+        name, _, password = auth.partition(":")
+        # Prefect compares them as ASCII, and fails on anything else.
+        if not name.strip() or not password.strip() or not auth.isascii():
+            raise ConfigurationError(
+                "what the server is to ask for (--auth, or PREFECT_SERVER_API_AUTH_STRING) is not a name, a colon and "
+                "a password in ASCII: give it as NAME:PASSWORD"
+            )
+    return auth
+
+
+def _describe_access(server: PrefectServer) -> str:
+    """Who can do what with the server."""
+    address = urlsplit(server.url).netloc
+    if server.has_password:
+        return f"Whoever can reach {address} on this machine and has the password can run code as this user."
+    return (
+        f"Whoever can reach {address} on this machine can run code as this user, and so can every other user of "
+        "the machine: --auth NAME:PASSWORD has the server ask for a password."
+    )
+
+
 def _describe_database(database: str | None, home: Path) -> str:
     """The database of the server for people, without its password."""
     from sqlalchemy.engine import make_url
@@ -203,20 +233,21 @@ def _describe_database(database: str | None, home: Path) -> str:
     return str(parts.database) if parts.drivername.startswith("sqlite") else parts.render_as_string(hide_password=True)
 
 
-def _print_addresses(url: str, home: Path, database: str, deployments: str) -> None:
+def _print_addresses(server: PrefectServer, home: Path, database: str, deployments: str) -> None:
     prefect = Path(sys.executable).with_name("prefect")
     command = "prefect" if shutil.which("prefect") == str(prefect) else str(prefect)
+    password = "  export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n" if server.has_password else ""
     print(
         f"""
 Up, with {deployments}. Ctrl-C ends it.
 
-  UI        {url.removesuffix("/api")}
+  UI        {server.url.removesuffix("/api")}
   database  {database}
   logs      {home}/server.log, {home}/worker.log
 
 In another terminal:
 
-  export PREFECT_API_URL={url}
+{password}  export PREFECT_API_URL={server.url}
   {command} deployment run sweep/local --watch
 """,
         flush=True,

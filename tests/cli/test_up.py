@@ -10,6 +10,11 @@ from rlm_batch.cli.main import main
     [
         (["up", "--database", "mysql://me:not-told@there/prefect"], "postgresql://USER:PASSWORD@HOST/NAME"),
         (["up", "--database", "not-told"], "postgresql://USER:PASSWORD@HOST/NAME"),
+        (["up", "--auth", "not-told"], "NAME:PASSWORD"),
+        (["up", "--auth", ":not-told"], "NAME:PASSWORD"),
+        (["up", "--auth", "somebody:"], "NAME:PASSWORD"),
+        (["up", "--auth", "somebody:not-told-\u00e9"], "in ASCII"),
+        (["up", "--auth", ""], "NAME:PASSWORD"),
         (["up", "--port", "0"], "there is no port 0"),
         (["up", "--port", "70000"], "from 1 to 65535"),
         (["up", "--port", "here"], "--port"),

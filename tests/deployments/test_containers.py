@@ -155,6 +155,17 @@ def test_no_secret_stands_in_the_file() -> None:
     }
 
 
+def test_nothing_starts_without_a_password_and_one_variable_gives_it_to_servers_and_clients() -> None:
+    (password,) = {
+        value
+        for _, environment in environments()
+        for setting, value in environment.items()
+        if setting in ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")
+    }
+    assert password is not None
+    assert password.startswith("${PREFECT_API_AUTH_STRING:?")
+
+
 def test_a_worker_takes_no_more_than_its_limit_and_says_that_it_lives() -> None:
     command = SERVICES["worker"]["command"]
     # A job in shards takes one place beside its shards.

@@ -1,18 +1,32 @@
-"""A Prefect server of our own: there while it is used, and gone with whoever used it."""
+"""A Prefect server of our own: there while it is used, gone with whoever used it, and deaf to other web pages."""
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import httpx
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin
 
-from rlm_batch import ConfigurationError
+from rlm_batch import ConfigurationError, batch
+from rlm_batch.deployments.deploy import deploy
 from rlm_batch.deployments.server import PrefectServer
+
+from ..infra.csrf import get_csrf_headers
 
 
 def test_a_port_that_is_taken_is_one_sentence(server: str, tmp_path: Path) -> None:
@@ -49,3 +63,126 @@ def test_the_server_ends_with_a_process_that_is_killed(no_process_left: None, tm
             return
         time.sleep(0.1)
     raise AssertionError("the server still answers")
+
+
+FOREIGN_ORIGINS = [
+    "http://evil.example",
+    "https://127.0.0.1",
+    "http://127.0.0.1:1",
+    "http://127.0.0.1.evil.example",
+    "null",
+]
+
+
+@pytest.mark.parametrize("origin", FOREIGN_ORIGINS)
+def test_a_web_page_of_another_address_is_refused_and_makes_no_run(server: str, origin: str) -> None:
+    with SyncPrefectClient(server) as client:
+        flow = client.request("POST", "/flows/", json={"name": str(uuid4())}).json()["id"]
+    headers = {**get_csrf_headers(server), "Origin": origin}
+    made = httpx.post(f"{server}/flow_runs/", json={"flow_id": flow}, headers=headers)
+    assert (made.status_code, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS" in made.text) == (403, True)
+    assert "access-control-allow-origin" not in made.headers
+    wish = {"Access-Control-Request-Method": "POST", "Origin": origin}
+    assert httpx.options(f"{server}/flow_runs/", headers=wish).status_code == 403
+    assert httpx.get(f"{server}/csrf-token?client=x", headers={"Origin": origin}).status_code == 403
+    with SyncPrefectClient(server) as client:
+        found = client.request("POST", "/flow_runs/filter", json={"flows": {"id": {"any_": [flow]}}}).json()
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost:1", "a@localhost:{port}"]
+)
+def test_a_name_that_is_not_the_servers_is_refused_whoever_made_it_point_here(server: str, host: str) -> None:
+    headers = {"Host": host.format(port=urlsplit(server).port)}
+    refused = httpx.get(f"{server}/admin/version", headers=headers)
+    assert (refused.status_code, "another name" in refused.text) == (403, True)
+
+
+def test_the_web_sockets_of_other_pages_are_refused_too(server: str) -> None:
+    address = server.replace("http", "ws", 1) + "/events/out"
+    with pytest.raises(InvalidStatus) as refused, connect(address, origin=Origin("http://evil.example")):
+        pass
+    assert refused.value.response.status_code == 403
+    with connect(address, origin=Origin(server.removesuffix("/api"))), connect(address):
+        pass
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]"])
+def test_the_ui_asks_as_it_always_did_by_whichever_name_it_was_opened(server: str, name: str) -> None:
+    port = urlsplit(server).port
+    origin = f"http://{name}:{port}"
+    wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "prefect-csrf-token"}
+    allowed = httpx.options(f"{server}/flow_runs/count", headers={**wish, "Origin": origin})
+    assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, origin)
+    given = {**get_csrf_headers(server), "Origin": origin, "Host": f"{name}:{port}"}
+    answer = httpx.post(f"{server}/flow_runs/count", json={}, headers=given)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+    assert httpx.get(f"http://127.0.0.1:{port}/ui-settings").json()["csrf_enabled"] is True
+
+
+def test_what_changes_something_needs_a_token_that_the_server_gave(server: str) -> None:
+    assert httpx.post(f"{server}/flows/", json={"name": "x"}).status_code == 403
+    assert httpx.post(f"{server}/flows/", json={"name": "x"}, headers=get_csrf_headers(server)).is_success
+
+
+def test_an_automation_of_the_server_still_reaches_its_own_api(server: str) -> None:
+    """It asks in its own process, by the name prefect-in-memory, which nobody else may use."""
+    event = f"tests.{uuid4()}"
+    with SyncPrefectClient(server) as client:
+        flow = client.request("POST", "/flows/", json={"name": event}).json()["id"]
+        wanted = {"name": "x", "flow_id": flow, "parameter_openapi_schema": {"type": "object", "properties": {}}}
+        deployment = client.request("POST", "/deployments/", json=wanted).json()["id"]
+        trigger = {"type": "event", "expect": [event], "posture": "Reactive", "threshold": 1, "within": 0}
+        action = {"type": "run-deployment", "source": "selected", "deployment_id": deployment}
+        automation = {"name": event, "trigger": trigger, "actions": [action]}
+        made = client.request("POST", "/automations/", json=automation).json()["id"]
+        happened = {"event": event, "resource": {"prefect.resource.id": "tests"}, "id": str(uuid4())}
+        runs: list[dict[str, Any]] = []
+        until = time.monotonic() + 60
+        while not runs and time.monotonic() < until:
+            happened |= {"occurred": datetime.now(UTC).isoformat(), "id": str(uuid4())}
+            client.request("POST", "/events", json=[happened])
+            time.sleep(1)
+            runs = client.request("POST", "/flow_runs/filter", json={"flows": {"id": {"any_": [flow]}}}).json()
+        client.request("DELETE", f"/automations/{made}")
+        client.request("DELETE", f"/deployments/{deployment}")
+    assert {run["deployment_id"] for run in runs} == {deployment}
+
+
+def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
+    monkeypatch: pytest.MonkeyPatch, copy_database: Callable[[Path], None], tmp_path: Path
+) -> None:
+    copy_database(tmp_path)
+    monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", " https://Prefect.example/ ")
+    with PrefectServer(tmp_path) as running:
+        for origin, status in (("https://prefect.example", 200), ("https://evil.example", 403)):
+            page = {"Origin": origin, "Host": urlsplit(origin).netloc}
+            assert httpx.get(f"{running.url}/admin/version", headers=page).status_code == status
+        own = {"Origin": running.url.removesuffix("/api")}
+        assert "access-control-allow-origin" in httpx.get(f"{running.url}/admin/version", headers=own).headers
+
+
+def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
+    copy_database: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_database(tmp_path)
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
+    auth = "somebody:a password: of the tests"
+    with PrefectServer(tmp_path, auth=auth) as running:
+        assert httpx.get(f"{running.url}/admin/version").status_code == 401
+        sentence = (
+            rf"the Prefect server at {running.url} asks for a password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD"
+        )
+        with temporary_settings({PREFECT_API_URL: running.url}):
+            with pytest.raises(ConfigurationError, match=f"{sentence}, or name another"):
+                asyncio.run(deploy())
+            with pytest.raises(ConfigurationError, match=f"{sentence}, or unset PREFECT_API_URL to run without"):
+                asyncio.run(batch(["SUBMIT(x=1)"], provider="local:none"))
+            with temporary_settings({PREFECT_API_AUTH_STRING: auth}):
+                (result,) = asyncio.run(batch(["SUBMIT(x=1)"], provider="local:none"))
+        assert result.x == 1
+        with pytest.raises(ConfigurationError, match="by a Prefect server that asks for a password") as refused:
+            PrefectServer(tmp_path, urlsplit(running.url).port).launch()
+        assert "a password: of the tests" not in str(refused.value) + running.log.read_text()
+        assert "of the tests" not in Path(f"/proc/{running.pid}/cmdline").read_text()

@@ -97,9 +97,9 @@ class Servers:
         there = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         redis = f"redis://127.0.0.1:{self.redis.port}/0"
         given = {
-            setting: value.replace("redis://redis:6379/0", redis)
+            setting: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value).replace("redis://redis:6379/0", redis)
             for setting, value in SERVICES[service]["environment"].items()
-            if value is not None
+            if value is not None and ":?" not in value  # what a person has to give
         }
         # A container has a home of its own.
         given["PREFECT_HOME"] = str(self._home / name)

@@ -1,0 +1,97 @@
+"""The server that a flow run brings along where none is configured: it is there for the run, and for no web page."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin
+
+from ..infra.csrf import get_csrf_headers
+
+# Prints the server's address while an execution is under way, and its result once the file `go` is there.
+PROGRAM = """
+import asyncio, pathlib, sys
+from rlm_batch import batch
+
+CODE = '''
+import pathlib, time
+(folder := pathlib.Path(path)).joinpath("begun").touch()
+while not folder.joinpath("go").exists():
+    time.sleep(0.05)
+SUBMIT(seen=True)
+'''
+
+async def main(folder):
+    running = asyncio.create_task(batch(CODE, [{"path": str(folder)}], provider="local:none"))
+    while not folder.joinpath("begun").exists() and not running.done():
+        await asyncio.sleep(0.05)
+    from prefect.server.api.server import SubprocessASGIServer
+    print(SubprocessASGIServer().api_url, flush=True)
+    print((await running)[0].seen, flush=True)
+
+asyncio.run(main(pathlib.Path(sys.argv[1])))
+"""
+
+
+@pytest.fixture(scope="module")
+def embedded(copy_database: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the server of a flow run that goes on meanwhile, and that gets its result after all."""
+    folder = tmp_path_factory.mktemp("embedded")
+    copy_database(folder)
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment |= {
+        "PREFECT_HOME": str(folder),
+        "RLM_BATCH_RESULTS": str(folder / "results"),
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "https://allowed.example",
+    }
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder)], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    try:
+        yield program.stdout.readline().strip()
+        (folder / "go").touch()
+        assert program.communicate(timeout=60)[0].strip() == "True"
+    finally:
+        with suppress(ProcessLookupError):
+            program.kill()
+        program.wait()
+
+
+def test_a_web_page_of_another_address_is_refused_whatever_it_asks(embedded: str) -> None:
+    for origin in ("http://evil.example", "http://127.0.0.1:1", "null"):
+        headers = {**get_csrf_headers(embedded), "Origin": origin}
+        assert httpx.post(f"{embedded}/flows/", json={"name": "evil"}, headers=headers).status_code == 403
+        assert httpx.get(f"{embedded}/admin/version", headers=headers).status_code == 403
+    own = get_csrf_headers(embedded)
+    assert httpx.post(f"{embedded}/flows/filter", json={}, headers=own).json()[0]["name"] != "evil"
+
+
+def test_its_web_sockets_are_closed_to_other_pages_and_open_to_programs(embedded: str) -> None:
+    address = embedded.replace("http", "ws", 1) + "/events/out"
+    with pytest.raises(InvalidStatus), connect(address, origin=Origin("http://evil.example")):
+        pass
+    with connect(address):
+        pass
+
+
+def test_it_goes_by_no_other_name(embedded: str) -> None:
+    assert httpx.get(f"{embedded}/admin/version").is_success
+    assert httpx.get(f"{embedded}/admin/version", headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_it_wants_a_token_of_whoever_changes_something(embedded: str) -> None:
+    assert httpx.post(f"{embedded}/flows/", json={"name": "x"}).status_code == 403
+
+
+def test_a_page_that_a_person_allows_may_ask(embedded: str) -> None:
+    headers = {"Origin": "https://allowed.example"}
+    answer = httpx.get(f"{embedded}/admin/version", headers=headers)
+    assert answer.headers["access-control-allow-origin"] == "https://allowed.example"
