@@ -158,6 +158,7 @@ def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
     with Up(empty, PYTHONPATH=str(empty)) as up:
         up.there()
         assert str(empty / ".prefect" / "prefect.db") in up.said
+        assert f"Whoever can reach 127.0.0.1:{up.port} on this machine can run code" in up.said
         code = 'code="SUBMIT(loss=abs(x - 3))"'
         done = up.type(*shlex.split(up.next), "-p", code, "-p", 'grid={"x": [1, 2, 3]}')
         assert done.returncode == 0, done.stdout + done.stderr
@@ -219,6 +220,27 @@ def test_a_schedule_a_minute_ahead_runs_by_itself(empty: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
+def test_with_a_password_only_who_has_it_runs_anything_and_it_is_told_to_nobody(empty: Path) -> None:
+    with Up(empty, "--auth", "somebody:not-told") as up:
+        up.there()
+        assert f"Whoever can reach 127.0.0.1:{up.port} on this machine and has the password" in up.said
+        assert "export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n" in up.said
+        refused = up.type(*shlex.split(up.next))
+        assert refused.returncode == 1
+        assert "401" in refused.stdout + refused.stderr
+        up.environment["PREFECT_API_AUTH_STRING"] = "somebody:not-told"
+        done = up.type(*shlex.split(up.next))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Completed" in done.stdout
+        for pid in below(up):
+            assert "not-told" not in Path(f"/proc/{pid}/cmdline").read_text()
+        assert up.ends(signal.SIGINT) == 0
+        logs = [(empty / ".prefect" / name).read_text() for name in ("server.log", "worker.log")]
+        assert "not-told" not in "".join([up.said, *logs])
+
+
+@pytest.mark.full
 @pytest.mark.requires("postgres")
 @pytest.mark.timeout(900)
 def test_postgres_is_as_good_a_database_and_keeps_what_was_done(empty: Path) -> None:
@@ -257,7 +279,7 @@ def test_a_child_that_dies_ends_it_with_an_error_and_no_sandbox_is_left(
     with Up(empty) as up:
         flow_run = up.there().run_of("-p", SLOW, "-p", 'grid={"t": [0.1, 300]}')
         up.has_started(flow_run)
-        (pid,) = [pid for pid, line in processes().items() if WORDS[which] in line and str(pid) in below(up)]
+        (pid,) = [pid for pid, line in processes().items() if WORDS[which] in line and pid in below(up)]
         os.kill(pid, signal.SIGKILL)
         up.process.wait(90)
         up.ends()
@@ -267,5 +289,5 @@ def test_a_child_that_dies_ends_it_with_an_error_and_no_sandbox_is_left(
     assert not list(Path(os.environ["TMPDIR"]).glob("rlm-batch-*"))
 
 
-def below(up: Up) -> str:
-    return Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split().__repr__()
+def below(up: Up) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()]
