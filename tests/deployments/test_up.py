@@ -62,7 +62,7 @@ class Up:
     def there(self) -> "Up":
         """Once it says that it is up; what it says to type is in `next`, and its environment has the server."""
         self.wait_for("deployment run sweep/local --watch\n")
-        exported, self.next = [line.strip() for line in self.said.strip().splitlines()[-3:] if line.strip()]
+        exported, self.next = [line.strip() for line in self.said.strip().splitlines()[-2:]]
         name, _, url = exported.removeprefix("export ").partition("=")
         self.environment[name] = self.url = url
         return self
