@@ -145,8 +145,8 @@ def test_an_automation_of_the_server_still_reaches_its_own_api(server: str) -> N
             client.request("POST", "/events", json=[happened])
             time.sleep(1)
             runs = client.request("POST", "/flow_runs/filter", json={"flows": {"id": {"any_": [flow]}}}).json()
-        client.request("DELETE", f"/automations/{made}")
-        client.request("DELETE", f"/deployments/{deployment}")
+        client.request("DELETE", "/automations/{id}", path_params={"id": made})
+        client.request("DELETE", "/deployments/{id}", path_params={"id": deployment})
     assert {run["deployment_id"] for run in runs} == {deployment}
 
 
