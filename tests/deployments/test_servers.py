@@ -134,7 +134,9 @@ def test_a_run_made_through_one_server_is_done_by_a_worker_of_another_and_both_h
     servers: Servers, worker: Path
 ) -> None:
     first, second = servers.urls
-    flow_run = run(first, code="print('seen'); SUBMIT(y=x)", inputs=[{"x": x} for x in range(30)], max_workers=4)
+    # Long enough for its progress to be told.
+    code = "import time; time.sleep(0.3); print('seen'); SUBMIT(y=x)"
+    flow_run = run(first, code=code, inputs=[{"x": x} for x in range(30)], max_workers=4)
     wait(lambda: state(second, flow_run).split(":")[0] in ("COMPLETED", "FAILED", "CRASHED"), 200)
     assert state(first, flow_run).startswith("COMPLETED"), worker.read_text()[-3000:]
     wait(lambda: completed(first, flow_run) == 30, 60)
