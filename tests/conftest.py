@@ -6,11 +6,11 @@ import ctypes
 import gc
 import os
 import shutil
-import sqlite3
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,8 @@ atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be regi
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requires(*names): what the test needs, of tests/infra/requirements.py")
+    # A shell starts what is in its background with SIGINT ignored, and what we start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.path.exists("/proc/self"):
         # What outlives its parent becomes a child of the tests, where `no_process_left` finds it.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -71,18 +73,6 @@ def server() -> Iterator[str]:
         yield running.url
         APILogWorker.drain_all()  # or its thread asks for a server that is gone
         del os.environ["PREFECT_API_URL"]
-
-
-@pytest.fixture(scope="session")
-def copy_database(server: str) -> Callable[[Path], None]:
-    """Puts a copy of that server's database into another home: a new one takes half a minute to make."""
-
-    def copy(home: Path) -> None:
-        there, here = Path(HOME) / "server" / "prefect.db", home / "prefect.db"
-        with closing(sqlite3.connect(there)) as source, closing(sqlite3.connect(here)) as target:
-            source.backup(target)
-
-    return copy
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
@@ -27,6 +26,7 @@ from rlm_batch.deployments.deploy import deploy
 from rlm_batch.deployments.server import PrefectServer
 
 from ..infra.csrf import get_csrf_headers
+from ..infra.prefect_database import make_prefect_home
 
 
 def test_a_port_that_is_taken_is_one_sentence(server: str, tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_an_automation_of_the_server_still_reaches_its_own_api(server: str) -> N
 
 
 def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
-    monkeypatch: pytest.MonkeyPatch, copy_database: Callable[[Path], None], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    copy_database(tmp_path)
+    make_prefect_home(tmp_path)
     monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", " https://Prefect.example/ ")
     with PrefectServer(tmp_path) as running:
         for origin, status in (("https://prefect.example", 200), ("https://evil.example", 403)):
@@ -164,9 +164,9 @@ def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
 
 
 def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
-    copy_database: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_database(tmp_path)
+    make_prefect_home(tmp_path)
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
     auth = "somebody:a password: of the tests"
     with PrefectServer(tmp_path, auth=auth) as running:
@@ -179,9 +179,16 @@ def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
                 asyncio.run(deploy())
             with pytest.raises(ConfigurationError, match=f"{sentence}, or unset PREFECT_API_URL to run without"):
                 asyncio.run(batch(["SUBMIT(x=1)"], provider="local:none"))
-            with temporary_settings({PREFECT_API_AUTH_STRING: auth}):
-                (result,) = asyncio.run(batch(["SUBMIT(x=1)"], provider="local:none"))
-        assert result.x == 1
+        # In a process of its own: this one's events would go to that server for the rest of the tests.
+        program = (
+            "import asyncio, rlm_batch\n"
+            "print(asyncio.run(rlm_batch.batch(['SUBMIT(x=1)'], provider='local:none'))[0].x)"
+        )
+        environment = os.environ | {"PREFECT_API_URL": running.url, "PREFECT_API_AUTH_STRING": auth}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.stdout == "1\n", done.stderr
         with pytest.raises(ConfigurationError, match="by a Prefect server that asks for a password") as refused:
             PrefectServer(tmp_path, urlsplit(running.url).port).launch()
         assert "a password: of the tests" not in str(refused.value) + running.log.read_text()

@@ -3,9 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +13,7 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from ..infra.csrf import get_csrf_headers
+from ..infra.prefect_database import make_prefect_home
 
 # Prints the server's address while an execution is under way, and its result once the file `go` is there.
 PROGRAM = """
@@ -41,10 +41,9 @@ asyncio.run(main(pathlib.Path(sys.argv[1])))
 
 
 @pytest.fixture(scope="module")
-def embedded(copy_database: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the server of a flow run that goes on meanwhile, and that gets its result after all."""
-    folder = tmp_path_factory.mktemp("embedded")
-    copy_database(folder)
+    folder = make_prefect_home(tmp_path_factory.mktemp("embedded"))
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     environment |= {
         "PREFECT_HOME": str(folder),

@@ -96,6 +96,8 @@ class Machine:
         self.relay = self._process.pid
         self.refused: str | None = hello["refused"]
         self._cpu: float | None = None  # of one that has ended
+        while not list_descendants(self.pid) and self.status() is None:  # a look at what runs is to find the command
+            time.sleep(0.005)
 
     def cpu(self) -> float:
         """The CPU seconds that everything in it has taken, without the relay's."""
