@@ -10,7 +10,7 @@ from typing import Self
 import httpx
 from prefect.settings import get_current_settings
 
-from ..flows.origin_guard import FACTORY, build_origin_settings
+from ..flows.origin_guard import APP_DIR, FACTORY, build_origin_settings
 from ..sandbox.errors import ConfigurationError
 from .process import PrefectProcess, end_process
 
@@ -49,7 +49,7 @@ class PrefectServer(PrefectProcess):
         self._home.mkdir(parents=True, exist_ok=True)
         environment = self._environment()
         environment.pop("PREFECT_API_URL", None)
-        environment["PREFECT_SERVER_UI_API_URL"] = self.url  # or the UI asks port 4200
+        environment.setdefault("PREFECT_SERVER_UI_API_URL", self.url)  # or the UI asks port 4200
         if self._database is not None:
             environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = self._database
         if self._auth is not None:
@@ -61,6 +61,9 @@ class PrefectServer(PrefectProcess):
         """The options of uvicorn that `prefect server start` sets, with our application in the place of Prefect's."""
         settings = get_current_settings().server
         options = {
+            # No module is taken from the working directory; and it is one server, whatever WEB_CONCURRENCY says.
+            "--app-dir": APP_DIR,
+            "--workers": 1,
             "--host": "127.0.0.1",
             "--port": self._port,
             "--log-level": settings.logging_level.lower(),

@@ -217,7 +217,7 @@ def _describe_access(server: PrefectServer) -> str:
         return f"Whoever can reach {address} on this machine and has the password can run code as this user."
     return (
         f"Whoever can reach {address} on this machine can run code as this user, and so can every other user of "
-        "the machine: --auth NAME:PASSWORD has the server ask for a password."
+        "the machine: with PREFECT_SERVER_API_AUTH_STRING=NAME:PASSWORD in its environment the server asks for that."
     )
 
 

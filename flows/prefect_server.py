@@ -77,12 +77,21 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
     Raises ConfigurationError if it does not; `alternative` is what else there is to do.
     """
     error = await client.api_healthcheck()
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
+        raise ConfigurationError(
+            f"the Prefect server at {url} refuses to be asked by that name ({error}): take the address that it says "
+            f"when it starts, or {alternative}"
+        )
     if error is not None:
         raise ConfigurationError(f"the Prefect server at {url} does not answer ({error}): start it, or {alternative}")
     # Health is told to everybody. Other statuses are no answer to this: Prefect Cloud has no such address.
     with suppress(httpx.HTTPError):
         try:
             await client.api_version()
+        except ValueError:
+            raise ConfigurationError(
+                f"what answers at {url} is no Prefect API: its address ends in /api, so name that, or {alternative}"
+            ) from None
         except httpx.HTTPStatusError as refusal:
             if refusal.response.status_code == httpx.codes.UNAUTHORIZED:
                 raise ConfigurationError(

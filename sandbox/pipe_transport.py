@@ -162,14 +162,14 @@ class PipeTransport:
         data, stalled_at = memoryview(frame), time.monotonic() + self._stall_seconds
         try:
             while data:
-                if time.monotonic() >= stalled_at:
-                    self._protocol.close(f"it has taken none of its input for {self._stall_seconds:g} s")
                 if self._protocol.closed_reason:
                     raise SandboxLost(f"the sandbox has gone ({self._protocol.closed_reason}): run it in a new one")
                 try:
                     data = data[os.write(self._writes, data) :]
                     stalled_at = time.monotonic() + self._stall_seconds
-                except BlockingIOError:
+                except BlockingIOError:  # only now: it is this process that may have stood still
+                    if time.monotonic() >= stalled_at:
+                        self._protocol.close(f"it has taken none of its input for {self._stall_seconds:g} s")
                     self._writable.poll(MAX_WAIT_SECONDS * 1000)
         except OSError:
             self._protocol.close_at_hangup()

@@ -48,10 +48,13 @@ class LocalChannel:
                 async with asyncio.timeout(self._stall_seconds):
                     await self._ready.wait()
             except TimeoutError:
-                loop.remove_writer(self._fd)
-                self._end_reason = f"it has taken none of its input for {self._stall_seconds:g} s"
-                if self._closed is not None:
-                    self._closed(self._end_reason)
+                left = self._write(rest)  # it may be this process's loop that stood still
+                if len(left) == len(rest):
+                    self._end_reason = f"it has taken none of its input for {self._stall_seconds:g} s"
+                    loop.remove_writer(self._fd)
+                    if self._closed is not None:
+                        self._closed(self._end_reason)
+                rest = left
             finally:
                 self._ready = None
                 if not self._end_reason:

@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -90,6 +92,17 @@ def test_a_web_page_of_another_address_is_refused_and_makes_no_run(server: str, 
     assert found == []
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_page_shows_the_ui_in_no_frame_and_has_nothing_fetched_but_may_link_to_it(
+    server: str, site: str
+) -> None:
+    ui = server.removesuffix("/api")
+    for mode, kind, status in (("navigate", "iframe", 403), ("no-cors", "image", 403), ("navigate", "document", 200)):
+        page = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": kind}
+        assert httpx.get(f"{ui}/", headers=page, follow_redirects=True).status_code == status
+    assert httpx.get(f"{ui}/", follow_redirects=True).headers["content-security-policy"] == "frame-ancestors 'self'"
+
+
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost:1", "a@localhost:{port}"]
 )
@@ -124,6 +137,34 @@ def test_the_ui_asks_as_it_always_did_by_whichever_name_it_was_opened(server: st
 def test_what_changes_something_needs_a_token_that_the_server_gave(server: str) -> None:
     assert httpx.post(f"{server}/flows/", json={"name": "x"}).status_code == 403
     assert httpx.post(f"{server}/flows/", json={"name": "x"}, headers=get_csrf_headers(server)).is_success
+
+
+def test_an_automation_can_pause_another_although_the_server_has_no_token_of_its_own(server: str) -> None:
+    event = f"tests.{uuid4()}"
+    trigger = {"type": "event", "expect": [event], "posture": "Reactive", "threshold": 1, "within": 0}
+    with SyncPrefectClient(server) as client:
+
+        def make(name: str, action: dict[str, Any]) -> str:
+            automation = {"name": name, "trigger": trigger, "actions": [action]}
+            return client.request("POST", "/automations/", json=automation).json()["id"]
+
+        other = make(f"{event} other", {"type": "do-nothing"})
+        pausing = make(event, {"type": "pause-automation", "source": "selected", "automation_id": other})
+        is_enabled, until = True, time.monotonic() + 60
+        while is_enabled and time.monotonic() < until:
+            now = datetime.now(UTC).isoformat()
+            happened = {
+                "event": event,
+                "resource": {"prefect.resource.id": "tests"},
+                "id": str(uuid4()),
+                "occurred": now,
+            }
+            client.request("POST", "/events", json=[happened])
+            time.sleep(1)
+            is_enabled = client.request("GET", "/automations/{id}", path_params={"id": other}).json()["enabled"]
+        for automation in (pausing, other):
+            client.request("DELETE", "/automations/{id}", path_params={"id": automation})
+    assert not is_enabled
 
 
 def test_an_automation_of_the_server_still_reaches_its_own_api(server: str) -> None:
@@ -161,6 +202,24 @@ def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
             assert httpx.get(f"{running.url}/admin/version", headers=page).status_code == status
         own = {"Origin": running.url.removesuffix("/api")}
         assert "access-control-allow-origin" in httpx.get(f"{running.url}/admin/version", headers=own).headers
+
+
+def test_an_address_that_the_server_does_not_go_by_or_that_is_no_api_is_a_sentence(server: str) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>sign in</html>")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        for url, said in (
+            (f"http://127.1:{urlsplit(server).port}/api", "refuses to be asked by that name"),
+            (f"http://127.0.0.1:{other.server_port}", "is no Prefect API: its address ends in /api"),
+        ):
+            with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError, match=said):
+                asyncio.run(deploy())
+        other.shutdown()
 
 
 def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(

@@ -4,6 +4,7 @@ A test names what it needs by `@pytest.mark.requires("bubblewrap")`, on itself o
 fixture that is in `FIXTURES`.
 """
 
+import functools
 import os
 import shutil
 import sys
@@ -65,16 +66,16 @@ def list_requirements(item: pytest.Item) -> list[str]:
 
 def leave_out_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Takes from `items` the tests that lack something, but one for each thing, which is skipped and says so."""
-    missing = {name: find_missing() for name, find_missing in REQUIREMENTS.items()}
-    kept: list[pytest.Item] = []
+    find_missing = functools.cache(lambda name: REQUIREMENTS[name]())
     left_out: dict[str, list[pytest.Item]] = {}
     for item in items:
-        lacks = next((name for name in list_requirements(item) if missing[name]), None)
-        (kept if lacks is None else left_out.setdefault(lacks, [])).append(item)
+        lacks = next(filter(find_missing, list_requirements(item)), None)
+        if lacks is not None:
+            left_out.setdefault(lacks, []).append(item)
     for name, tests in left_out.items():
-        first = tests[0]
-        first.add_marker(pytest.mark.skip(reason=f"{len(tests)} tests: {missing[name]}"))
-        kept.append(first)
-        config.hook.pytest_deselected(items=tests[1:])
-    if left_out:
-        items[:] = [item for item in items if item in set(kept)]
+        tests[0].add_marker(pytest.mark.skip(reason=f"{len(tests)} tests: {find_missing(name)}"))
+    deselected = [item for tests in left_out.values() for item in tests[1:]]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        gone = set(deselected)
+        items[:] = [item for item in items if item not in gone]

@@ -51,7 +51,7 @@ def find_refusal() -> str:
     mounts = [("read", "/", "/"), ("tmpfs", "/home"), ("proc", "/proc"), ("dev", "/dev")]
     try:
         probe = subprocess.run(make_command(["true"], mounts), check=False, capture_output=True, text=True, timeout=60)
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return probe.stderr.strip() or f"the probe ended with {probe.returncode}" if probe.returncode else ""
 

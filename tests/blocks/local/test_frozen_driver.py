@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -103,6 +104,19 @@ async def test_sends_that_wait_end_with_the_channel(deaf_process: int) -> None:
         for task in (*sending, channel.send(b"more")):
             with pytest.raises(SandboxLost, match="it was removed"):
                 await task
+
+
+async def test_a_driver_that_took_its_input_while_the_host_stood_still_is_kept() -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    reader = subprocess.Popen(["sh", "-c", "sleep 0.3; cat >/dev/null"], stdin=reads)
+    os.close(reads)
+    sending = asyncio.ensure_future(LocalChannel(writes, stall_seconds=0.2).send(TEXT.encode()))
+    await asyncio.sleep(0.05)
+    time.sleep(1)  # noqa: ASYNC251 - as a tool does that is no coroutine, and as Ctrl-Z does
+    await sending
+    os.close(writes)
+    assert reader.wait(15) == 0
 
 
 def test_a_script_gives_up_a_driver_that_takes_no_input(monkeypatch: pytest.MonkeyPatch) -> None:

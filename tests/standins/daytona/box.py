@@ -127,11 +127,12 @@ class Box:
 
         def rename(found: re.Match[bytes]) -> bytes:
             name = found[1]
-            if name == own:
+            renamed = Path("/tmp", hashlib.shake_256(self.id.encode() + name).hexdigest(len(name))[: len(name)])
+            # A short name could be somebody's, and so could one that is there already.
+            if name == own or len(name) < 8 or (renamed not in self.outside and renamed.exists()):
                 return found[0]
-            renamed = "/tmp/" + hashlib.shake_256(self.id.encode() + name).hexdigest(len(name))[: len(name)]
-            self.outside.add(Path(renamed))
-            return renamed.encode()
+            self.outside.add(renamed)
+            return os.fsencode(renamed)
 
         return re.sub(rb"(?<![\w.-])/tmp/([\w.-]+)", rename, data)
 
