@@ -109,7 +109,7 @@ async def test_sends_that_wait_end_with_the_channel(deaf_process: int) -> None:
 async def test_a_driver_that_took_its_input_while_the_host_stood_still_is_kept() -> None:
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
-    reader = subprocess.Popen(["sh", "-c", "sleep 0.3; cat >/dev/null"], stdin=reads)
+    reader = subprocess.Popen(["sh", "-c", "sleep 0.3; cat >/dev/null"], stdin=reads)  # noqa: ASYNC220
     os.close(reads)
     sending = asyncio.ensure_future(LocalChannel(writes, stall_seconds=0.2).send(TEXT.encode()))
     await asyncio.sleep(0.05)
