@@ -45,6 +45,7 @@ def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
     assert ["1", "two.py", "hello"] in [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.full
 def test_code_from_standard_input_over_a_file_of_inputs(run_alone, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": 2}\n{"x": 5}\n')
     done = run_alone("batch", "/dev/stdin", "--inputs", "in.jsonl", input="SUBMIT(y=x * x)")
@@ -52,7 +53,7 @@ def test_code_from_standard_input_over_a_file_of_inputs(run_alone, tmp_path):
     assert [line.split()[-1] for line in done.stdout.splitlines()[1:3]] == ["4", "25"]
 
 
-@pytest.mark.parametrize("option", ["--points", "--inputs"])
+@pytest.mark.parametrize("option", [pytest.param("--points", marks=pytest.mark.full), "--inputs"])
 def test_a_file_of_inputs_is_read_once_so_that_it_may_be_a_pipe(run, tmp_path, option):
     os.mkfifo(tmp_path / "in.jsonl")
     threading.Thread(target=(tmp_path / "in.jsonl").write_text, args=['{"x": 2}\n{"x": 5}\n'], daemon=True).start()

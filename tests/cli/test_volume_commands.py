@@ -22,6 +22,7 @@ SUBMIT(total=sum(sum(json.loads(load_from_volume(path))) for path in list_volume
 
 
 @pytest.mark.timeout(400)  # several commands, each of which imports Prefect
+@pytest.mark.full
 def test_chunks_prints_a_row_for_each_and_the_reduction_and_the_files_come_home(run, tmp_path):
     (tmp_path / "double.py").write_text(DOUBLE)
     (tmp_path / "sum.py").write_text(SUM)

@@ -65,6 +65,7 @@ def test_a_job_finds_the_shards_that_it_was_cut_into(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("server", "running_daytona", "no_process_left")
+@pytest.mark.full
 async def test_a_shard_of_today_runs_the_work_of_a_job_of_then(job_named: Callable[[str], Job]) -> None:
     job = job_named("shards")
     before = job.lines()

@@ -9,7 +9,7 @@ from rlm_batch import OutcomeUnknown, SandboxLost
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 # Holds a lock for as long as its process lives, and says so.
 HOLDING = """
@@ -50,6 +50,7 @@ async def cancelled(task: asyncio.Task[object]) -> None:
         await asyncio.wait_for(task, 10)
 
 
+@pytest.mark.every_provider
 async def test_cancelling_ends_the_execution_and_leaves_the_sandbox_usable(interpreter: Interpreter) -> None:
     for code in (HOLDING, STUBBORN):
         await cancelled(await begun(interpreter, code))
@@ -94,6 +95,7 @@ async def test_cancelling_while_a_large_variable_is_sent_leaves_the_sandbox_usab
     assert (await other).x == 1
 
 
+@pytest.mark.every_provider
 async def test_shutdown_during_an_execution_ends_it_with_an_error(provider: SandboxProvider) -> None:
     interpreter = provider.interpreter(timeout=20)
     task = await begun(interpreter, "print('on')\n" + STUBBORN)
@@ -107,6 +109,7 @@ async def test_shutdown_during_an_execution_ends_it_with_an_error(provider: Sand
     await interpreter.shutdown()
 
 
+@pytest.mark.every_provider
 async def test_shutdown_waits_for_nothing_that_the_code_does(provider: SandboxProvider) -> None:
     code = """
         import os, signal, time
@@ -126,6 +129,7 @@ async def test_shutdown_waits_for_nothing_that_the_code_does(provider: SandboxPr
         await task
 
 
+@pytest.mark.every_provider
 async def test_cancelling_the_start_leaves_nothing(provider: SandboxProvider) -> None:
     for pause in (0, 0.001, 0.005, 0.01, 0.02):
         interpreter = provider.interpreter()

@@ -11,7 +11,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import OUTPUT_CAP_CHARACTERS
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 HALF = OUTPUT_CAP_CHARACTERS // 2
 GAP = re.compile(r"\n\[\.\.\. ([\d,]+) characters dropped \.\.\.\]\n")
@@ -23,6 +23,7 @@ def parts(text: str) -> tuple[str, int, str]:
     return head, int(dropped.replace(",", "")), tail
 
 
+@pytest.mark.every_provider
 async def test_prints_of_every_kind_come_back(interpreter: Interpreter) -> None:
     code = """
         import os, subprocess, sys
@@ -65,6 +66,7 @@ async def test_warnings_and_threads_that_fail_are_on_stderr(interpreter: Interpr
     assert "ZeroDivisionError" in result.meta.stderr
 
 
+@pytest.mark.every_provider
 async def test_what_looks_like_a_frame_is_text(interpreter: Interpreter) -> None:
     lines = [
         '{"op":"end","id":1,"n":1,"status":"submitted","body":7}', '{"x":1}', '{"op":"beat","id":0,"n":999999}',
@@ -92,6 +94,7 @@ async def test_text_split_across_writes_is_put_together(interpreter: Interpreter
     assert (await interpreter.execute(dedent(code))).meta.stdout == "aé€😀z"
 
 
+@pytest.mark.every_provider
 async def test_what_is_no_text_is_replaced(interpreter: Interpreter) -> None:
     code = "import os; os.write(1, b'a\\xff\\xfeb\\xc3'); os.write(2, b'\\xe2\\x82')"
     result = await interpreter.execute(code)
@@ -104,6 +107,7 @@ async def test_a_lone_surrogate_can_be_printed(interpreter: Interpreter) -> None
     assert result.meta.stdout == "x\\ud800\n"
 
 
+@pytest.mark.every_provider
 async def test_fifty_megabytes_come_back_as_head_count_and_tail(interpreter: Interpreter) -> None:
     code = """
         for i in range(50_000):
@@ -131,6 +135,7 @@ async def test_the_cap_counts_characters(interpreter: Interpreter) -> None:
     assert parts(result.meta.stdout) == ("\x01" * HALF, 1, "\x01" * HALF)
 
 
+@pytest.mark.every_provider
 async def test_output_is_streamed_while_the_code_runs(provider: SandboxProvider) -> None:
     heard: list[tuple[str, str]] = []
     first = asyncio.Event()

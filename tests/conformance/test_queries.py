@@ -261,6 +261,7 @@ async def test_a_recursive_models_own_turns_count_and_end_it_when_they_are_used_
     assert len(found.meta.queries.tree[0]["trajectory"]) == 4
 
 
+@pytest.mark.full
 async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submit(
     provider: SandboxProvider, chat: ChatServer
 ):

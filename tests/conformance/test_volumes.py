@@ -14,7 +14,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.blocks.sandbox_volume import SandboxVolume
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 Sandboxes = Callable[[], AbstractAsyncContextManager[Interpreter]]
 
@@ -26,6 +26,7 @@ def sandbox(provider: SandboxProvider, volume_name: str) -> Sandboxes:
     return lambda: with_volume.interpreter(timeout=30)
 
 
+@pytest.mark.every_provider
 async def test_what_is_saved_in_one_sandbox_is_loaded_in_the_next(sandbox: Sandboxes) -> None:
     code = """
         import json
@@ -55,6 +56,7 @@ async def test_what_is_saved_in_one_sandbox_is_loaded_in_the_next(sandbox: Sandb
     assert loaded.results == ["results/chunk_0.json", "results/table.bin"]
 
 
+@pytest.mark.every_provider
 async def test_code_may_write_straight_below_the_mount_path(sandbox: Sandboxes) -> None:
     code = """
         import os
@@ -71,6 +73,7 @@ async def test_code_may_write_straight_below_the_mount_path(sandbox: Sandboxes) 
         assert (await second.execute("SUBMIT(open(VOLUME + '/artifacts/chunk.txt').read())")).output == "direct"
 
 
+@pytest.mark.every_provider
 async def test_a_file_is_replaced_by_a_later_sandbox(sandbox: Sandboxes) -> None:
     for text in ("first", "second", "a third that is longer", ""):
         async with sandbox() as interpreter:
@@ -163,6 +166,7 @@ async def test_data_that_is_neither_text_nor_bytes_is_the_codes_own_error(sandbo
     assert result.there == []
 
 
+@pytest.mark.every_provider
 async def test_a_volume_that_was_not_asked_for_is_an_error_that_says_how_to_ask(interpreter: Interpreter) -> None:
     for code in ("save_to_volume('x', 'y')", "load_from_volume('x')", "list_volume()"):
         with pytest.raises(VolumeError, match="volume_name"):
@@ -182,6 +186,7 @@ async def test_a_variable_cannot_hide_what_reaches_the_volume(interpreter: Inter
         await interpreter.execute("pass", {name: 1})
 
 
+@pytest.mark.every_provider
 async def test_a_file_that_outgrows_its_limit_leaves_nothing(sandbox: Sandboxes) -> None:
     code = """
         import os, resource
@@ -221,6 +226,7 @@ async def test_a_save_that_is_interrupted_leaves_nothing_that_looks_complete(san
     assert result.ours == []
 
 
+@pytest.mark.every_provider
 async def test_many_executions_save_beside_each_other(sandbox: Sandboxes) -> None:
     async with sandbox() as one, sandbox() as two:
         await asyncio.gather(
@@ -273,6 +279,7 @@ async def test_that_files_are_noted_is_never_the_codes_own_trouble(sandbox: Sand
         assert (await interpreter.execute(dedent(code))).fine
 
 
+@pytest.mark.every_provider
 async def test_a_file_that_was_made_for_its_user_alone_is_the_next_sandboxs_too(sandbox: Sandboxes) -> None:
     code = """
         import os, tempfile
@@ -299,6 +306,7 @@ async def test_a_file_that_was_made_for_its_user_alone_is_the_next_sandboxs_too(
         assert (await second.execute(code)).output == "made with tempfile"
 
 
+@pytest.mark.every_provider
 async def test_files_that_come_in_and_go_out_reach_the_volume(sandbox: Sandboxes) -> None:
     async with sandbox() as interpreter:
         mount = (await interpreter.execute("SUBMIT(VOLUME)")).output
@@ -311,6 +319,7 @@ async def test_files_that_come_in_and_go_out_reach_the_volume(sandbox: Sandboxes
         assert await interpreter.sandbox.download(os.path.join(mount, "out.txt")) == b"home"
 
 
+@pytest.mark.every_provider
 async def test_the_host_lists_gets_puts_and_deletes(
     sandbox: Sandboxes, provider: SandboxProvider, volume_name: str
 ) -> None:

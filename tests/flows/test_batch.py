@@ -45,7 +45,7 @@ async def test_results_come_back_in_order_and_are_read_as_attributes():
     assert [result.meta.index for result in (total, pi, greeting)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("reuse", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_each_failure_is_its_own_error_and_the_others_finish(reuse):
     code = [text for failing in FAILING for text in (failing, "SUBMIT(fine=True)")]
     results = await batch(code, timeout=3, on_failure="return", reuse_sandboxes=reuse, max_workers=2)

@@ -145,6 +145,7 @@ async def test_a_cancelled_start_removes_what_it_has_opened() -> None:
     assert removed
 
 
+@pytest.mark.full
 async def test_beats_of_the_host_keep_an_idle_sandbox_alive() -> None:
     async with Interpreter(opening(heartbeat=0.3, silence=2), timeout=20) as one:
         await one.execute("x = 1", context="c")

@@ -84,7 +84,9 @@ async def test_a_creation_that_takes_too_long_leaves_nothing(standin: Any, monke
     assert standin.state()["created"] == 1
 
 
-@pytest.mark.parametrize("fault", ["drop", "502", pytest.param("503", marks=pytest.mark.full), "429"])
+@pytest.mark.parametrize(
+    "fault", ["drop", *(pytest.param(fault, marks=pytest.mark.full) for fault in ("502", "503")), "429"]
+)
 async def test_a_creation_whose_answer_is_lost_is_found_again_or_leaves_nothing(standin: Any, fault: str) -> None:
     for seed in range(4):  # half of the dropped calls are done, and half are not
         standin.set(
@@ -219,7 +221,7 @@ async def test_a_sandbox_that_is_being_destroyed_is_not_listed_again(standin: An
     assert await gone(standin)
 
 
-@pytest.mark.parametrize("destroy_s", [0.0, 0.5])
+@pytest.mark.parametrize("destroy_s", [0.0, pytest.param(0.5, marks=pytest.mark.full)])
 @pytest.mark.parametrize("when", ["starting", "installing", "cloning"])
 async def test_a_sandbox_that_goes_away_while_it_is_set_up_is_tried_again_and_no_fault_of_the_settings(
     standin: Any, when: str, destroy_s: float
@@ -275,6 +277,7 @@ async def test_shutdown_ends_an_execution_whose_variables_are_being_uploaded(sta
             await running
 
 
+@pytest.mark.full
 async def test_an_idle_sandbox_is_kept_while_its_code_runs(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Five of the provider's minutes are a second and a half here; a beat comes every 15 s.
     standin.set(minute=0.3)

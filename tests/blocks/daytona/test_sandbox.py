@@ -109,7 +109,7 @@ def test_large_values_go_as_files_both_ways_and_none_is_left(standin: Any) -> No
     assert counts["POST /toolbox/*/files/bulk-download"] == 2  # the tool's argument, the result
 
 
-@pytest.mark.parametrize("fault", ["lost", "500"])
+@pytest.mark.parametrize("fault", ["lost", pytest.param("500", marks=pytest.mark.full)])
 def test_a_large_value_arrives_although_the_call_that_removes_its_file_fails(standin: Any, fault: str) -> None:
     times = 100 if fault == "500" else 1
     standin.set(fault_rate=1.0, fault_where="DELETE .*/files", faults=[fault], fault_times=times)

@@ -71,6 +71,7 @@ async def test_a_request_that_takes_too_long_is_given_up_and_tried_again(chat):
     assert (await ask(model(chat, request_timeout=0.5))).text == "well"
 
 
+@pytest.mark.full
 async def test_an_answer_that_trickles_in_is_given_up_as_one_that_does_not_come(chat, monkeypatch):
     await ask(model(chat))  # what the first request of a process imports is there
     monkeypatch.setattr(litellm_client, "LATE_SECONDS", 0.5)

@@ -187,6 +187,7 @@ def test_no_process_outlives_its_host_whatever_it_was_doing(
 
 
 @as_each_user
+@pytest.mark.full
 def test_the_folders_of_a_killed_host_are_listed_and_removed(
     own_host: Host, hosts: Callable[[str], Host], box_type: type[Box]
 ) -> None:

@@ -79,6 +79,7 @@ async def test_submit_inside_a_bare_except_stands(interpreter: Interpreter, cont
     assert result.outputs == {"x": 1}
 
 
+@pytest.mark.full
 async def test_submit_in_a_loop_that_swallows_everything_ends_the_execution(interpreter: Interpreter) -> None:
     stubborn = """
         while True:

@@ -9,9 +9,10 @@ import pytest
 from rlm_batch import ConfigurationError
 from rlm_batch.sandbox.interpreter import Interpreter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
+@pytest.mark.every_provider
 async def test_variables_are_top_level_names(interpreter: Interpreter) -> None:
     variables: dict[str, Any] = {"lr": 0.001, "größe": [1, {"a": None}], "_": True}
     result = await interpreter.execute("def f(): return größe\nSUBMIT(lr=lr, g=f(), u=_)", variables)
@@ -72,6 +73,7 @@ async def test_code_that_is_no_text_is_refused(interpreter: Interpreter) -> None
             await interpreter.execute(code)  # type: ignore[arg-type]
 
 
+@pytest.mark.every_provider
 async def test_large_variables_arrive(interpreter: Interpreter) -> None:
     for mib in (1, 20):
         text = "0123456789abcdé\n" * (mib * 65_536)
@@ -82,6 +84,7 @@ async def test_large_variables_arrive(interpreter: Interpreter) -> None:
             assert result.outputs == {"n": len(text), "end": "dé\n"}
 
 
+@pytest.mark.every_provider
 async def test_code_may_be_large(interpreter: Interpreter) -> None:
     code = "x = 0\n" + "x += 1  # a line of a long program\n" * 30_000 + "SUBMIT(x=x)"
     assert (await interpreter.execute(code)).x == 30_000
@@ -131,6 +134,7 @@ async def test_empty_code_is_a_program(interpreter: Interpreter) -> None:
         assert not (await interpreter.execute(code)).meta.submitted
 
 
+@pytest.mark.every_provider
 async def test_meta_says_where_and_how_long(interpreter: Interpreter) -> None:
     result = await interpreter.execute("import time; time.sleep(0.2)")
     assert result.meta.seconds >= 0.2

@@ -97,7 +97,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for part in path.glob("part-*.jsonl") for line in part.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("per_task", [1, 4])
+@pytest.mark.parametrize("per_task", [1, pytest.param(4, marks=pytest.mark.full)])
 async def test_prefects_retry_executes_only_what_has_no_result(
     counter: ExecutionCounter, results: Path, per_task: int
 ) -> None:
@@ -146,16 +146,12 @@ async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_c
     assert counter.counts == {"0": 2, "1": 1, "2": 1, "3": 2}
 
 
-@pytest.mark.parametrize(
-    ("size", "workers"),
-    [
-        pytest.param(12, 4, id="12"),
-        pytest.param(200, 10, id="200", marks=[pytest.mark.full, pytest.mark.timeout(900)]),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.timeout(900)
 async def test_of_a_run_that_is_retried_twice_among_failing_calls_every_good_execution_ran_once(
-    size: int, workers: int, daytona: Any, counter: ExecutionCounter, results: Path
+    daytona: Any, counter: ExecutionCounter, results: Path
 ) -> None:
+    size, workers = 200, 10
     daytona.set(boot_s=0.05, fault_rate=0.2, fault_delay_s=1.0, retry_after_s=0.1, seed=size)
     inputs = [{"x": x, "address": counter.address} for x in range(size)]
     flow = await Deployed.made(code=SOME_FAIL, inputs=inputs, provider="daytona", max_workers=workers, timeout=60)

@@ -74,7 +74,7 @@ async def state_of_last_task() -> str:
     return name
 
 
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_wrongly_never(
     counter: ExecutionCounter, asked: bool
 ) -> None:
@@ -130,7 +130,7 @@ async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
     assert counter.counts == {"0": 1}
 
 
-@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("idempotent", [pytest.param(False, marks=pytest.mark.full), True])
 async def test_code_that_may_have_run_is_repeated_only_if_it_may_run_twice(
     daytona: Any, counter: ExecutionCounter, idempotent: bool
 ) -> None:

@@ -69,7 +69,7 @@ async def in_use(name: str) -> int:
         return (await client.read_global_concurrency_limit_by_name(name)).active_slots
 
 
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("reuse", [pytest.param(False, marks=pytest.mark.full), True])
 async def test_three_flow_runs_share_the_slots_of_one_block(block, quick, reuse):
     runs = await asyncio.gather(*(naps(5, 0.2, max_workers=4, reuse_sandboxes=reuse) for _ in range(3)))
     assert [len(run) for run in runs] == [5, 5, 5]
@@ -78,6 +78,7 @@ async def test_three_flow_runs_share_the_slots_of_one_block(block, quick, reuse)
     assert await in_use(f"{LIMIT}.waiting") == 0
 
 
+@pytest.mark.full
 async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(block, quick):
     long = asyncio.create_task(naps(80, 0.15, max_workers=2, reuse_sandboxes=True))
     await asyncio.sleep(1.5)

@@ -68,6 +68,7 @@ async def test_a_run_that_is_stopped_while_it_opens_its_sandboxes_leaves_none_an
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.full
 async def test_a_process_that_can_open_no_more_connections_is_told_what_to_do(daytona: Any) -> None:
     import daytona as _sdk  # its import opens files too
 

@@ -88,6 +88,7 @@ async def last_job(client: Any) -> Any:
     return run
 
 
+@pytest.mark.full
 async def test_a_sweep_in_shards_finds_the_best_trial(shared):
     found = await sweep(
         "SUBMIT(loss=abs(a - 2) + b)",

@@ -86,6 +86,7 @@ def test_a_silent_host_is_taken_for_dead(launch: Launch, tmp_path: Path) -> None
     assert one.ends()
 
 
+@pytest.mark.full
 def test_any_frame_is_a_sign_of_life(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path, heartbeat=0.5, silence=2)
     until = time.monotonic() + 4
