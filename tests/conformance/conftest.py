@@ -15,7 +15,7 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.blocks.registry import PROVIDERS
 from rlm_batch.sandbox.interpreter import Interpreter
 
-from ..infra.isolation_levels import find_missing_support
+from ..infra.isolation_levels import find_strongest_level
 from ..infra.requirements import mark_level
 
 PROVIDER_NAMES = [
@@ -23,8 +23,10 @@ PROVIDER_NAMES = [
     for entry in PROVIDERS.values()
     for name in [f"{entry.name}-{isolation}" for isolation in reversed(entry.isolations)] or [entry.name]
 ]
-# Code without isolation runs as with it, less what that adds: where there is any, it waits for the full tests.
-LATER = () if find_missing_support("auto") else ("local-none",)
+# The strongest level that this machine has is tried at once; on a weaker one code runs the same, and its tests wait for
+# the full ones.
+LEVELS = ("bubblewrap", "landlock", "none")
+LATER = [f"local-{level}" for level in LEVELS[LEVELS.index(find_strongest_level() or "none") + 1 :]]
 LITTLE_MEMORY = 256  # MiB
 
 
