@@ -48,7 +48,7 @@ async def ask(
 
 @pytest.mark.every_provider
 async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: SandboxProvider, chat: ChatServer):
-    for prompt, delay in zip(THREE, (0.6, 0.4, 0.2), strict=True):
+    for prompt, delay in zip(THREE, (2.0, 1.5, 1.0), strict=True):
         chat.rule(prompt, Reply(f"summary of {prompt.split()[-1]}", delay=delay))
     code = """
         summaries = rlm_query_batched(prompts, concurrency=3)
@@ -66,7 +66,7 @@ async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: S
 async def test_no_more_is_under_way_than_was_asked_for_and_the_host_allows(
     provider: SandboxProvider, chat: ChatServer, asked: int | None, cap: int, seen: int
 ):
-    chat.delay = 0.15
+    chat.delay = 0.4
     code = "SUBMIT(answers=llm_query_batched([str(i) for i in range(12)], concurrency=asked))"
     found = await ask(provider, chat, code, {"asked": asked}, batch_concurrency=cap)
     assert found.answers == [f"answer to: {i}" for i in range(12)]
