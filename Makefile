@@ -22,10 +22,10 @@ demo: $(READY) ## run the example sweep, each trial in a sandbox of its own on t
 
 # pytest's own script: `python -m pytest` would put the root on sys.path, and its rooms there as top-level packages.
 test: $(READY) ## run the tests (ARGS="-x -k sweep" is handed to pytest)
-	@$(VENV)/bin/pytest --numprocesses 4 --dist worksteal $(ARGS)
+	@$(VENV)/bin/pytest --numprocesses 4 --dist worksteal --durations 10 $(ARGS)
 
 test-full: $(READY) ## run the scenarios at their full size, which takes minutes
-	@$(VENV)/bin/pytest -m full --numprocesses 4 --dist worksteal $(ARGS)
+	@$(VENV)/bin/pytest -m full --numprocesses 4 --dist worksteal --durations 10 $(ARGS)
 
 chaos: $(READY) ## break things at random, for ten minutes at most (SEED=... throws the same dice again)
 	@CHAOS_SEED=$(SEED) $(VENV)/bin/pytest -m chaos -s -rs tests/chaos $(ARGS)
