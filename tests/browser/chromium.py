@@ -179,14 +179,20 @@ class Chromium:
     def click(self, text: str, selector: str = "button, a, label, [role=button], [role=menuitem], [role=tab]") -> None:
         """Clicks on the element with that text, with the mouse, where it is in sight."""
         where = json.dumps(selector), json.dumps(text)
-        spot = self.until(
-            lambda: self.js(
-                f"(() => {{ const e = {FIND}({where[0]}, {where[1]}); if (!e || e.disabled) return null;"
-                "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
-                "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
-            ),
-            f"something to click on that says {text!r}",
-        )
+        seen: list[Any] = [None]
+
+        def find_resting_spot() -> Any:
+            """Where it is, once it has been there at two looks: what is loaded meanwhile moves it."""
+            seen.append(
+                self.js(
+                    f"(() => {{ const e = {FIND}({where[0]}, {where[1]}); if (!e || e.disabled) return null;"
+                    "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+                    "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+                )
+            )
+            return seen[-1] if seen[-1] == seen[-2] else None
+
+        spot = self.until(find_resting_spot, f"something to click on that says {text!r}")
         for kind in ("mousePressed", "mouseReleased"):
             self.command("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
 

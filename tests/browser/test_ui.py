@@ -123,6 +123,7 @@ class TestAgainstAWorker:
         assert run["parameters"]["max_workers"] == 2
         until(lambda: runs(ui)[0]["state_type"] == "COMPLETED")
         page.goto(f"{ui}/runs/flow-run/{run['id']}")
+        page.see("Downloading flow code")  # the log comes last, and moves what is above it
         page.click("Task Runs", "[role=tab], button, a, li, span")
         page.see("trial 0: lr=0.001, batch_size=32", "trial 3: lr=0.01, batch_size=64")
         assert (served / run["id"]).is_dir()
