@@ -19,7 +19,7 @@ from .hosts import Host, Hosts
 ATTACK = Path(__file__).with_name("attack.py").read_text()
 # Calls that the policy need not know by name.
 MORE_CALLS = {
-    "mq_open": (240, 180), "mq_unlink": (241, 181), "capget": (125, 90), "pidfd_open": (434, 434),
+    "capget": (125, 90), "pidfd_open": (434, 434),
     "listmount": (458, 458), "setxattrat": (463, 463), "getxattrat": (464, 464), "removexattrat": (466, 466),
     "open_tree_attr": (467, 467), "file_setattr": (469, 469), "ioprio_set": (251, 30), "sched_setattr": (314, 274),
     "move_pages": (279, 239), "migrate_pages": (256, 238), "process_mrelease": (448, 448),

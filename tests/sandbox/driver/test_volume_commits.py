@@ -71,9 +71,9 @@ def test_a_commit_that_fails_hides_no_error_of_the_code(launch: Launch, tmp_path
 
 
 def test_a_commit_that_cannot_be_started_is_said(launch: Launch, tmp_path: Path) -> None:
-    one = launch().start(tmp_path, commit=["no-such-command"])
+    one = launch().start(tmp_path, commit=["/no-such-command"])
     one.send(one.execution(1, "SUBMIT(x=1)"))
-    assert end(one, 1) == ("commit", {"message": "no-such-command could not be started: No such file or directory"})
+    assert end(one, 1) == ("commit", {"message": "/no-such-command could not be started: No such file or directory"})
 
 
 def test_a_commit_without_end_is_ended_after_its_time(launch: Launch, tmp_path: Path, driver_file: Path) -> None:
