@@ -197,8 +197,9 @@ def test_a_limits_lease_holds_over_both_servers_outlives_redis_and_comes_back_wh
 @pytest.mark.requires("haproxy")
 def test_a_server_that_is_killed_takes_neither_the_run_nor_its_history_with_it(servers: Servers, worker: Path) -> None:
     assert servers.url is not None
-    code = "import time; time.sleep(0.2); SUBMIT(y=x)"
-    flow_run = run(servers.url, code=code, inputs=[{"x": x} for x in range(120)], max_workers=4)
+    # Enough events a second that some are under way in the server whenever it dies.
+    code = "import time; time.sleep(0.05); SUBMIT(y=x)"
+    flow_run = run(servers.url, code=code, inputs=[{"x": x} for x in range(120)], max_workers=6)
     wait(lambda: completed(servers.url or "", flow_run) > 20, 200)
     servers.kill("server-0")
     try:
