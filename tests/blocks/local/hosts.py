@@ -40,11 +40,15 @@ def link(source: str, target: str) -> None:
 
 
 def copy_python(base: str, folder: Path) -> str:
-    """The base Python's own files in another place."""
+    """The base Python's own files in another place, where it looks for its shared library beside itself."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     (folder / "bin").mkdir()
-    link(base, str(folder / "bin" / version))
     library = Path(sys.base_prefix) / "lib"
+    program, searched, beside = Path(base).read_bytes(), os.fsencode(library) + b"\0", b"$ORIGIN/../lib\0"
+    if len(beside) <= len(searched):  # the path in the program's dynamic section; none where the library is linked in
+        program = program.replace(searched, beside.ljust(len(searched), b"\0"))
+    (folder / "bin" / version).write_bytes(program)
+    (folder / "bin" / version).chmod(0o755)
     leave = shutil.ignore_patterns("test", "site-packages", "idlelib", "tkinter", "ensurepip", "config-*")
     shutil.copytree(library / version, folder / "lib" / version, ignore=leave, copy_function=link)
     for shared in library.glob("libpython*.so*"):
