@@ -120,9 +120,10 @@ def build_bubblewrap_command(folder: Path, mounts: list[tuple[str, str, str]]) -
         *(capabilities if os.geteuid() == 0 else ["--unshare-user"]),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox", "--die-with-parent", "--new-session"),
+        # Before the system, for a Python may lie below the host's /tmp.
+        *("--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"),
         *_build_system_binds(),
         *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
-        *("--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"),
         *(word for mount in mounts for word in _build_bind(*mount)),
         *("--chdir", "/sandbox", "--remount-ro", "/"),
     ]

@@ -25,7 +25,7 @@ from .targets import FILE_SECRET, Files, Marked, Servers, Victim
 
 
 @pytest.fixture(scope="session")
-def ordinary(open_folder: Path) -> dict[str, Any]:
+def ordinary() -> Iterator[dict[str, Any]]:
     """The settings of a host that is an ordinary user although the tests run as root.
 
     Its Python is the base one where others can reach that, or the system's, or a copy.
@@ -34,14 +34,18 @@ def ordinary(open_folder: Path) -> dict[str, Any]:
     for candidate in (base, "/usr/bin/python3", "/usr/local/bin/python3"):
         prefix = start_as_ordinary(candidate)
         if prefix is not None:
-            return {"uid": ORDINARY, "python": os.path.realpath(candidate), "prefix": prefix}
-    folder = open_folder / "python"
-    folder.mkdir()
-    candidate = copy_python(base, folder)
-    prefix = start_as_ordinary(candidate)
-    if prefix is None:
-        pytest.skip(f"{base} lies where no other user can reach it, and a copy of it does not start")
-    return {"uid": ORDINARY, "python": candidate, "prefix": prefix}
+            yield {"uid": ORDINARY, "python": os.path.realpath(candidate), "prefix": prefix}
+            return
+    folder = Path(tempfile.mkdtemp(prefix="python-", dir="/tmp"))
+    folder.chmod(0o755)
+    try:
+        candidate = copy_python(base, folder)
+        prefix = start_as_ordinary(candidate)
+        if prefix is None:
+            pytest.skip(f"{base} lies where no other user can reach it, and a copy of it does not start")
+        yield {"uid": ORDINARY, "python": candidate, "prefix": prefix}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
