@@ -49,5 +49,8 @@ def _bubblewrap(program: str | None, uid: int) -> str:
     who: dict[str, Any] = {} if uid == os.getuid() else {"user": uid, "group": uid, "extra_groups": []}
     namespaces = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
     command = [program, "--ro-bind", "/", "/", *(("--unshare-user",) if uid else ()), *namespaces, "--proc", "/proc"]
-    done = subprocess.run([*command, "true"], check=False, capture_output=True, text=True, cwd="/", timeout=60, **who)
+    try:
+        done = subprocess.run([*command, "true"], check=False, capture_output=True, text=True, cwd="/", timeout=60, **who)
+    except subprocess.TimeoutExpired:
+        return f"bwrap starts nothing here as user {uid} within a minute"
     return f"bwrap starts nothing here as user {uid}: {done.stderr.strip()}" if done.returncode else ""
