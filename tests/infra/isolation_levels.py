@@ -50,7 +50,9 @@ def _bubblewrap(program: str | None, uid: int) -> str:
     namespaces = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
     command = [program, "--ro-bind", "/", "/", *(("--unshare-user",) if uid else ()), *namespaces, "--proc", "/proc"]
     try:
-        done = subprocess.run([*command, "true"], check=False, capture_output=True, text=True, cwd="/", timeout=60, **who)
+        done = subprocess.run(
+            [*command, "true"], check=False, capture_output=True, text=True, cwd="/", timeout=60, **who
+        )
     except subprocess.TimeoutExpired:
         return f"bwrap starts nothing here as user {uid} within a minute"
     return f"bwrap starts nothing here as user {uid}: {done.stderr.strip()}" if done.returncode else ""
