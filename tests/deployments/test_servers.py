@@ -209,3 +209,11 @@ def test_a_server_that_is_killed_takes_neither_the_run_nor_its_history_with_it(s
     finally:
         servers.start("server-0")
     assert completed(servers.urls[0], flow_run) == 120
+    # What its clients sent twice, for they cannot know what had arrived, is there once.
+    about = {"related": {"id": [f"prefect.flow-run.{flow_run}"]}, "event": {"name": ["prefect.task-run.Completed"]}}
+
+    def count_ends() -> int:
+        return int(post(servers.urls[0], "/events/filter", filter=about, limit=1).json()["total"])
+
+    wait(lambda: count_ends() >= 120, 60)
+    assert count_ends() == 120

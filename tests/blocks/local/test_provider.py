@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from rlm_batch.blocks.local import isolation as levels
 from rlm_batch.blocks.local.isolation_level import resolve_level
 
 from ...infra.isolation_levels import find_strongest_level
+from .hosts import copy_python
 
 if TYPE_CHECKING:
     from .boxes import Box, Boxes
@@ -447,3 +449,23 @@ for part in (".", "work", "tmp", os.path.join("work", "secret"), "sandbox.json")
     assert found.done == {}
     assert other.outputs("SUBMIT(files=os.listdir())") == {"files": ["secret"]}
     other.close()
+
+
+ELSEWHERE = """
+import site, sys
+site.addsitedir(sys.argv[1])
+from rlm_batch import LocalInterpreter
+with LocalInterpreter(isolation="bubblewrap") as interpreter:
+    print(interpreter.execute("import os, sys; SUBMIT(python=sys.prefix, names=os.listdir('/tmp'))").outputs)
+"""
+
+
+@pytest.mark.requires("bubblewrap")
+def test_a_python_below_tmp_runs_code_although_the_sandbox_has_a_tmp_of_its_own() -> None:
+    with tempfile.TemporaryDirectory(prefix="python-", dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        python = copy_python(os.path.realpath(sys._base_executable), Path(folder))  # type: ignore[attr-defined]
+        packages = sysconfig.get_path("purelib")
+        command = [python, "-c", ELSEWHERE, packages]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout == f"{ ({'python': folder, 'names': [Path(folder).name]}) }\n", done.stderr
