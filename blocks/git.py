@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from ..sandbox.errors import ConfigurationError
 from .subprocess_runner import run_command
+from .worker_consent import check_repository
 
 ANSWER_TIMEOUT_SECONDS = 60.0  # for a server to answer
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -54,6 +55,7 @@ async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> 
     for text, name in ((url, "repo_url"), (ref or "HEAD", "repo_ref")):
         if text.startswith("-") or not text.strip():
             raise ConfigurationError(f"{name} is {text!r}, which is no address or name that git knows")
+    check_repository(url)
     lines = (await run_git("ls-remote", "--", url, token=token)).splitlines()
     commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
     # An annotated tag is an object of its own; ^{} is the commit that it is of.

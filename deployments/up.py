@@ -29,6 +29,7 @@ from prefect.settings import (
 )
 from prefect.states import Crashed
 
+from ..blocks.worker_consent import ALLOWED_PATHS
 from ..sandbox.errors import ConfigurationError
 from .deploy import deploy
 from .server import WORK_POOL, PrefectServer
@@ -57,8 +58,9 @@ def up(port: int | None = None, database: str | None = None, auth: str | None = 
     auth = _find_password(auth)
     server = PrefectServer(home, port, url, auth)
     client: dict[Any, Any] = {PREFECT_API_URL: server.url, **({} if auth is None else {PREFECT_API_AUTH_STRING: auth})}
+    worker = PrefectWorker(home, server.url, WORK_POOL, auth, _find_allowed_paths())
     with _hold_home_lock(home, server.url), temporary_settings(client):
-        asyncio.run(_run(server, PrefectWorker(home, server.url, WORK_POOL, auth), home, _describe_database(url, home)))
+        asyncio.run(_run(server, worker, home, _describe_database(url, home)))
 
 
 async def _run(server: PrefectServer, worker: PrefectWorker, home: Path, database: str) -> None:
@@ -93,7 +95,7 @@ async def _start_and_watch(server: PrefectServer, worker: PrefectWorker, home: P
     worker.launch()
     await _wait_for_worker(worker, since)
     count = len(report.created) + len(report.updated)
-    _print_addresses(server, home, database, f"{count} deployments in the work pool {WORK_POOL}")
+    _print_addresses(server, worker, home, database, f"{count} deployments in the work pool {WORK_POOL}")
     while True:
         for what, process in (("server", server), ("worker", worker)):
             status = process.poll_exit_status()
@@ -210,6 +212,12 @@ def _find_password(auth: str | None) -> str | None:
     return auth
 
 
+def _find_allowed_paths() -> str:
+    """What runs may name of this machine: below the user's home and the directory here, or as the user has set it."""
+    directories = dict.fromkeys(path for path in (str(Path.home()), os.getcwd()) if os.pathsep not in path)
+    return os.environ.get(ALLOWED_PATHS, os.pathsep.join(directories))
+
+
 def _describe_access(server: PrefectServer) -> str:
     """Who can do what with the server."""
     address = urlsplit(server.url).netloc
@@ -233,7 +241,7 @@ def _describe_database(database: str | None, home: Path) -> str:
     return str(parts.database) if parts.drivername.startswith("sqlite") else parts.render_as_string(hide_password=True)
 
 
-def _print_addresses(server: PrefectServer, home: Path, database: str, deployments: str) -> None:
+def _print_addresses(server: PrefectServer, worker: PrefectWorker, home: Path, database: str, deployments: str) -> None:
     prefect = Path(sys.executable).with_name("prefect")
     command = "prefect" if shutil.which("prefect") == str(prefect) else str(prefect)
     password = "  export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n" if server.has_password else ""
@@ -244,6 +252,7 @@ Up, with {deployments}. Ctrl-C ends it.
   UI        {server.url.removesuffix("/api")}
   database  {database}
   logs      {home}/server.log, {home}/worker.log
+  files     runs may use those below {worker.allowed_paths or "no directory"}
 
 In another terminal:
 

@@ -8,6 +8,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from ..blocks.worker_consent import ALLOWED_PATHS
 from .process import PrefectProcess, end_process
 
 QUERY_SECONDS = "2"  # between two looks for runs that are due; Prefect's own 10 s suit a server that many workers ask
@@ -18,21 +19,26 @@ KILL_GRACE_SECONDS = 5.0  # seconds for the kernel to end what was killed
 class PrefectWorker(PrefectProcess):
     """The worker of a pool, until `end`. Its log, with that of its flow runs, goes to `worker.log` in the home.
 
-    `auth` is the name and password that the server asks for, as NAME:PASSWORD, if they are not in the environment.
+    `auth` is the name and password that the server asks for, as NAME:PASSWORD, if they are not in the environment. Its
+    flow runs may use what is below `allowed_paths`, directories as RLM_BATCH_ALLOWED_PATHS has them.
     """
 
-    def __init__(self, home: Path, api_url: str, work_pool: str, auth: str | None = None) -> None:
+    def __init__(
+        self, home: Path, api_url: str, work_pool: str, auth: str | None = None, allowed_paths: str = ""
+    ) -> None:
         super().__init__(home, "worker.log")
         self.name = f"rlm-batch@{platform.node()}"
         self.ended_flow_runs: set[str] = set()  # the ids of those that were ended with it
         self._api_url = api_url
         self._pool = work_pool
         self._auth = auth
+        self.allowed_paths = allowed_paths
 
     def launch(self) -> None:
         """Starts its process, which ends with the thread that calls this."""
         environment = self._environment()
         environment.setdefault("PREFECT_WORKER_QUERY_SECONDS", QUERY_SECONDS)
+        environment[ALLOWED_PATHS] = self.allowed_paths
         environment["PREFECT_API_URL"] = self._api_url
         if self._auth is not None:
             environment["PREFECT_API_AUTH_STRING"] = self._auth

@@ -14,6 +14,7 @@ from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import execute_items
+from .inputs.host_paths import check_input_path
 from .parameters import Options, RlmParameters
 
 # Its queries begin at depth 1, as those of any code do: the answer is that of one recursive query.
@@ -95,7 +96,7 @@ def question(
     if context_volume_path:
         return ASK_VOLUME, {"query": query, "context_path": context_volume_path}, {}
     if context_file:
-        path = Path(context_file).expanduser().absolute()
+        path = check_input_path(Path(context_file).expanduser().absolute())
         try:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()  # for the key: the path says nothing

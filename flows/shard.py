@@ -1,6 +1,7 @@
 """The shard flow: one shard of a job, on whatever worker takes it. People do not run it; jobs with `shards` do."""
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from .engine.events import OutcomeRecorder
 from .engine.execution_labels import LABELS, execution_label
 from .engine.executor import LaneExecutor
 from .engine.result_cache import ResultCache
+from .inputs.host_paths import locate_ledger
 from .parameters import Options, VolumeName
 from .sharding.heartbeat import HeartbeatTask
 
@@ -30,6 +32,7 @@ async def shard(
     job has begun this shard anew meanwhile, and ConfigurationError where it cannot be run on this worker.
     """
     files = ShardFiles.from_work_path(work)
+    files = replace(files, ledger=locate_ledger(files.ledger))
     async with HeartbeatTask(files) as heartbeat:
         header, executions = files.read_work()
         provider = await resolve_provider_with_volume(options.provider, volume_name)
@@ -37,7 +40,7 @@ async def shard(
             provider.pin(header.commit)
         isolation = await provider.check()
         assert options.results_path is not None
-        ledger = Ledger(options.results_path, header.part_prefix)
+        ledger = Ledger(locate_ledger(options.results_path), header.part_prefix)
         try:
             await asyncio.to_thread(ledger.create)
         except ConfigurationError as error:

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from ...sandbox.errors import ConfigurationError
 from ..git import run_git
 from ..subprocess_runner import run_command
+from ..worker_consent import check_repository
 
 FETCH_TIMEOUT_SECONDS = 600.0  # for a repository of some gigabytes
 INSTALL_TIMEOUT_SECONDS = 900.0
@@ -33,6 +34,7 @@ def resolve_cache_root() -> Path:
 
 async def check_out_repository(url: str, commit: str, token: SecretStr | None) -> Path:
     """A clone of the repository with that commit checked out, fetched once. Raises ConfigurationError."""
+    check_repository(url)
 
     async def fetch(folder: Path) -> None:
         run_here = partial(run_git, "-C", str(folder))

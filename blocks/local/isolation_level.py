@@ -8,6 +8,7 @@ from typing import Literal
 from ...sandbox import confinement_policy
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.interpreter import Interpreter
+from ..worker_consent import check_no_isolation
 from . import isolation
 from .creation import create_sandbox
 from .deletion import remove_folder
@@ -28,8 +29,12 @@ _reasons: dict[IsolationLevel, str] = {}  # why a level does not work here, of t
 
 
 async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> IsolationLevel:
-    """The level that is in force where `isolation` is asked for. Raises ConfigurationError with the fix if none is."""
+    """The level that is in force where `isolation` is asked for. Raises ConfigurationError with the fix if none is.
+
+    A deployment's run has `none` only with its worker's consent.
+    """
     if isolation == "none":
+        check_no_isolation()
         return isolation
     if isolation != "auto":
         if reason := await probe_level(isolation):

@@ -13,6 +13,7 @@ from ...sandbox.errors import ConfigurationError, VolumeError
 from ..storage.data_dirs import resolve_data_dir
 from ..storage.safe_paths import enter_directory_below, read_file_below, replace_file_below
 from ..volume import VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
+from ..worker_consent import check_path
 
 FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
 GIDS = 1 << 24
@@ -21,8 +22,16 @@ OWN_MODES, SHARED_MODES = (0o755, 0o644), (0o2775, 0o664)  # of folders and file
 
 
 def find_volumes_root(named: str | None) -> Path:
-    """The directory that local volumes are in: the setting, else `RLM_BATCH_VOLUMES`, else below the data directory."""
-    return resolve_data_dir("volumes", "RLM_BATCH_VOLUMES") if named is None else Path(named).expanduser().absolute()
+    """The directory that local volumes are in: the setting, else `RLM_BATCH_VOLUMES`, else below the data directory.
+
+    Raises ConfigurationError where a deployment's run has a setting that its worker does not allow.
+    """
+    default = resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")
+    if named is None:
+        return default
+    root = Path(named).expanduser().absolute()
+    check_path(root, below=default)
+    return root  # with its links: it is a part of the key
 
 
 class LocalVolume(VolumeStore):

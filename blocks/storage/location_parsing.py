@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
+from ..worker_consent import check_location
 from .location import Location, PathOrLocation, collect_secrets, describe_error
 
 SCHEME_PATTERN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
@@ -123,6 +124,7 @@ def _open_location(text: str, url: str, settings: dict[str, Any]) -> PathOrLocat
         if not path.startswith("/"):
             raise ConfigurationError(f"{url} is no absolute path: it has three slashes, as in file:///data/results")
         return Path(path)
+    check_location(text, url, settings)
     from fsspec.core import url_to_fs
 
     secrets = (*collect_secrets(settings), *collect_secrets(urllib.parse.urlsplit(url).password))

@@ -25,6 +25,7 @@ from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.result_index import ResultIndex, get_results_root
 from ...tasks.ledger.run_record import ReportSpec, RunRecord
 from ...tasks.ledger.shard_store import ShardStore
+from ..inputs.host_paths import locate_ledger
 from ..parameters import Options
 from ..sharding.coordinator import ShardingExecutor
 from ..sharding.planner import plan_shards
@@ -110,7 +111,8 @@ async def open_job(
     provider = await resolve_provider_with_volume(options.provider, volume_name)
     plan = None if options.shards is None else await plan_shards(options.shards, total, log)
     environment = f"isolation: {await provider.check()}" if plan is None else plan.description
-    ledger = Ledger(options.results_path or get_results_root() / flow_run.id)
+    named = options.results_path
+    ledger = Ledger(get_results_root() / flow_run.id if not named else locate_ledger(named))
     context = await open_run_context(provider, options, label, ledger, total)
     await asyncio.to_thread(ledger.create)
     log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)

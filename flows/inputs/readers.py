@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from ...blocks.storage.location import Location
-from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
+from .host_paths import locate_input
 
 Variables = dict[str, Any]
 CELL_CHARACTERS = 64 * 1024 * 1024  # of a cell of CSV: data may be long, but a quote left open is not all of a file
@@ -33,8 +33,8 @@ class InputFile:
     takes_any_value = False  # in a line of JSON, rather than an object alone
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigurationError where the file cannot be read, or a value is not what it should be."""
-        self.path = parse_location(path)  # what messages call it
+        """Raises ConfigurationError where the file may not or cannot be read, or a value is not what it should be."""
+        self.path = locate_input(path)  # what messages call it
         if self.path.suffix.lower() not in (".csv", ".jsonl", ".ndjson", ".json"):
             raise ConfigurationError(f"{self.path} is neither JSON lines (.jsonl) nor CSV (.csv): rename or convert it")
         try:
@@ -61,7 +61,7 @@ class InputFile:
 
         The command line checks a file before it starts a server, and then runs the flow that reads it.
         """
-        file = parse_location(path)
+        file = locate_input(path)
         status = file.stat() if isinstance(file, Path) and file.is_file() else None
         version = None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
         key = (cls, str(file), version)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 from ...blocks.storage.location import write_file
-from ...blocks.storage.location_parsing import parse_location, parse_scheme
+from ...blocks.storage.location_parsing import parse_scheme
 from ...sandbox.errors import ConfigurationError
-from ...tasks.ledger.result_index import get_results_root
 from .chunking import normalize_chunk_ids
+from .host_paths import get_spill_directory, locate_input
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
 LISTS = ("code", "steps", "inputs", "points", "data", "chunks")  # parameters that are lists, or data by id
@@ -60,7 +60,7 @@ def _spill_text(text: str) -> str:
 
 
 def _write_once(data: bytes, suffix: str) -> str:
-    path = get_results_root() / "inputs" / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
+    path = get_spill_directory() / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
     try:
         if not path.exists():
             write_file(path, data)
@@ -81,7 +81,7 @@ def read_code_reference(text: str) -> list[str] | str:
     if not text.startswith("@/") and (text[:1] != "@" or parse_scheme(text[1:]) is None):
         return text
     try:
-        content = io.StringIO(parse_location(text[1:]).read_bytes().decode("utf-8"), newline=None).read()
+        content = io.StringIO(locate_input(text[1:]).read_bytes().decode("utf-8"), newline=None).read()
         return content if text.endswith(".txt") else [json.loads(line) for line in content.splitlines()]
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error
