@@ -58,7 +58,7 @@ def up(port: int | None = None, database: str | None = None, auth: str | None = 
     auth = _find_password(auth)
     server = PrefectServer(home, port, url, auth)
     client: dict[Any, Any] = {PREFECT_API_URL: server.url, **({} if auth is None else {PREFECT_API_AUTH_STRING: auth})}
-    worker = PrefectWorker(home, server.url, WORK_POOL, auth, _find_allowed_paths())
+    worker = PrefectWorker(home, server.url, WORK_POOL, auth, find_allowed_paths())
     with _hold_home_lock(home, server.url), temporary_settings(client):
         asyncio.run(_run(server, worker, home, _describe_database(url, home)))
 
@@ -212,7 +212,7 @@ def _find_password(auth: str | None) -> str | None:
     return auth
 
 
-def _find_allowed_paths() -> str:
+def find_allowed_paths() -> str:
     """What runs may name of this machine: below the user's home and the directory here, or as the user has set it."""
     directories = dict.fromkeys(path for path in (str(Path.home()), os.getcwd()) if os.pathsep not in path)
     return os.environ.get(ALLOWED_PATHS, os.pathsep.join(directories))

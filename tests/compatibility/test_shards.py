@@ -29,7 +29,8 @@ async def worker(server: str, running_daytona: object, s3_process: Any, tmp_path
     """A worker of another machine, as it were."""
     await deploy()
     ports = [int(s3_process.hello["url"].rpartition(":")[2])]
-    with Worker(tmp_path / "machine", server, "worker-of-then", limit=2, ports=ports) as found:
+    consent = {"RLM_BATCH_ALLOW_NO_ISOLATION": "1", "RLM_BATCH_ALLOWED_PATHS": str(tmp_path)}
+    with Worker(tmp_path / "machine", server, "worker-of-then", limit=2, ports=ports, environment=consent) as found:
         yield found
 
 

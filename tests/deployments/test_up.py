@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from rlm_batch.deployments.up import find_allowed_paths
+
 from ..infra.csrf import get_csrf_headers
 from ..infra.postgres import Postgres
 
@@ -217,6 +219,43 @@ def test_a_schedule_a_minute_ahead_runs_by_itself(empty: Path) -> None:
             time.sleep(1)
             found = up.list_sweeps(type={"any_": ["COMPLETED", "FAILED"]})
         assert [(run["state_type"], run["auto_scheduled"]) for run in found] == [("COMPLETED", True)]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_runs_may_name_files_of_the_home_and_have_no_isolation_only_where_that_is_allowed(empty: Path) -> None:
+    (empty / "in.jsonl").write_text('{"x": 1}')
+    with Up(empty) as up:
+        up.there()
+        assert f"runs may use those below {empty}{os.pathsep}{Path.cwd()}\n" in up.said
+        prefect, code = shlex.split(up.next)[0], 'code="SUBMIT(y=x)"'
+        runs = {
+            "Completed": ("-p", f"inputs={empty / 'in.jsonl'}"),
+            "RLM_BATCH_ALLOWED_PATHS": ("-p", "inputs=/etc/in.jsonl"),
+            "RLM_BATCH_ALLOW_NO_ISOLATION=1": ("-p", 'inputs=[{"x": 1}]', "-p", "provider=local:none"),
+        }
+        for text, parameters in runs.items():
+            done = up.type(prefect, "deployment", "run", "batch/local", "--watch", "-p", code, *parameters)
+            (flow_run,) = re.findall(r"UUID: (\S+)", done.stdout)
+            (found,) = up.api("flow_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
+            assert text in f"{found['state']['name']}: {found['state']['message']}"
+        assert up.ends(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize(
+    ("there", "allowed"),
+    [({}, "{home}:{here}"), ({"RLM_BATCH_ALLOWED_PATHS": "/data"}, "/data"), ({"RLM_BATCH_ALLOWED_PATHS": ""}, "")],
+)
+def test_up_allows_the_home_and_the_directory_here_unless_the_environment_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, str], allowed: str
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    for name, value in {"HOME": str(home), **there}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(here)
+    assert find_allowed_paths() == allowed.format(home=home, here=here)
 
 
 @pytest.mark.full

@@ -222,6 +222,8 @@ def its_own(folder: Path, api_url: str) -> dict[str, str]:
 class Fleet:
     """A context manager: the server, with our deployments, and the workers that it is asked for.
 
+    Their flow runs may use files below `folder`, as `rlm-batch up` allows those of a home.
+
     The server is on Postgres where this machine has one and `postgres` is not False, and else on SQLite, with the
     settings that we ship and those of `settings`. All is on loopback, in a temporary directory, and ends with it; what
     the workers said last is shown if it ends with an error.
@@ -274,7 +276,8 @@ class Fleet:
 
     def _worker(self, stack: ExitStack, **options: Any) -> Worker:
         name = f"worker-{len(self._machines) + 1}"
-        worker = stack.enter_context(Worker(self.folder / name, self.url, name, **options))
+        environment = {"RLM_BATCH_ALLOWED_PATHS": str(self.folder), **options.pop("environment", {})}
+        worker = stack.enter_context(Worker(self.folder / name, self.url, name, environment=environment, **options))
         self._machines.append(worker)
         return worker
 

@@ -1,6 +1,5 @@
 """Work that was done is not done again: Prefect's Retry, the same ledger, and results of earlier flow runs."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -15,15 +14,14 @@ from typing import Any
 import pytest
 from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
-from prefect.flow_engine import run_flow_async
 from pydantic import SecretStr
 
 from rlm_batch import DaytonaSandbox, ExecutionsFailed, LocalSandbox, ModalSandbox, batch
 from rlm_batch.tasks.execution import assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
 
+from ...infra.deployed import Deployed
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 
 pytestmark = pytest.mark.anyio
@@ -32,58 +30,17 @@ SOME_FAIL = COUNT_EXECUTION + "count_execution(x)\nassert x % 10, 'one in ten'\n
 LATER = COUNT_EXECUTION + "times = count_execution(x)\nassert x % 3 or times > 1, 'not yet'\nSUBMIT(y=x * x)"
 
 
-class Deployed:
-    """A run of a deployment of the batch flow, executed as a worker's process executes it."""
-
-    def __init__(self, run: FlowRun) -> None:
-        self.run = run
-
-    @classmethod
-    async def made(cls, pool: str | None = None, **parameters: Any) -> "Deployed":
-        """A run with these parameters, not yet begun; for workers of that pool, if any."""
-        async with get_client() as client:
-            deployment = await client.create_deployment(
-                await client.create_flow_from_name("batch"),
-                uuid.uuid4().hex,
-                entrypoint="rlm_batch.flows.batch.batch",
-                work_pool_name=pool,
-            )
-            return cls(await client.create_flow_run_from_deployment(deployment, parameters=parameters))
-
-    async def execute(self) -> State[Any]:
-        """Executes it; its final state."""
-        return await run_flow_async(
-            batch,  # type: ignore[arg-type]
-            self.run,
-            self.run.parameters,
-            return_type="state",
-        )  # type: ignore[return-value]
-
-    async def retry(self) -> SetStateStatus:
-        """What the button in the UI does; whether the server accepted it."""
-        async with get_client() as client:
-            state = State(type=StateType.SCHEDULED, name="AwaitingRetry", message="Retry from the UI")
-            answer = await client.set_flow_run_state(self.run.id, state, force=False)
-            self.run = await client.read_flow_run(self.run.id)
-            return answer.status
-
-    async def ended(self) -> State[Any]:
-        """Its final state, once a worker has executed it."""
-        async with get_client() as client:
-            for _ in range(1200):
-                self.run = await client.read_flow_run(self.run.id)
-                if self.run.state is not None and self.run.state.is_final():
-                    return self.run.state
-                await asyncio.sleep(0.1)
-        raise AssertionError(f"it did not end: {self.run.state}")
-
-
 @contextmanager
 def worker(pool: str, results: Path) -> Iterator[None]:
     """A process worker of that pool."""
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool],
-        env={**os.environ, "PREFECT_WORKER_QUERY_SECONDS": "1", "RLM_BATCH_RESULTS": str(results)},
+        env={
+            **os.environ,
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "RLM_BATCH_RESULTS": str(results),
+            "RLM_BATCH_ALLOW_NO_ISOLATION": "1",
+        },
     )
     try:
         yield
@@ -99,8 +56,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("per_task", [1, pytest.param(4, marks=pytest.mark.full)])
 async def test_prefects_retry_executes_only_what_has_no_result(
-    counter: ExecutionCounter, results: Path, per_task: int
+    counter: ExecutionCounter, results: Path, per_task: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
     inputs = [{"x": x, "address": counter.address} for x in range(8)]
     flow = await Deployed.made(code=LATER, inputs=inputs, provider="local:none", executions_per_task=per_task)
     state = await flow.execute()

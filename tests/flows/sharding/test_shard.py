@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import uuid
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,22 @@ async def test_a_shard_on_a_worker_that_does_not_reach_the_ledger_says_so(result
     os.remove(str(files.work_path))
     with pytest.raises(ConfigurationError, match="every worker reaches by the same name"):
         await run(files)
+
+
+async def test_a_shards_work_and_its_ledger_are_where_the_worker_has_results_or_allows_it(
+    results, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # as in a worker's process
+    monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
+    elsewhere, here = (files_of(folder, "SUBMIT(y=x)") for folder in (tmp_path / "elsewhere", results))
+    before = sorted(elsewhere.directory.iterdir())
+    for files, ledger in ((elsewhere, here.ledger), (here, elsewhere.ledger)):
+        with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+            await run(files, results_path=str(ledger))
+    assert sorted(elsewhere.directory.iterdir()) == before  # no heartbeat either
+    assert list_names(elsewhere.ledger, "part-*") == []
+    await run(here)
+    assert len(values(here)) == 6
 
 
 def test_the_parameters_here_are_those_that_a_job_hands_on():

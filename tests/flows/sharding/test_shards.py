@@ -33,7 +33,11 @@ def worker(server: str, s3_process: Any, tmp_path_factory: pytest.TempPathFactor
     asyncio.run(deploy())
     folder = tmp_path_factory.mktemp("worker")
     ports = [int(s3_process.hello["url"].rpartition(":")[2])]
-    with Worker(folder / "machine", server, "worker-of-shards", limit=3, ports=ports) as found:
+    consent = {
+        "RLM_BATCH_ALLOW_NO_ISOLATION": "1",
+        "RLM_BATCH_ALLOWED_PATHS": str(tmp_path_factory.getbasetemp()),
+    }
+    with Worker(folder / "machine", server, "worker-of-shards", limit=3, ports=ports, environment=consent) as found:
         yield found
 
 

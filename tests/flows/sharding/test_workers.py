@@ -133,7 +133,8 @@ def test_workers_on_machines_of_their_own_run_what_a_deployment_is_asked_for(tmp
     with Fleet() as fleet:
         running_daytona.reset()
         port = int(running_daytona.url.rsplit(":", 1)[1].split("/")[0])
-        for worker in fleet.workers(2, ports=[port], environment=running_daytona.environment):
+        environment = {**running_daytona.environment, "RLM_BATCH_ALLOWED_PATHS": str(tmp_path)}
+        for worker in fleet.workers(2, ports=[port], environment=environment):
             assert (worker.folder / "home").is_dir()
         code = "import socket; SUBMIT(y=x + 1)"
         runs = {

@@ -1,0 +1,403 @@
+"""What a deployment's run may do on its worker's host: no more than the worker's environment allows."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from prefect import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.filesystems import LocalFileSystem, RemoteFileSystem
+
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch
+from rlm_batch.blocks.registry import resolve_provider
+from rlm_batch.flows.batch import executions
+from rlm_batch.flows.inputs.chunking import build_chunks
+from rlm_batch.flows.inputs.host_paths import locate_ledger
+from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_parameters
+from rlm_batch.flows.rlm import question
+from rlm_batch.flows.sequence import texts
+from rlm_batch.flows.sweep import space
+
+from ..infra.deployed import Deployed
+from .conftest import becomes
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "a-secret-of-the-host"
+ALLOWED = "RLM_BATCH_ALLOWED_PATHS"
+# What a flow does with a path of each parameter.
+READERS: dict[str, Callable[[str], Any]] = {
+    "inputs": lambda path: list(executions("SUBMIT(id)", path)),
+    "points": lambda path: list(space(None, path)),
+    "chunks": lambda path: list(build_chunks(path, None, None)),
+    "data": lambda path: list(build_chunks(None, path, 2)),
+    "code": lambda path: list(executions(f"@{path}", None)),
+    "steps": lambda path: texts(f"@{path}"),
+    "context_file": lambda path: question("Which?", "", path, None)[2]["context.txt"].read_text(),
+}
+
+
+@pytest.fixture
+def as_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' process has the environment that a worker starts a flow run with, and that allows nothing."""
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A file of the host that every parameter could be read from."""
+    path = tmp_path / "outside" / "file.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"id": SECRET, "data": 1}))
+    return path
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one commit."""
+    folder = tmp_path / "repository"
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "first"], check=True)
+    return folder
+
+
+def assert_refused(read: Callable[[str], Any], path: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read(path)
+    assert ALLOWED in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+# --------------------------------------------------------------------------------------------------------- no isolation
+
+
+@pytest.mark.parametrize("name", ["local:none", pytest.param("local-sandbox/consent-none", marks=pytest.mark.full)])
+async def test_a_deployments_run_has_no_isolation_only_where_its_worker_allows_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await LocalSandbox(isolation="none").save("consent-none", overwrite=True)  # type: ignore[misc]
+    run = await Deployed.made(code=["SUBMIT(y=1)"], provider=name)
+    state = await run.execute()
+    assert state.is_failed()
+    assert "set RLM_BATCH_ALLOW_NO_ISOLATION=1 in the worker's environment" in str(state.message)
+    monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
+    run = await Deployed.made(code=["SUBMIT(y=1)"], provider=name)
+    state = await run.execute()
+    assert state.is_completed(), state
+    (result,) = await state.result()
+    assert result.meta.isolation == "none"
+
+
+@pytest.mark.usefixtures("as_worker", "server")
+async def test_a_saved_block_gives_a_deployments_run_no_isolation_either() -> None:
+    await LocalSandbox(isolation="none").save("consent-none", overwrite=True)  # type: ignore[misc]
+    block = await resolve_provider("local-sandbox/consent-none")
+    with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOW_NO_ISOLATION=1"):
+        await block.open(block.labels(""))
+
+
+@pytest.mark.usefixtures("as_worker")
+def test_options_give_a_deployments_run_no_isolation_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "")
+    with (
+        pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOW_NO_ISOLATION=1"),
+        LocalInterpreter(isolation="none") as interpreter,
+    ):
+        interpreter.execute("SUBMIT(y=1)")
+
+
+async def test_a_scripts_own_calls_need_no_consent(outside: Path, tmp_path: Path) -> None:
+    found = await batch("SUBMIT(id=id)", str(outside), provider="local:none", results_path=str(tmp_path / "anywhere"))
+    assert [result.id for result in found] == [SECRET]
+    with LocalInterpreter(isolation="none") as interpreter:
+        assert interpreter.execute("SUBMIT(y=1)").y == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- input files
+
+
+@pytest.mark.usefixtures("as_worker")
+@pytest.mark.parametrize("name", READERS)
+def test_a_path_outside_of_what_the_worker_allows_is_refused_and_one_below_is_read(
+    name: str, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_refused(READERS[name], str(outside))
+    monkeypatch.setenv(ALLOWED, os.pathsep.join(["/nowhere", str(outside.parent)]))
+    assert READERS[name](str(outside))
+
+
+@pytest.mark.usefixtures("as_worker")
+def test_a_text_is_read_from_a_file_only_where_the_worker_allows_it(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = outside.with_suffix(".txt")
+    text.write_text(SECRET)
+    assert_refused(read_text_reference, f"@{text}")
+    assert_refused(read_text_reference, f"@file://{text}")
+    monkeypatch.setenv(ALLOWED, str(outside.parent))
+    assert read_text_reference(f"@{text}") == SECRET
+
+
+@pytest.mark.usefixtures("as_worker")
+def test_links_and_dots_are_resolved_before_a_path_is_judged(
+    outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    monkeypatch.setenv(ALLOWED, str(allowed))
+    (allowed / "link.jsonl").symlink_to(outside)
+    (allowed / "folder").symlink_to(outside.parent)
+    (tmp_path / "allowed-too").mkdir()  # whose name begins as that of the allowed one
+    (tmp_path / "allowed-too" / "file.jsonl").write_text(outside.read_text())
+    for path in (
+        allowed / "link.jsonl",
+        allowed / "folder" / "file.jsonl",
+        f"{allowed}/../outside/file.jsonl",
+        f"/proc/self/root{outside}",
+        tmp_path / "allowed-too" / "file.jsonl",
+        f"{allowed}\0",
+    ):
+        assert_refused(READERS["inputs"], str(path))
+    (allowed / "file.jsonl").write_text('{"id": 1}')
+    (tmp_path / "way-in").symlink_to(allowed)
+    assert READERS["inputs"](f"{tmp_path}/way-in/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
+    monkeypatch.setenv(ALLOWED, f"{tmp_path}/way-in")
+    assert READERS["inputs"](f"{allowed}/file.jsonl") == [("SUBMIT(id)", {"id": 1})]
+    monkeypatch.setenv(ALLOWED, f"{os.pathsep}.{os.pathsep}")  # no directory: the run's own has nothing of a person's
+    monkeypatch.chdir(allowed)
+    assert_refused(READERS["inputs"], "file.jsonl")
+
+
+@pytest.mark.usefixtures("as_worker")
+def test_what_our_own_command_spilled_is_let_through() -> None:
+    lines = [{"x": "x" * 1000, "number": number} for number in range(400)]
+    code = "#" * 300_000
+    short = spill_long_parameters({"code": code, "inputs": lines, "context": code})
+    assert [variables for _, variables in executions(short["code"], short["inputs"])] == lines
+    assert read_text_reference(short["code"]) == code
+    assert question("Which?", "", short["context_file"], None)[2]["context.txt"].read_text() == code
+    os.remove(short["inputs"])
+    with pytest.raises(ConfigurationError, match="No such file"):
+        executions(short["code"], short["inputs"])
+
+
+@pytest.mark.usefixtures("as_worker")
+def test_nothing_else_passes_for_what_was_spilled(outside: Path, results: Path) -> None:
+    spilled = Path(spill_long_parameters({"inputs": [{"x": "x" * 300_000}]})["inputs"])
+    assert spilled.parent == results / "inputs"
+    link, other, elsewhere = (spilled.with_name(f"{'0' * 24}.jsonl"), spilled.with_name("x.jsonl"), outside.parent)
+    link.symlink_to(outside)
+    other.write_text(outside.read_text())
+    (elsewhere / spilled.name).write_text(outside.read_text())
+    (spilled.parent / ("1" * 24)).mkdir()
+    for path in (link, other, elsewhere / spilled.name, spilled.parent / ("1" * 24) / spilled.name, f"{spilled}/.."):
+        assert_refused(READERS["inputs"], str(path))
+    if os.geteuid() == 0:
+        os.chown(spilled, 12345, 12345)
+        assert_refused(READERS["inputs"], str(spilled))
+
+
+# ------------------------------------------------------------------------------------------------------------ locations
+
+
+@pytest.mark.usefixtures("as_worker")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file://{path}",
+        "FILE://{path}",
+        "local://{path}",
+        "asynclocal://{path}",
+        "memory://x.jsonl::file://{path}",
+        "s3://bucket/x.jsonl::file://{path}",
+        "s3://bucket/x.jsonl::{path}",
+        "zip://x.jsonl::{path}",
+        "reference://x.jsonl::{path}",
+        "dir://x.jsonl::file://{path}",
+        "simplecache://{path}",
+        "git://{path}",
+        "http://127.0.0.1:1/x.jsonl",
+        "https://127.0.0.1:1/x.jsonl",
+    ],
+)
+def test_no_location_leads_to_a_file_of_the_host_or_to_an_address_of_its_network(url: str, outside: Path) -> None:
+    assert_refused(READERS["inputs"], url.format(path=outside))
+    assert_refused(READERS["code"], url.format(path=outside))
+    assert_refused(locate_ledger, url.format(path=outside.parent))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("as_worker")
+def test_a_store_is_no_path_of_the_host() -> None:
+    with fsspec.open("memory://bucket/x.jsonl", "w") as file:
+        file.write('{"id": 1}')  # type: ignore[union-attr]
+    assert READERS["inputs"]("memory://bucket/x.jsonl") == [("SUBMIT(id)", {"id": 1})]
+    with pytest.raises(ConfigurationError, match="several locations in one"):
+        READERS["inputs"]("simplecache::memory://bucket/x.jsonl")
+
+
+@pytest.mark.usefixtures("as_worker", "server")
+async def test_a_storage_block_leads_no_further(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"consent-{uuid.uuid4().hex[:8]}"
+    folder = str(outside.parent)
+    blocks: dict[str, Any] = {
+        f"{name}-local": LocalFileSystem(basepath=folder),
+        f"{name}-protocol": RemoteFileSystem(basepath=f"memory://x/..{folder}", settings={"protocol": "file"}),
+        f"{name}-chain": RemoteFileSystem(basepath="memory://x"),
+    }
+    for saved, block in blocks.items():
+        await block.save(saved)
+    for url in (
+        f"block://local-file-system/{name}-local/file.jsonl",
+        f"block://remote-file-system/{name}-protocol/file.jsonl",
+        f"block://remote-file-system/{name}-chain/x.jsonl::file://{outside}",
+    ):
+        with pytest.raises(ConfigurationError, match=ALLOWED):
+            await asyncio.to_thread(READERS["inputs"], url)
+    monkeypatch.setenv(ALLOWED, folder)
+    assert await asyncio.to_thread(READERS["inputs"], f"block://local-file-system/{name}-local/file.jsonl")
+
+
+# ----------------------------------------------------------------------------------------------------- results, volumes
+
+
+async def test_a_deployments_run_writes_no_results_elsewhere(results: Path, tmp_path: Path) -> None:
+    run = await Deployed.made(code=["SUBMIT(y=1)"], results_path=str(tmp_path / "elsewhere"))
+    state = await run.execute()
+    assert state.is_failed()
+    assert ALLOWED in str(state.message)
+    assert not (tmp_path / "elsewhere").exists()
+    run = await Deployed.made(code=["SUBMIT(y=1)"], provider="local", results_path=str(results / "mine"))
+    assert (await run.execute()).is_completed()
+    assert list((results / "mine").glob("part-*"))
+
+
+@pytest.mark.usefixtures("as_worker")
+def test_results_are_written_below_the_results_root_or_where_the_worker_allows_it(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results.mkdir()
+    (results / "link").symlink_to(tmp_path)
+    elsewhere = str(tmp_path / "elsewhere")
+    for path in (elsewhere, f"file://{elsewhere}", f"{results}/link/elsewhere", f"{results}/../elsewhere"):
+        with pytest.raises(ConfigurationError, match=ALLOWED):
+            locate_ledger(path)
+    assert locate_ledger(str(results / "mine")) == results / "mine"
+    monkeypatch.setenv(ALLOWED, elsewhere)
+    assert locate_ledger(f"file://{elsewhere}/mine") == tmp_path / "elsewhere" / "mine"
+
+
+@pytest.mark.usefixtures("as_worker")
+async def test_a_block_has_volumes_where_the_worker_has_its_own_or_allows_it(
+    tmp_path: Path, volumes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "elsewhere"
+    block = LocalSandbox(volume_name="v", volume_root=str(root))
+    with pytest.raises(ConfigurationError, match=ALLOWED):
+        await block.open(block.labels(""))
+    assert not root.exists()
+    for name in ("../elsewhere", "a/b", "/etc", ".."):
+        with pytest.raises(ConfigurationError, match="is no name of a volume"):
+            await (await resolve_provider("local")).volume(name)
+    below = await LocalSandbox(volume_root=str(volumes / "mine")).volume("v")
+    assert below.path == volumes / "mine" / "v"  # type: ignore[attr-defined]
+    monkeypatch.setenv(ALLOWED, str(tmp_path))
+    assert (await block.volume()).path == root / "v"  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("as_worker")
+async def test_a_block_has_a_repository_of_the_host_only_where_the_worker_allows_it(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
+    for url in (
+        str(repository),
+        f"file://{repository}",
+        f"file://host{repository}",  # git leaves the host out
+        f"file://{tmp_path}/%72epository",  # and decodes the path
+        f"ext::cat {repository}",
+    ):
+        for ref in (None, "0" * 40):
+            block = LocalSandbox(repo_url=url, repo_ref=ref)
+            with pytest.raises(ConfigurationError, match=ALLOWED):
+                await block.open(block.labels(""))
+    monkeypatch.setenv(ALLOWED, str(repository))
+    assert len(await LocalSandbox(repo_url=f"file://{tmp_path}/%72epository").commit() or "") == 40
+    for url in ("https://127.0.0.1:1/x", "git@127.0.0.1:x"):  # which are no paths
+        with pytest.raises(ConfigurationError, match="git ls-remote failed"):
+            await LocalSandbox(repo_url=url).commit()
+
+
+# -------------------------------------------------------------------------------------------- in processes of their own
+
+SERVED = """
+import sys
+from prefect import flow
+from rlm_batch import batch
+
+
+@flow
+async def mine(provider: str) -> None:
+    await batch(["SUBMIT(y=1)"], provider=provider)
+
+
+if __name__ == "__main__":
+    mine.serve(sys.argv[1])
+"""
+
+
+@pytest.fixture(params=["", "1"])
+def served(request: pytest.FixtureRequest, server: str, tmp_path: Path) -> Iterator[str]:
+    """The name of a deployment, which a process with this value of RLM_BATCH_ALLOW_NO_ISOLATION serves."""
+    program, name = tmp_path / "served.py", f"served-{uuid.uuid4().hex[:8]}"
+    program.write_text(SERVED)
+    consent = {"RLM_BATCH_ALLOW_NO_ISOLATION": request.param, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, str(program), name]
+        process = subprocess.Popen(command, env={**os.environ, **consent}, stdout=log, stderr=log)
+    yield name
+    process.terminate()
+    try:
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+        print((tmp_path / "log").read_text()[-5000:])  # shown where the test fails
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+async def test_a_flow_of_ones_own_needs_consent_too_where_it_is_served(
+    served: str, request: pytest.FixtureRequest
+) -> None:
+    async with get_client() as client:
+
+        async def is_served() -> bool:
+            with suppress(ObjectNotFound):
+                return bool(await client.read_deployment_by_name(f"mine/{served}"))
+            return False
+
+        await becomes(is_served)
+        deployment = await client.read_deployment_by_name(f"mine/{served}")
+        run = await client.create_flow_run_from_deployment(deployment.id, parameters={"provider": "local:none"})
+
+        async def has_ended() -> bool:
+            state = (await client.read_flow_run(run.id)).state
+            return state is not None and state.is_final()
+
+        await becomes(has_ended)
+        state = (await client.read_flow_run(run.id)).state
+    assert state is not None
+    if request.node.callspec.params["served"]:
+        assert state.is_completed(), state
+    else:
+        assert "RLM_BATCH_ALLOW_NO_ISOLATION=1" in str(state.message)

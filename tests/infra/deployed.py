@@ -1,0 +1,58 @@
+"""A run of a deployment of the batch flow."""
+
+import asyncio
+import uuid
+from typing import Any
+
+from prefect import get_client
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.flow_engine import run_flow_async
+
+from rlm_batch import batch
+
+
+class Deployed:
+    """A run of a deployment of the batch flow, executed as a worker's process executes it."""
+
+    def __init__(self, run: FlowRun) -> None:
+        self.run = run
+
+    @classmethod
+    async def made(cls, pool: str | None = None, **parameters: Any) -> "Deployed":
+        """A run with these parameters, not yet begun; for workers of that pool, if any."""
+        async with get_client() as client:
+            deployment = await client.create_deployment(
+                await client.create_flow_from_name("batch"),
+                uuid.uuid4().hex,
+                entrypoint="rlm_batch.flows.batch.batch",
+                work_pool_name=pool,
+            )
+            return cls(await client.create_flow_run_from_deployment(deployment, parameters=parameters))
+
+    async def execute(self) -> State[Any]:
+        """Executes it; its final state."""
+        return await run_flow_async(
+            batch,  # type: ignore[arg-type]
+            self.run,
+            self.run.parameters,
+            return_type="state",
+        )  # type: ignore[return-value]
+
+    async def retry(self) -> SetStateStatus:
+        """What the button in the UI does; whether the server accepted it."""
+        async with get_client() as client:
+            state = State(type=StateType.SCHEDULED, name="AwaitingRetry", message="Retry from the UI")
+            answer = await client.set_flow_run_state(self.run.id, state, force=False)
+            self.run = await client.read_flow_run(self.run.id)
+            return answer.status
+
+    async def ended(self) -> State[Any]:
+        """Its final state, once a worker has executed it."""
+        async with get_client() as client:
+            for _ in range(1200):
+                self.run = await client.read_flow_run(self.run.id)
+                if self.run.state is not None and self.run.state.is_final():
+                    return self.run.state
+                await asyncio.sleep(0.1)
+        raise AssertionError(f"it did not end: {self.run.state}")
