@@ -123,11 +123,11 @@ async def test_a_shards_work_and_its_ledger_are_where_the_worker_has_results_or_
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # as in a worker's process
     monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
     elsewhere, here = (files_of(folder, "SUBMIT(y=x)") for folder in (tmp_path / "elsewhere", results))
-    before = sorted(elsewhere.directory.iterdir())
+    before = list_names(elsewhere.directory, "*")
     for files, ledger in ((elsewhere, here.ledger), (here, elsewhere.ledger)):
         with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
             await run(files, results_path=str(ledger))
-    assert sorted(elsewhere.directory.iterdir()) == before  # no heartbeat either
+    assert list_names(elsewhere.directory, "*") == before  # no heartbeat either
     assert list_names(elsewhere.ledger, "part-*") == []
     await run(here)
     assert len(values(here)) == 6
