@@ -6,7 +6,7 @@ import sys
 
 from ..deployments.deploy import deploy
 from ..sandbox.errors import ConfigurationError
-from ..tasks.text_escape import escape_text
+from ..sandbox.outcomes.text_escape import escape_text
 
 
 def run_deploy(work_pool: str, reset: bool) -> int:

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _print_error(text: str) -> None:
-    from ..tasks.text_escape import escape_text
+    from ..sandbox.outcomes.text_escape import escape_text
 
     print(f"rlm-batch: {escape_text(text, keep=chr(10))}", file=sys.stderr)
 

@@ -9,8 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from ..flows.cleanup.orphans import OrphanedSandbox
 from ..flows.engine.events import FlowListener
+from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Failure, Outcome
-from ..tasks.text_escape import escape_text
 
 PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal
 

@@ -13,7 +13,7 @@ from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows
 from ..sandbox.errors import ConfigurationError
-from ..tasks.text_escape import escape_text
+from ..sandbox.outcomes.text_escape import escape_text
 from .table import print_table
 
 

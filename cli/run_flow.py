@@ -18,8 +18,8 @@ from ..blocks.volume import check_volume_name
 from ..flows.inputs.spilling import spill_long_parameters
 from ..flows.reporting.text_table import format_cell, format_rows
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
+from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Result
-from ..tasks.text_escape import escape_text
 from .progress import ProgressDisplay
 from .table import MAX_TABLE_ROWS, print_table
 

@@ -5,7 +5,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from ..tasks.text_escape import escape_text
+from ..sandbox.outcomes.text_escape import escape_text
 
 MAX_TABLE_ROWS = 200  # that are printed; the ledger has all
 

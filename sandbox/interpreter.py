@@ -202,7 +202,7 @@ class Interpreter:
                 if queries.is_top_level:
                     queries.session.set_deadline(seconds)
                 tools.update(queries.tools)
-            pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output)
+            pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output, output_fields)
             await self._wait(protocol, channel, pending, frame)
             if queries is not None:
                 pending.meta = replace(pending.meta, queries=queries.session.summarize())

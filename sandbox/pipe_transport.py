@@ -78,7 +78,13 @@ class PipeTransport:
         protocol.check_ready()
 
     def execute(
-        self, body: bytes, variables: dict[str, Any], timeout: float | None, context: str | None, tools: Tools
+        self,
+        body: bytes,
+        variables: dict[str, Any],
+        timeout: float | None,
+        context: str | None,
+        tools: Tools,
+        output_fields: list[dict[str, str]] | None = None,
     ) -> Result:
         """One execution; see `Interpreter.execute`. From another thread it waits for the one that is under way."""
         if getattr(self._thread, "is_tool", False):
@@ -86,7 +92,9 @@ class PipeTransport:
         with self._execute_lock:
             protocol = self._protocol
             with self._send_lock:
-                pending, frame = protocol.add_execution(body, variables, timeout, context, tools)
+                pending, frame = protocol.add_execution(
+                    body, variables, timeout, context, tools, output_fields=output_fields
+                )
                 self._write(frame)
             seconds = protocol.compute_answer_timeout(pending)
             try:

@@ -15,21 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
-    CodeCrashed,
-    CodeError,
-    CodeSyntaxError,
-    ConfigurationError,
-    ExecutionTimeout,
-    OutcomeUnknown,
-    RlmBatchError,
-    SandboxLost,
-    SandboxStartError,
-    StateLost,
-    SubmitError,
-    VolumeError,
-)
+from .errors import ConfigurationError, OutcomeUnknown, SandboxLost, SandboxStartError
 from .meta import Meta
+from .outcomes.decoding import decode_end
 from .result import Result
 from .wire.frames import BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES, QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
@@ -43,8 +31,6 @@ STALL_SECONDS = (
     60.0  # in which a driver on this machine takes some of its input, unless it is frozen: it does nothing else
 )
 ANSWER_GRACE_SECONDS = 30.0  # beyond a timeout, after which a driver that has not reported it is taken for lost
-SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-SIGXCPU = 24
 FILE_ABOVE_BYTES = 256 * 1024  # of JSON, above which a value goes into the sandbox as a file and not in a frame
 
 Tools = Mapping[str, Callable[..., Any]]
@@ -61,6 +47,7 @@ class PendingExecution:
     context: str | None
     tools: Tools
     on_output: Callable[[str, str], None] | None
+    output_fields: list[dict[str, str]] | None = None
     output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
     files: tuple[str, ...] = ()
     end: Frame | None = None
@@ -140,6 +127,7 @@ class DriverProtocol:
         context: str | None,
         tools: Tools,
         on_output: Callable[[str, str], None] | None = None,
+        output_fields: list[dict[str, str]] | None = None,
     ) -> tuple[PendingExecution, bytes]:
         """An execution and its frame. Raises SandboxLost where nothing more can be sent."""
         if self.closed_reason:
@@ -155,7 +143,9 @@ class DriverProtocol:
             layers=sandbox.layers,
         )
         number = next(self._execution_numbers)
-        pending = self.pending[number] = PendingExecution(number, meta, timeout, context, tools, on_output)
+        pending = self.pending[number] = PendingExecution(
+            number, meta, timeout, context, tools, on_output, output_fields
+        )
         return pending, self.encode({"op": "execute", "id": number, "timeout": timeout, "context": context}, body)
 
     def encode_cancel(self, pending: PendingExecution) -> bytes:
@@ -178,27 +168,45 @@ class DriverProtocol:
             self.close(f"it sent what is no frame ({error})")
             return events
         for header, body in frames:
-            if header["n"] <= self._last_number:
-                continue
-            self._last_number = header["n"]
-            op = header["op"]
-            if op == "ready":
-                self.is_ready = True
-                continue
-            pending = self.pending.get(header["id"])
-            if pending is None:
-                continue  # a beat, or of an execution that nobody waits for any more
-            if op == "output":
-                pending.add_output(header["stream"], loads((body or b'""').decode("utf-8")), header["dropped"])
-                continue
-            if op == "files":
-                pending.files = _decode_file_names(body or b"[]")
-                continue
-            if op == "end":
-                pending.end = (header, body or b"null")
-                del self.pending[pending.id]
-            events.append((pending, (header, body or b"null")))
+            try:
+                self._take_frame(header, body, events)
+            except (LookupError, TypeError, ValueError, RecursionError) as error:
+                self.close(f"it sent a frame that is none of a driver's ({type(error).__name__}: {str(error)[:80]})")
+                break
         return events
+
+    def _take_frame(
+        self, header: dict[str, Any], body: bytes | None, events: list[tuple[PendingExecution, Frame]]
+    ) -> None:
+        """Takes a frame; a call or an end is added to `events`. Raises what a frame of another's making leads to."""
+        if header["n"] <= self._last_number:
+            return
+        self._last_number = header["n"]
+        op = header["op"]
+        if op == "ready":
+            self.is_ready = True
+            return
+        pending = self.pending.get(header["id"])
+        if pending is None:
+            return  # a beat, or of an execution that nobody waits for any more
+        if op == "output":
+            text: Any = loads((body or b'""').decode("utf-8"))
+            if type(text) is not str or header["stream"] not in pending.output:
+                raise ValueError("no output")
+            pending.add_output(header["stream"], text, int(header["dropped"]))
+            return
+        if op == "files":
+            pending.files = _decode_file_names(body or b"[]")
+            return
+        frame = header, body or b"null"
+        if op == "end":
+            if type(header["status"]) is not str:
+                raise ValueError("an end without a status")
+            pending.end = frame
+            del self.pending[pending.id]
+        elif op != "call" or type(header["call"]) is not int or type(header["name"]) is not str:
+            raise ValueError("no call")
+        events.append((pending, frame))
 
     def take_result(self, pending: PendingExecution) -> Result:
         """The result of an execution that nobody waits for any longer. Raises its error, with `meta`.
@@ -216,21 +224,7 @@ class DriverProtocol:
         if pending.listener_error is not None:
             raise pending.listener_error
         header, body = pending.end
-        meta = replace(pending.build_meta(), seconds=header.get("seconds", 0.0))
-        try:
-            outcome = loads(body.decode("utf-8"))
-            if b"\\u" in body:  # the driver escapes no letters; whoever wrote this may have escaped half a one
-                dumps(outcome).encode("utf-8")
-        except (ValueError, RecursionError):
-            header, outcome = {"status": "channel"}, {"message": "an outcome that is no JSON"}
-        content: dict[str, Any] = outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]
-        if header["status"] == "submitted":
-            return Result(content, replace(meta, submitted=True))
-        if header["status"] == "finished":
-            return Result({}, meta)
-        error = _build_error(header, content, meta, pending.timeout)
-        error.meta = meta
-        raise error
+        return decode_end(header, body, pending.build_meta(), pending.timeout, pending.output_fields)
 
     def check_ready(self) -> None:
         """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready."""
@@ -329,86 +323,3 @@ def encode_exception(error: BaseException) -> bytes:
     except Exception:  # noqa: BLE001 - an exception may do anything when it is asked for its text
         message = "(its message could not be read)"
     return encode_fields({"error": {"type": type(error).__name__, "message": message}})
-
-
-def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
-    """The error that an execution's end stands for. The outcome is the code's own word and is trusted with nothing."""
-    status, kind = header["status"], outcome.get("kind")
-    traceback = str(outcome.get("traceback", ""))
-    name, message = str(outcome.get("type", "")), str(outcome.get("message", ""))
-    line = outcome.get("line") if isinstance(outcome.get("line"), int) else None
-    where = f" (line {line})" if line is not None else ""
-    state_note = " The state that earlier executions had left is lost." if header.get("state_lost") else ""
-    details: dict[str, Any] = {
-        "type": name, "message": message, "traceback": traceback, "stdout": meta.stdout, "line": line,
-    }  # fmt: skip
-    if status == "timeout":
-        return ExecutionTimeout(
-            f"the code was still running{where} after its timeout of {timeout:g} s; give it more with timeout=, or "
-            f"less to do.{state_note}" + (f"\n{traceback}" if traceback else ""),
-            timeout=timeout or 0.0,
-            traceback=traceback,
-            stdout=meta.stdout,
-        )
-    if status == "crashed":
-        text = _describe_crash(header)
-        return CodeCrashed(
-            f"{text}.{state_note}" if state_note else text,
-            exit_code=header.get("exit_code"),
-            signal=header.get("signal"),
-            out_of_memory=header.get("out_of_memory", False),
-            **details,
-        )
-    if status == "channel":
-        return CodeCrashed(
-            f"the code wrote to a descriptor that is the sandbox's own ({message}); write to files and to descriptors "
-            f"that the code has opened.{state_note}",
-            **details,
-        )
-    if status == "lost":
-        return StateLost(f"the state of the earlier executions is lost: {message}. Start again from the first step")
-    if status == "unconfined":
-        return CodeCrashed(f"the code was not run: {outcome.get('message')}. Ask rlm-batch doctor", **details)
-    if status == "setup":
-        return SandboxStartError(f"the code was not run: {message}")
-    if status == "commit":
-        return VolumeError(
-            f"the code ended well, and what it saved to the volume could not be committed: {message}. Its files may be "
-            "missing for others: run it again"
-        )
-    if status == "cancelled":
-        return CodeCrashed(f"the execution was cancelled.{state_note}", **details)
-    if kind == "submit":
-        return SubmitError(f"{message}{where}")
-    if kind == "volume":
-        return VolumeError(f"{message}{where}")
-    if kind == "memory":
-        return CodeCrashed(
-            f"the code ran out of memory{where}: work on less at a time, or give the sandbox more\n{traceback}",
-            out_of_memory=True,
-            **details,
-        )
-    if kind == "exit":
-        code = outcome.get("exit_code")
-        return CodeCrashed(
-            f"the code called exit({message}){where}; to hand something back it calls SUBMIT, which ends it",
-            exit_code=code if isinstance(code, int) else 1,
-            **details,
-        )
-    if kind == "syntax":
-        return CodeSyntaxError(f"the code is not valid Python{where}: {message}\n{traceback}", **details)
-    return CodeError(f"the code raised {name}{where}: {message}\n{traceback}", **details)
-
-
-def _describe_crash(header: dict[str, Any]) -> str:
-    if header.get("out_of_memory"):
-        return "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"
-    signal = header.get("signal")
-    if signal == SIGXCPU:
-        return "the code used up its CPU seconds: give the sandbox more, or the code less to do"
-    if signal is not None:
-        name = SIGNALS.get(signal, f"signal {signal}")
-        return f"the code's process was killed by {name}: look for native code, or for what sends that signal"
-    return (
-        f"the code's process exited with status {header.get('exit_code')} before the code had ended: look for os._exit"
-    )

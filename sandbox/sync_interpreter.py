@@ -157,7 +157,8 @@ class SyncInterpreter:
         if pipe is not None:
             variables, tools = {} if variables is None else variables, dict(self.tools)
             body = encode_request(code, variables, tools, output_fields)
-            return pipe.execute(body, variables, resolve_timeout(timeout, self.timeout), CONTEXT, tools)
+            seconds = resolve_timeout(timeout, self.timeout)
+            return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields)
         assert interpreter is not None
         return run_sync(
             lambda: interpreter.execute(

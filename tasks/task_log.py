@@ -12,7 +12,7 @@ from typing import Any
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
-from .text_escape import escape_text
+from ..sandbox.outcomes.text_escape import escape_text
 
 EXECUTE_TASK_NAME = "execute"
 QUERY_TASK_NAME = "query"

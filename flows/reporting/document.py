@@ -7,7 +7,7 @@ forms such text is text: it opens no tag, no link, no image and no cell of a tab
 import base64
 from dataclasses import dataclass, field
 
-from ...tasks.text_escape import escape_text
+from ...sandbox.outcomes.text_escape import escape_text
 
 VERBATIM_LINES = 40  # of a verbatim text that are shown, and
 VERBATIM_CHARACTERS = 4000

@@ -12,7 +12,7 @@ from .summary import MAX_FULL_TEXTS, MAX_ROWS, RunSummary
 from .svg_chart import draw_heat_map, draw_series
 from .text_table import format_cell, format_variables
 
-MAX_SPAN = 1e200  # of values in a chart: what is wider has no axis
+MAX_CHART_VALUE = 1e200  # above or below zero, of values in a chart: beyond it an axis has no room around them
 MAX_VARIABLES = 8  # that tell a trial in a line
 
 
@@ -93,7 +93,7 @@ def build_table_rows(summary: RunSummary) -> list[list[str]]:
 def build_charts(summary: RunSummary) -> list[Part]:
     """The chart of the objective (or, where there is none, of the seconds), and the heat map of two variables."""
     values = [value for _, _, value in summary.points]
-    if len(values) < 2 or max(values) - min(values) > MAX_SPAN:
+    if len(values) < 2 or max(map(abs, values)) > MAX_CHART_VALUE:
         return []
     spec = summary.spec
     what = spec.objective or "seconds"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...tasks.text_escape import escape_text
+from ...sandbox.outcomes.text_escape import escape_text
 from .best_trial import is_score
 
 WIDTH, HEIGHT = 760, 400  # pixels of the picture
@@ -17,6 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 84, 24, 44, 56  # pixels around the plot
 MAX_CELLS = 30  # rows and columns of a heat map, at most; more values of a number are put together
 LABEL_CHARACTERS = 24
 LOG_SCALE_RATIO = 1000  # the greatest over the least value from which on an axis is logarithmic
+LEAST_SPAN = 1e-300  # of values that differ on an axis: below it there are no numbers for ticks between them
 INK, GRID, DOT, LINE, FAILURE = "#1c2430", "#dfe4ea", "#2b6cb0", "#d97706", "#c53030"
 XML_ESCAPES = {0xFFFE: "?", 0xFFFF: "?"}  # the only letters that XML cannot hold and `escape_text` lets through
 # Viridis at five points, dark to light: even to the eye, and in print.
@@ -134,7 +135,7 @@ class _Axis:
         self.log = not whole and low > 1e-300 and high / low >= LOG_SCALE_RATIO
         low, high = self._scale(low), self._scale(high)
         spare = 0.0 if whole else (high - low) * room
-        if high - low <= abs(high) * 1e-12:
+        if high - low <= max(abs(high) * 1e-12, LEAST_SPAN):
             spare = 0.5 if whole else max(abs(high), 1.0) * 0.05
         self.low, self.high, self._start, self._end = low - spare, high + spare, start, end
 

@@ -10,8 +10,8 @@ import time
 from ..wire.frames import BadFrameError
 from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
+from ..wire.submission import MAX_SUBMIT_BYTES
 from .child.runner import CODE_NAME
-from .child.submit import MAX_SUBMIT_BYTES
 from .child_process import NEVER, ChildProcess, Execution, fork_child
 from .confinement import Confinement
 from .event_loop import EventLoop

@@ -21,13 +21,21 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name + " is not JSON")
 
 
+def _read_finite(text: str) -> float:
+    """The number; `float` alone would read 1e999 as infinity, which is no JSON when it is written again."""
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(text[:20] + " is more than a number can be")
+    return value
+
+
 try:
     from _json import encode_basestring, make_encoder, make_scanner  # type: ignore[attr-defined]
 
     class _ScannerSettings:
         strict = True
         object_hook = object_pairs_hook = array_hook = None
-        parse_float = float
+        parse_float = staticmethod(_read_finite)
         parse_int = int
         parse_constant = staticmethod(_refuse_constant)
         memo: dict[str, str] = {}  # noqa: RUF012 - the scanner's own protocol
@@ -56,7 +64,7 @@ except ImportError:  # another Python than CPython
     import json
 
     def loads(text: str) -> Any:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_float=_read_finite, parse_constant=_refuse_constant)
 
     def dumps(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -15,6 +15,7 @@ from ...sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError,
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.result import Result
 from ...sandbox.wire.names import OWN_FILE_PREFIX
+from ...sandbox.wire.submission import MAX_SUBMIT_DEPTH
 
 VERSION = 1
 WRITE_PROGRAM = "save_to_volume(path, text)"
@@ -29,14 +30,15 @@ except OSError as error:
 """
 # Several at a time, because on a volume over a network each file is a round trip; as many to a page as SUBMIT takes.
 # Code can write to where markers are, and what it leaves there must not end every later job: what is no regular file is
-# not opened, and what SUBMIT would refuse is taken for a damaged marker.
+# not opened, and what SUBMIT would refuse is taken for a damaged marker. Each field that an execution has submitted is
+# one of this one too, after its marker's number: within a marker it would stand deeper than it may.
 READ_PROGRAM = """
 import json, os, stat
 from concurrent.futures import ThreadPoolExecutor
 
 def depth(value):
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(depth, inner), default=0)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 
 def read(name):
     try:
@@ -47,33 +49,35 @@ def read(name):
         with open(path, encoding="utf-8") as file:
             marker = json.load(file)
         json.dumps(marker, allow_nan=False, ensure_ascii=False).encode("utf-8")
-        if depth(marker) > 500:
+        if max(map(depth, marker["outputs"].values()), default=0) > deepest:
             raise ValueError("it is nested too deeply")
-        written = entry.st_mtime_ns
-        marker["name"], marker["whole"] = name, True
-        for file in marker["files"]:
+        files, written, whole = list(map(str, marker["files"])), entry.st_mtime_ns, True
+        for file in files:
             if os.stat(os.path.join(VOLUME, file)).st_mtime_ns > written:
-                marker["whole"] = False
-        return marker
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {"name": name, "whole": False}
+                whole = False
+        head = {"name": name, "whole": whole, "key": str(marker["key"]), "files": files}
+        return {**head, "submitted": bool(marker["submitted"])}, marker["outputs"] if whole else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {"name": name, "whole": False}, {}
 
 try:
     names = sorted(name for name in os.listdir(os.path.join(VOLUME, folder)) if name.isascii() and name > after)[:500]
 except FileNotFoundError:
     names = []
-markers, size = [], 0
+markers, fields, size = [], {}, 0
 with ThreadPoolExecutor(8) as pool:
-    for name, marker in zip(names, pool.map(read, names)):
-        length = len(json.dumps(marker))
+    for name, (marker, outputs) in zip(names, pool.map(read, names)):
+        length = len(json.dumps([marker, outputs])) + 10 * len(outputs)
         if length > 900_000:
-            marker, length = {"name": name, "whole": False}, 100
+            marker, outputs, length = {"name": name, "whole": False}, {}, 100
         if size + length > 900_000:
             break
+        for field, value in outputs.items():
+            fields[f"{len(markers)} {field}"] = value
         markers.append(marker)
         size += length
         after = name
-SUBMIT(markers=markers, after=after, more=bool(names) and after != names[-1] or len(names) == 500)
+SUBMIT(markers=markers, after=after, more=bool(names) and after != names[-1] or len(names) == 500, **fields)
 """
 
 
@@ -141,14 +145,17 @@ async def read_markers(interpreter: Interpreter, folder: str) -> dict[str, Compl
     markers: dict[str, CompletionMarker] = {}
     after, more = "", True
     while more:
-        page = await interpreter.execute(READ_PROGRAM, {"folder": folder, "after": after})
-        for data in page["markers"]:
-            outputs = data.get("outputs", {})
-            # Code can write to where markers are; what is none is taken for a damaged one.
-            is_intact = data["whole"] and isinstance(outputs, dict)
-            files = tuple(map(str, data.get("files", ())))
-            markers[str(data["name"])] = CompletionMarker(
-                data.get("key", ""), outputs, bool(data.get("submitted")), files, is_intact
+        page = await interpreter.execute(READ_PROGRAM, {"folder": folder, "after": after, "deepest": MAX_SUBMIT_DEPTH})
+        outputs: list[dict[str, Any]] = [{} for _ in page["markers"]]
+        for name, value in page.outputs.items():
+            number, separator, field_name = name.partition(" ")
+            if separator:
+                outputs[int(number)][field_name] = value
+        for data, submitted in zip(page["markers"], outputs, strict=True):
+            markers[data["name"]] = (
+                CompletionMarker(data["key"], submitted, data["submitted"], tuple(data["files"]), is_intact=True)
+                if data["whole"]
+                else CompletionMarker()
             )
         after, more = page["after"], page["more"]
     return markers

@@ -96,13 +96,16 @@ def read_line(position: LinePosition) -> LedgerLine | None:
 
 def _parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
     """The line; None where it is damaged or foreign, which is whatever `encode_line` does not write."""
+    constants: list[str] = []  # NaN and infinities, which no result has
     try:
-        data = json.loads(raw)
+        data = json.loads(raw, parse_constant=constants.append)
     except (ValueError, RecursionError):
         return None
     if not _has_type(data, dict) or not _has_type(data.get("key"), str) or not _has_type(data.get("at"), (int, float)):
         return None
     is_success = data.get("status") == "succeeded"
+    if is_success and constants:
+        return None
     if not is_success and data.get("status") != "failed":
         return None
     content, meta = data.get("outputs" if is_success else "error"), data.get("meta")

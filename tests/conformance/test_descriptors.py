@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from rlm_batch import CodeError, ExecutionTimeout, Result
+from rlm_batch import CodeError, ExecutionTimeout, Result, SubmitError
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
@@ -140,6 +140,7 @@ async def test_what_code_says_in_its_own_name_is_a_result_or_an_error(interprete
     bodies = ["[1, 2]", '"text"', "null", "NaN", '{"x": NaN}', "{", '{"x": 1e999}', '{"x": "\\ud800"}', "1" * 5000]
     bodies += ["[" * 100_000, '{"outputs": 1}', '{"kind": ["exit"], "exit_code": "x", "line": {}, "traceback": [3]}']
     bodies += ['{"kind": "exit", "exit_code": 1e400}', '{"type": {}, "message": null, "line": true}']
+    bodies += [f'{{"{name}": ' + "[" * 900 + "]" * 900 + "}" for name in ("traceback", "message", "x")]
     headers = [{"op": "submit"}, {"op": "end", "status": "error"}, {"op": "end", "status": "finished"}]
     headers += [{"op": "end", "status": "setup"}, {"op": "end", "status": "lost"}, {"op": "end", "status": 5}]
     headers += [{"op": "call", "call": 1, "name": "no such tool"}, {"op": "call", "call": "1", "name": ["x"]}]
@@ -150,9 +151,36 @@ async def test_what_code_says_in_its_own_name_is_a_result_or_an_error(interprete
                 result = await interpreter.execute(dedent(SAYING), variables)
             except RlmBatchError as error:
                 assert str(error).encode(), variables  # noqa: PT017 - either outcome is right
-                assert isinstance(error, CodeError) or header["op"] == "end", (variables, error)  # noqa: PT017
+                kinds = (CodeError, SubmitError) if header["op"] == "submit" else CodeError
+                assert isinstance(error, kinds) or header["op"] == "end", (variables, error)  # noqa: PT017
             else:
                 assert isinstance(result.outputs, dict), variables
                 assert repr(result.outputs).encode(), variables
                 assert "\\ud800" not in repr(result.outputs), "a text that no file can hold"
     assert (await interpreter.execute("SUBMIT(fine=1)")).fine
+
+
+REFUSED = {
+    "not the fields": ['{"y": 1}', '{"x": 1, "y": 1}', "{}", '{"x": 1.5}', '{"x": true}', '{"x": null}'],
+    "not json": ["[1, 2]", "null", "5 ", '{"x": 1', '{"x": 1}{}', '{"x": "\\ud800"}', '{"x": ' + "1" * 5000 + "}"],
+    "not finite": [
+        f'{{"x": {x}}}' for x in ("1e999", "-1e999", '[1, {"y": 2e308}]', "9" * 400 + ".0", "NaN", "Infinity")
+    ],
+    "too deep": [f'{{"x": {"[" * depth}{"]" * depth}}}' for depth in (101, 489, 900)],
+}
+
+
+async def test_what_submit_would_refuse_is_a_submit_error_also_where_code_writes_it_past_submit(
+    interpreter: Interpreter,
+) -> None:
+    code, header = dedent(SAYING), {"op": "submit"}
+    for why, bodies in REFUSED.items():
+        for body in bodies:
+            fields = [{"name": "x", "type": "int"}] if why == "not the fields" else None
+            with pytest.raises(SubmitError, match="written past SUBMIT") as caught:
+                await interpreter.execute(code, {"header": header, "body": body}, output_fields=fields)
+            assert caught.value.meta is not None
+            assert len(str(caught.value)) < 400, body
+    for fields in (None, [{"name": "x", "type": "int"}]):
+        result = await interpreter.execute(code, {"header": header, "body": '{"x": 1}'}, output_fields=fields)
+        assert result.outputs == {"x": 1}

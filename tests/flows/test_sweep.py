@@ -1,8 +1,12 @@
 """What a person gets from the sweep flow."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from rlm_batch import ConfigurationError, ExecutionsFailed, sweep
+from rlm_batch import ConfigurationError, ExecutionsFailed, Failure, SubmitError, sweep
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 
 pytestmark = pytest.mark.anyio
 
@@ -73,3 +77,36 @@ async def test_an_objective_that_no_trial_submitted_says_what_they_did_submit():
         await sweep("pass", {"x": [1]}, objective="loss")
     with pytest.raises(ConfigurationError, match="submitted it as a number"):
         await sweep("SUBMIT(loss='low')", {"x": [1]}, objective="loss")
+
+
+FORGE = """
+import gc, json, os
+def forge(body):
+    channel = next(thing for thing in gc.get_objects() if type(thing).__name__ == "Channel")
+    header = {"op": "submit", "token": channel.token, "body": len(body)}
+    os.write(4, json.dumps(header).encode() + b"\\n" + body + b"\\n")
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone(direction):
+    forged = [
+        '{"loss": 1e999}',
+        '{"loss": -1e999}',
+        '{"loss": ' + "[" * 900 + "]" * 900 + "}",
+        '{"loss": 1, "x": 2e308}',
+    ]
+    huge = ["10**400", "-10**400", "float('inf')", "float('nan')", "10**308", "2**63"]
+    points = [{"body": body, "text": ""} for body in forged] + [{"body": "", "text": text} for text in ["1.5", *huge]]
+    code = f"{FORGE}\nif body:\n    forge(body.encode())\nSUBMIT(loss=eval(text))"
+    found = await sweep(code, points=points, objective="loss", direction=direction, on_failure="return", retries=0)
+    failed = [trial for trial in found.trials if isinstance(trial, Failure)]
+    assert [type(failure.error) for failure in failed] == [SubmitError] * 6
+    assert [trial.meta.index for trial in failed] == [0, 1, 2, 3, 7, 8]
+    assert found.best.loss == (1.5 if direction == "minimize" else 10**308)
+    assert str(found)
+    for part in Path(found.results_path).glob("part-*"):
+        for line in part.read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+    assert len(list(open_run_ledger(found.results_path).read_outcomes())) == len(points)

@@ -82,23 +82,25 @@ async def test_an_integer_with_too_many_digits_stays_one_when_the_code_lifts_its
         await interpreter.execute(dedent(code))
 
 
-async def test_a_nested_value_comes_back_whole_or_is_refused(interpreter: Interpreter) -> None:
+async def test_a_nested_value_comes_back_whole_up_to_a_hundred_levels(interpreter: Interpreter) -> None:
     code = """
+        import sys
+        sys.setrecursionlimit(limit)
         value = 0
-        for _ in range(depth):
-            value = [value]
-        SUBMIT(value=value)
+        for number in range(depth):
+            value = {"x": value} if number % 2 else [value]
+        SUBMIT(value=value, flat=[[]] * 500)
         """
-    for depth in (10, 100, 400, *range(800, 1000, 20), 5000):
-        try:
-            value: Any = (await interpreter.execute(dedent(code), {"depth": depth})).value
-        except SubmitError as error:
-            assert depth > 100, "that much nesting is usual"
-            assert "nested too deeply" in str(error)  # noqa: PT017 - either outcome is right
-            continue
-        for _ in range(depth):
-            (value,) = value
+    for depth in (0, 10, 100):
+        value: Any = (await interpreter.execute(dedent(code), {"depth": depth, "limit": 1000})).value
+        for number in reversed(range(depth)):
+            value = value["x" if number % 2 else 0]
         assert value == 0
+    # However deep the sandbox's own Python could go: what it hands over has a way before it.
+    for depth, limit in ((101, 1000), (489, 1000), (800, 1000), (900, 100_000), (5000, 1000)):
+        text = await refusal(interpreter, dedent(code).replace("depth", str(depth)).replace("limit)", f"{limit})"))
+        assert "value" in text
+        assert "nested too deeply" in text
 
 
 @pytest.mark.every_provider

@@ -17,7 +17,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId, TaskRunFilterName
 
 from rlm_batch import (
+    Failure,
     Result,
+    SubmitError,
     Volume,
     VolumeError,
     chunks,
@@ -203,6 +205,27 @@ async def test_a_marker_that_code_has_made_up_breaks_nothing(volumes):
     again = await chunks(DOUBLE, THREE, volume_name="forged", reduce=SUM)
     assert again.reduction.total == 90
     assert runs(again) == {"0", "1", "2"}
+
+
+async def test_a_chunk_that_submits_too_deep_a_value_fails_alone_and_the_deepest_allowed_is_complete(volumes):
+    code = """
+import sys
+sys.setrecursionlimit(100_000)
+value = []
+for _ in range(data - 1):
+    value = [value]
+SUBMIT(value=value)
+"""
+    jobs = {"shallow": 1, "deepest": 100, "deeper": 101, "deep": 489, "deepest of all": 900}
+    first = await chunks(code, jobs, volume_name="deep", on_failure="return", retries=0)
+    refused = {name for name, outcome in first.results.items() if isinstance(outcome, Failure)}
+    assert refused == {"deeper", "deep", "deepest of all"}
+    assert {type(first[name].error) for name in refused} == {SubmitError}
+    del jobs["deep"], jobs["deeper"], jobs["deepest of all"]
+    again = await chunks(code, jobs, volume_name="deep", reduce="SUBMIT(names=list(results))")
+    assert runs(again) == set()
+    assert again.reduction.names == ["shallow", "deepest"]
+    assert again.results["deepest"].outputs == first.results["deepest"].outputs
 
 
 @pytest.mark.parametrize(

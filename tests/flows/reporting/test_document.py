@@ -8,10 +8,15 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
+from rlm_batch import Result
 from rlm_batch.flows.reporting.document import Heading, Picture, Table, Text, Verbatim
 from rlm_batch.flows.reporting.html import render_html
 from rlm_batch.flows.reporting.markdown import render_markdown
+from rlm_batch.flows.reporting.report import build_report
+from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.flows.reporting.svg_chart import draw_heat_map, draw_series
+from rlm_batch.sandbox.meta import Meta
+from rlm_batch.tasks.ledger.run_record import ReportSpec, RunRecord
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -107,13 +112,26 @@ def test_a_chart_is_xml_whatever_its_names(text: str) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [[1.0, 1.0], [0.0, 0.0], [-5.0, 5.0], [1e-9, 1e9], [1e150, -1e150], [3, 4], [5e-324, 1e-300], [123456789.0] * 3],
+    [
+        *([1.0, 1.0], [0.0, 0.0], [-5.0, 5.0], [1e-9, 1e9], [1e150, -1e150], [3, 4], [123456789.0] * 3),
+        *([5e-324, 1e-300], [0.0, 5e-324], [1e-320, 3e-320, -1e-320], [1e200, -1e200], [1e-300, 1e200]),
+    ],
 )
 def test_a_chart_has_every_point_inside_its_frame(values: list[float]) -> None:
     root, _ = drawn(draw_series(list(enumerate(values)), title="t", across="a", up="u", best="maximize"))
     circles = [element for element in root.iter() if element.tag.endswith("circle")]
     assert len(circles) == len(values)
     assert all(0 < float(c.attrib["cx"]) < 760 and 0 < float(c.attrib["cy"]) < 400 for c in circles)
+
+
+@pytest.mark.parametrize("values", [(1.7e308, -1.7e308), (1.7e308, 1.7e308), (10**308, 5e-324), (10**400, 1.0, 2.0)])
+def test_a_report_is_made_whatever_numbers_the_code_submits(values: tuple[float, ...]) -> None:
+    summary = RunSummary(ReportSpec("trial", "loss"))
+    for index, value in enumerate(values):
+        summary.add(Result({"loss": value}, Meta(index=index, variables={"a": value, "b": index})))
+    parts = build_report(summary, [RunRecord("sweep", "/results", objective="loss")])
+    assert "trials succeeded" in render_markdown(parts)
+    assert "trials succeeded" in render_html(parts, "page")
 
 
 def test_a_heat_map_has_a_cell_for_each_pair_and_says_its_values() -> None:

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from rlm_batch.tasks.text_escape import escape_text
+from rlm_batch.sandbox.outcomes.text_escape import escape_text
 
 BIDIRECTIONAL = ("ALM", "LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 # Unicode's names for those that have no class of their own.

@@ -1,0 +1,159 @@
+"""An execution's end as its sandbox tells it, which is a result or an error.
+
+The code may have written what stands there: nothing in it is taken for what it should be before it has been looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import (
+    CodeCrashed,
+    CodeError,
+    CodeSyntaxError,
+    ExecutionTimeout,
+    RlmBatchError,
+    SandboxStartError,
+    StateLost,
+    SubmitError,
+    VolumeError,
+)
+from ..result import Result
+from ..wire.strict_json import dumps, loads
+from ..wire.submission import SubmissionError, decode_submission
+
+if TYPE_CHECKING:
+    from ..meta import Meta
+
+SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+SIGXCPU = 24
+MAX_SECONDS = 1e9  # that code may have run, thirty years: what says more is no clock of ours
+
+
+def decode_end(
+    header: dict[str, Any],
+    body: bytes,
+    meta: Meta,
+    timeout: float | None,
+    output_fields: list[dict[str, str]] | None,
+) -> Result:
+    """The result that an execution's last frame holds. Raises the error that it holds instead, with `meta`."""
+    seconds = header.get("seconds")
+    meta = replace(meta, seconds=seconds if type(seconds) is float and 0 <= seconds < MAX_SECONDS else 0.0)
+    if header["status"] == "finished":
+        return Result({}, meta)
+    error: RlmBatchError
+    if header["status"] == "submitted":
+        try:
+            return Result(decode_submission(body, output_fields), replace(meta, submitted=True))
+        except SubmissionError as reason:
+            error = SubmitError(
+                f"what came out of the sandbox is no result, and was written past SUBMIT: {reason}. Hand values back "
+                "with SUBMIT alone"
+            )
+    else:
+        error = _build_error(*_decode_outcome(header, body), meta, timeout)
+    error.meta = meta
+    raise error
+
+
+def _decode_outcome(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header of an end without a result, and what the code's process said of it; it may have said anything."""
+    try:
+        outcome: Any = loads(body.decode("utf-8"))
+        if b"\\u" in body:  # the driver escapes no letters; whoever wrote this may have escaped half a one
+            dumps(outcome).encode("utf-8")
+    except (ValueError, RecursionError):
+        return {"status": "channel"}, {"message": "an outcome that is no JSON"}
+    return header, outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]
+
+
+def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
+    """The error that an execution's end stands for. The outcome is the code's own word and is trusted with nothing."""
+    status, kind = header["status"], outcome.get("kind")
+    name, message, traceback = (_read_text(outcome, field) for field in ("type", "message", "traceback"))
+    line = _read_integer(outcome, "line")
+    where = f" (line {line})" if line is not None else ""
+    state_note = " The state that earlier executions had left is lost." if header.get("state_lost") else ""
+    details: dict[str, Any] = {
+        "type": name, "message": message, "traceback": traceback, "stdout": meta.stdout, "line": line,
+    }  # fmt: skip
+    if status == "timeout":
+        return ExecutionTimeout(
+            f"the code was still running{where} after its timeout of {timeout or 0:g} s; give it more with timeout=, "
+            f"or less to do.{state_note}" + (f"\n{traceback}" if traceback else ""),
+            timeout=timeout or 0.0,
+            traceback=traceback,
+            stdout=meta.stdout,
+        )
+    if status == "crashed":
+        text = _describe_crash(header)
+        return CodeCrashed(
+            f"{text}.{state_note}" if state_note else text,
+            exit_code=_read_integer(header, "exit_code"),
+            signal=_read_integer(header, "signal"),
+            out_of_memory=bool(header.get("out_of_memory")),
+            **details,
+        )
+    if status == "channel":
+        return CodeCrashed(
+            f"the code wrote to a descriptor that is the sandbox's own ({message}); write to files and to descriptors "
+            f"that the code has opened.{state_note}",
+            **details,
+        )
+    if status == "lost":
+        return StateLost(f"the state of the earlier executions is lost: {message}. Start again from the first step")
+    if status == "unconfined":
+        return CodeCrashed(f"the code was not run: {message}. Ask rlm-batch doctor", **details)
+    if status == "setup":
+        return SandboxStartError(f"the code was not run: {message}")
+    if status == "commit":
+        return VolumeError(
+            f"the code ended well, and what it saved to the volume could not be committed: {message}. Its files may be "
+            "missing for others: run it again"
+        )
+    if status == "cancelled":
+        return CodeCrashed(f"the execution was cancelled.{state_note}", **details)
+    if kind == "submit":
+        return SubmitError(f"{message}{where}")
+    if kind == "volume":
+        return VolumeError(f"{message}{where}")
+    if kind == "memory":
+        return CodeCrashed(
+            f"the code ran out of memory{where}: work on less at a time, or give the sandbox more\n{traceback}",
+            out_of_memory=True,
+            **details,
+        )
+    if kind == "exit":
+        code = _read_integer(outcome, "exit_code")
+        return CodeCrashed(
+            f"the code called exit({message}){where}; to hand something back it calls SUBMIT, which ends it",
+            exit_code=1 if code is None else code,
+            **details,
+        )
+    if kind == "syntax":
+        return CodeSyntaxError(f"the code is not valid Python{where}: {message}\n{traceback}", **details)
+    return CodeError(f"the code raised {name}{where}: {message}\n{traceback}", **details)
+
+
+def _read_text(outcome: dict[str, Any], name: str) -> str:
+    text = outcome.get(name)
+    return text if isinstance(text, str) else ""
+
+
+def _read_integer(values: dict[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    return value if type(value) is int and abs(value) < 1 << 63 else None
+
+
+def _describe_crash(header: dict[str, Any]) -> str:
+    if header.get("out_of_memory"):
+        return "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"
+    signal, exit_code = _read_integer(header, "signal"), _read_integer(header, "exit_code")
+    if signal == SIGXCPU:
+        return "the code used up its CPU seconds: give the sandbox more, or the code less to do"
+    if signal is not None:
+        name = SIGNALS.get(signal, f"signal {signal}")
+        return f"the code's process was killed by {name}: look for native code, or for what sends that signal"
+    return f"the code's process exited with status {exit_code} before the code had ended: look for os._exit"
