@@ -71,6 +71,7 @@ def test_what_the_standard_library_refuses_to_write_is_refused() -> None:
 
 def test_what_is_not_json_is_not_read() -> None:
     texts = ["", " ", "{", "[1,]", "nul", "NaN", "Infinity", "-Infinity", "[NaN]", "1 2", "{}x", "'a'", '"\n"', "01"]
+    texts += ["1e999", "-1e999", '{"x":[1e309]}', "9" * 400 + ".5", "1" + "0" * 400 + "e0"]
     texts += ['{"a"}', "{1:2}", "+1", ".5", "1.", '"\\x"', "1" * 5000]
     for text in texts:
         with pytest.raises(ValueError, match=r".+"):
