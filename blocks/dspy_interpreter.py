@@ -12,6 +12,7 @@ from ..sandbox.errors import (
     RlmBatchError,
     SubmitError,
 )
+from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.result import Result
 from ..sandbox.sync_interpreter import SyncInterpreter
 from ..sandbox.wire.names import QUERY_NAMES
@@ -98,7 +99,7 @@ class DSPyInterpreter:
 
 def _with_output(error: RlmBatchError) -> str:
     """The error, after what the code had printed before it failed."""
-    printed = error.meta.stdout if error.meta is not None else ""
+    printed = escape_text(error.meta.stdout if error.meta is not None else "", keep=LINE_CHARACTERS)
     return f"{printed.rstrip()}\n{error}" if printed.strip() else str(error)
 
 

@@ -65,7 +65,7 @@ def run_rlm(**parameters: Any) -> int:
     found, failed = _check_and_run(rlm, parameters, lambda: question(*texts))
     if failed is not None:
         return _print_end(failed.results_path, failed)
-    print(escape_text(str(found), keep="\n\t"))
+    print(found)
     asked = found.queries
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
     print(f"{len(found.trajectory)} turns; the model was called {describe_usage(used)}", file=sys.stderr)
@@ -90,7 +90,7 @@ def run_chunks(**parameters: Any) -> int:
         values = [f"{name}={format_cell(value)}" for name, value in found.reduction.outputs.items()]
         print(f"Reduction: {escape_text(', '.join(values))}")
     for path, ids in found.overlaps.items():
-        print(escape_text(overlap(path, ids)), file=sys.stderr)
+        print(overlap(path, ids), file=sys.stderr)
     return _print_end(found.results_path, failed)
 
 
@@ -136,8 +136,7 @@ def _print_end(results_path: str, failed: ExecutionsFailed | None) -> int:
         total, count = len(failed.results), len(failed.failures)
         print(f"{count} of {total} failed:", file=sys.stderr)
         for failure in failed.failures[:10]:
-            error = escape_text(f"{type(failure.error).__name__}: {failure.error}", keep="\n\t")
-            print(f"\n{failure.meta.index}: {error}", file=sys.stderr)
+            print(f"\n{failure.meta.index}: {type(failure.error).__name__}: {failure.error}", file=sys.stderr)
             output = failure.meta.stderr.rstrip() or failure.meta.stdout.rstrip()
             for line in output.splitlines()[-5:]:
                 print("  |", escape_text(line, keep="\t"), file=sys.stderr)

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from ..blocks.sync_volume import Volume
 from ..blocks.volume import check_volume_name, split_volume_path
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.outcomes.text_escape import escape_text
 
 
 def list_files(provider: str, name: str, path: str) -> int:
@@ -13,8 +14,7 @@ def list_files(provider: str, name: str, path: str) -> int:
     files = Volume(check_volume_name(name), provider=provider).ls(path)
     width = max((len(f"{file.size:,}") for file in files), default=0)
     for file in files:
-        # Code chose the name: what a terminal would take for a command is shown as Python writes it.
-        print(f"{file.size:>{width},}  {file.path if file.path.isprintable() else ascii(file.path)}")
+        print(f"{file.size:>{width},}  {escape_text(file.path)}")  # code chose the name
     return 0
 
 

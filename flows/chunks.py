@@ -9,6 +9,7 @@ from typing import Annotated, Any, Unpack
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError, encode_fields
 from ..tasks.execution import Execution, compute_key
@@ -147,7 +148,7 @@ def report(outcomes: Outcomes, chunks: int) -> ChunksReport:
 def overlap(path: str, ids: list[str]) -> str:
     """What is said of a file that several chunks wrote."""
     shown = ", ".join(ids[:10]) + (f" and {len(ids) - 10} more" if len(ids) > 10 else "")
-    return (
+    return escape_text(
         f"{path} on the volume was written by the chunks {shown}, and holds what the last of them left: name the file "
         "after chunk_id"
     )

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.meta import QuerySummary
+from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.result import Result
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
@@ -31,7 +32,7 @@ UPLOADED = "context.txt"  # where the code finds a context that came from the ho
 
 @dataclass(frozen=True, slots=True)
 class RlmAnswer:
-    """A recursive language model's answer. Printed, it is the answer alone.
+    """A recursive language model's answer. Printed, it is the answer alone, as a terminal can show it.
 
     `trajectory` has a dict for each of its turns: reasoning, code and output. `queries` counts what was asked of the
     model, with tokens and cost, and has all queries as a tree.
@@ -44,7 +45,7 @@ class RlmAnswer:
     results_path: str
 
     def __str__(self) -> str:
-        return self.answer
+        return escape_text(self.answer, keep=LINE_CHARACTERS)
 
 
 @batch_flow("rlm")

@@ -2,12 +2,14 @@
 
 An error's text says what happened, where, and what to do next. `retry_rule` says when an execution that met it is tried
 again; it is read by the type, never by searching a message. Errors are JSON both ways, for they stand in the ledger.
+Code chooses parts of these texts: what `str` gives can be shown on a terminal, and attributes have them as they are.
 """
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from .meta import Meta
+from .outcomes.text_escape import LINE_CHARACTERS, escape_text
 
 RetryRule = Literal["never", "if asked", "if idempotent", "always"]
 
@@ -15,6 +17,7 @@ RetryRule = Literal["never", "if asked", "if idempotent", "always"]
 class RlmBatchError(Exception):
     """What all our errors have in common: a text, and by keyword the attributes that a class has beside it.
 
+    Printed, or uncaught, it is the text without what a terminal would take for commands; `text` is the text as it is.
     `meta` is what is known of the execution that failed (its output, its sandbox, its seconds), or None where there
     was none.
     """
@@ -35,9 +38,17 @@ class RlmBatchError(Exception):
         cls._kinds[cls.__name__] = cls
 
     @property
+    def text(self) -> str:
+        """The text as it is, with whatever letters code has put into it."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return escape_text(self.text, keep=LINE_CHARACTERS)
+
+    @property
     def summary(self) -> str:
-        """The first line of the text, for tables and logs."""
-        return str(self).partition("\n")[0]
+        """The first line of the text, for tables and logs, where it can be shown as it is."""
+        return escape_text(self.text.partition("\n")[0], keep="\t")
 
 
 class CodeError(RlmBatchError):
@@ -167,7 +178,7 @@ class ExecutionsFailed(RlmBatchError):
 
 def error_to_json(error: RlmBatchError) -> dict[str, Any]:
     """The error as a dict of JSON values, without its meta."""
-    return {"error": type(error).__name__, "text": str(error), **{name: getattr(error, name) for name in error.details}}
+    return {"error": type(error).__name__, "text": error.text, **{name: getattr(error, name) for name in error.details}}
 
 
 def error_from_json(data: dict[str, Any]) -> RlmBatchError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import RlmBatchError, error_from_json, error_to_json
 from .meta import Meta, QuerySummary
+from .outcomes.text_escape import escape_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ class Result:
             return f"there is no field {name!r}: the code ended without calling SUBMIT"
         if not self.outputs:
             return f"there is no field {name!r}: SUBMIT was called without any"
-        return f"there is no field {name!r}: the code submitted {', '.join(self.outputs)}"
+        return f"there is no field {name!r}: the code submitted {escape_text(', '.join(self.outputs))}"
 
     def __contains__(self, name: object) -> bool:
         return name in self.outputs
@@ -63,7 +64,7 @@ class Result:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return "Result(" + ", ".join(f"{name}={value!r}" for name, value in self.outputs.items()) + ")"
+        return f"Result({', '.join(f'{escape_text(name)}={value!r}' for name, value in self.outputs.items())})"
 
 
 class Failure:

@@ -227,9 +227,9 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
         raise ended.error from None
     except RlmBatchError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - its text may be the model's, and as a cause it would be shown as it is
         first = str(error).partition("\n")[0]
-        raise QueryError(f"the recursive model gave no answer: {type(error).__name__}: {first}") from error
+        raise QueryError(f"the recursive model gave no answer: {type(error).__name__}: {first}") from None
     finally:
         bridge.end()
         await run_shielded(interpreter.forget_context(context_name))

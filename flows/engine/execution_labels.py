@@ -1,5 +1,6 @@
 """The names of executions: what their task runs are called, and how logs speak of them."""
 
+from ...sandbox.outcomes.text_escape import escape_text
 from ...tasks.execution import Execution
 from ..reporting.text_table import format_variables
 
@@ -20,7 +21,7 @@ def chunk_label(execution: Execution) -> str:
     """By the chunk's id; the one execution of a chunked job that has no chunk is its reduction."""
     if "chunk_id" not in execution.variables:
         return "reduce"
-    return f"chunk {_cut(execution.variables['chunk_id'])}"
+    return f"chunk {_cut(escape_text(execution.variables['chunk_id']))}"
 
 
 def _cut(text: str) -> str:

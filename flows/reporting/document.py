@@ -11,8 +11,6 @@ from ...sandbox.outcomes.text_escape import escape_text
 
 VERBATIM_LINES = 40  # of a verbatim text that are shown, and
 VERBATIM_CHARACTERS = 4000
-# Characters that change the direction of the text around them, so that it reads as something else.
-_BIDI_CONTROLS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F], "\ufffd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class Verbatim:
     def excerpt(self) -> str:
         """As much of it as is shown, without what a terminal would take for commands."""
         lines = self.text[: VERBATIM_CHARACTERS + 1].splitlines()
-        clean = "\n".join(escape_text(line, keep="\t").translate(_BIDI_CONTROLS) for line in lines[:VERBATIM_LINES])
+        clean = "\n".join(escape_text(line, keep="\t") for line in lines[:VERBATIM_LINES])
         is_cut = len(self.text) > VERBATIM_CHARACTERS or len(lines) > VERBATIM_LINES
         return clean[:VERBATIM_CHARACTERS] + ("\n..." if is_cut else "")
 
@@ -72,4 +70,4 @@ Part = Heading | Text | Table | Picture | Verbatim
 
 def clean_line(text: str) -> str:
     """The text on one line, without what a terminal would take for commands or what turns the text around it."""
-    return escape_text(" ".join(text.split("\n"))).translate(_BIDI_CONTROLS)
+    return escape_text(" ".join(text.split("\n")))

@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 
 CELL = 40  # characters of a value that are shown
@@ -17,7 +18,7 @@ _brief.maxstring = _brief.maxlong = _brief.maxother = CELL
 
 
 def format_rows(outcomes: Sequence[Outcome], best: Result | None = None, limit: int | None = None) -> list[list[str]]:
-    """Rows of text, the header first: number, variables, fields, and what became of it.
+    """Rows of text that a terminal can show, the header first: number, variables, fields, and what became of it.
 
     With a `limit` they are so many of the first, and the best where that is not among them.
     """
@@ -38,7 +39,7 @@ def format_rows(outcomes: Sequence[Outcome], best: Result | None = None, limit: 
             values += [""] * len(fields)
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
         rows.append([str(number), *values, note])
-    return rows
+    return [[escape_text(cell) for cell in row] for row in rows]
 
 
 def align_rows(rows: list[list[str]]) -> str:
@@ -48,8 +49,9 @@ def align_rows(rows: list[list[str]]) -> str:
 
 
 def format_variables(variables: Mapping[str, Any], limit: int | None = None) -> str:
-    """Names with their values, as in `lr=0.1, size=64`; with a `limit` so many of the first."""
-    return ", ".join(f"{name}={format_cell(value)}" for name, value in itertools.islice(variables.items(), limit))
+    """Names with their values in a line, as in `lr=0.1, size=64`; with a `limit` so many of the first."""
+    shown = itertools.islice(variables.items(), limit)
+    return escape_text(", ".join(f"{name}={format_cell(value)}" for name, value in shown))
 
 
 def format_cell(value: Any) -> str:

@@ -160,7 +160,7 @@ class QuerySession:
                     except NoAnswerError as error:
                         reservation.settle(error.usage)
                         query.usage += error.usage
-                        raise QueryError(str(error)) from error
+                        raise QueryError(str(error)) from None
                     reservation.settle(answer.usage)
                 finally:
                     reservation.release()  # of what was not settled; nobody says whether a cancelled request was billed

@@ -130,7 +130,7 @@ def test_a_name_that_would_move_the_cursor_is_shown_as_text(run, volumes):
     (volumes / "odd" / os.fsdecode(b"b\xff")).write_text("y")
     listed = run("volume", "ls", "odd")
     assert listed.returncode == 0, listed.stderr
-    assert listed.stdout.splitlines() == [r"1  'a\x1b[2J.txt'", r"1  'b\udcff'"]
+    assert listed.stdout.splitlines() == [r"1  a\x1b[2J.txt", r"1  b\udcff"]
 
 
 @pytest.mark.timeout(400)  # several commands, each of which imports Prefect

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, Failure, SubmitError, sweep
+from rlm_batch.flows.engine.execution_labels import chunk_label, trial_label
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.sandbox.outcomes.text_escape import escape_text
+from rlm_batch.tasks.execution import Execution
 
 pytestmark = pytest.mark.anyio
 
@@ -110,3 +113,22 @@ async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone
         for line in part.read_text().splitlines():
             json.loads(line, parse_constant=pytest.fail)
     assert len(list(open_run_ledger(found.results_path).read_outcomes())) == len(points)
+
+
+async def test_a_printed_report_has_no_command_to_a_terminal():
+    evil = "\x1b]0;owned\x07\x9b2J\u202e\n"
+    code = "if x:\n    raise ValueError(text)\nSUBMIT(**{text: text, 'y': [text]})"
+    found = await sweep(code, points=[{"x": x, "text": evil} for x in (0, 1)], on_failure="return")
+    shown = str(found)
+    assert shown == escape_text(shown, keep="\n")
+    assert len(shown.splitlines()) == 3
+    assert found.trials[0].y == [evil]
+    assert evil in found.trials[1].error.text
+
+
+def test_the_names_of_task_runs_are_a_line_that_a_log_can_show():
+    evil = "\x1b]0;owned\x07\u202e\n"
+    for make_label, variables in ((trial_label, {"x": evil, evil: 1}), (chunk_label, {"chunk_id": evil})):
+        label = make_label(Execution(0, "", variables, ""))
+        assert "owned" in label
+        assert label == escape_text(label)

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import traceback
 
 import pytest
 
@@ -87,6 +88,19 @@ def test_pickling_and_copying_keep_the_results_of_a_flow() -> None:
 @pytest.mark.parametrize("error", every(), ids=name)
 def test_the_summary_is_the_first_line(error: RlmBatchError) -> None:
     assert error.summary == f"first line of {name(error)}"
+
+
+def test_an_error_can_be_shown_on_a_terminal_and_keeps_its_text_as_it_is() -> None:
+    raw = "raised \x1b]0;owned\x07\x9b2J\x7f\u202e\n\tat \x1b[31mline 3\r"
+    error = errors.CodeError(raw, message=raw, traceback=raw)
+    shown = r"raised \x1b]0;owned\x07\x9b2J\x7f\u202e", r"at \x1b[31mline 3\r"
+    assert str(error) == "\n\t".join(shown)
+    assert error.summary == shown[0]
+    assert shown[0] in "".join(traceback.format_exception(error))
+    assert "\x1b" not in "".join(traceback.format_exception(error)) + repr(error)
+    for again in (error, *copies(error), error_from_json(json.loads(json.dumps(error_to_json(error))))):
+        assert isinstance(again, errors.CodeError)
+        assert (again.text, again.message, again.traceback) == (raw, raw, raw)
 
 
 def test_which_errors_are_tried_again() -> None:

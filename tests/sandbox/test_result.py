@@ -8,6 +8,7 @@ import pytest
 
 from rlm_batch import CodeError, Failure, Result
 from rlm_batch.sandbox.meta import Meta
+from rlm_batch.sandbox.outcomes.text_escape import escape_text
 from rlm_batch.sandbox.result import outcome_from_json, outcome_to_json
 
 META = Meta(
@@ -63,6 +64,27 @@ def test_questions_about_attributes_are_answered() -> None:
 def test_a_result_prints_its_fields() -> None:
     assert repr(Result({"loss": 0.5, "name": "x"}, META)) == "Result(loss=0.5, name='x')"
     assert repr(Result({}, META)) == "Result()"
+
+
+EVIL = "\x1b]0;owned\x07\x9b2J\x7f\u202e\u2028\r"
+
+
+def is_safe(text: str) -> bool:
+    return text == escape_text(text, keep="\n\t")
+
+
+def test_what_code_chose_does_not_reach_a_terminal_as_a_command() -> None:
+    result = Result({EVIL: {EVIL: [EVIL]}, "x": EVIL}, Meta(submitted=True))
+    assert is_safe(repr(result))
+    assert is_safe(str([result]))
+    with pytest.raises(AttributeError) as missing:
+        _ = result.gain
+    assert is_safe(str(missing.value))
+    failed = Failure(CodeError(f"the code raised E: {EVIL}\n\tline {EVIL}"), META)
+    assert is_safe(f"{failed!r} {failed}")
+    with pytest.raises(AttributeError) as missing:
+        _ = failed.gain
+    assert is_safe(str(missing.value))
 
 
 def test_results_with_the_same_content_are_equal() -> None:
