@@ -215,18 +215,28 @@ def put(name: str, source: str, path: str | None = None, /, *, provider: VolumeP
 
 
 @app.command
-def report(run: str, /, *, html: str | None = None, csv: str | None = None, parquet: str | None = None) -> int:
+def report(
+    run: str,
+    /,
+    *,
+    html: str | None = None,
+    csv: str | None = None,
+    raw_csv: Annotated[bool, Parameter(negative=())] = False,
+    parquet: str | None = None,
+) -> int:
     """Print the table of a run, and write it with its charts and failures to one HTML file that needs no network.
 
     Args:
         run: A flow run's id or name, or the path of its results; a run that is under way is told as far as it is.
         html: The HTML file; by default report.html beside the results.
-        csv: A file of CSV with a row for each execution.
+        csv: A file of CSV with a row for each execution. Text that a spreadsheet would run as a formula has an
+            apostrophe before it.
+        raw_csv: Write text to the file of CSV as it is, for programs other than spreadsheets.
         parquet: The same as Parquet, which needs pyarrow.
     """
     from .report import show_report
 
-    return show_report(run, html, csv, parquet)
+    return show_report(run, html, csv, parquet, raw_csv=raw_csv)
 
 
 @app.command

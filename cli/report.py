@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..blocks.storage.location import Location, replace_atomically
@@ -17,8 +18,10 @@ from ..sandbox.outcomes.text_escape import escape_text
 from .table import print_table
 
 
-def show_report(run: str, html: str | None, csv: str | None, parquet: str | None) -> int:
+def show_report(run: str, html: str | None, csv: str | None, parquet: str | None, *, raw_csv: bool = False) -> int:
     """Prints the table, writes the page (by default `report.html` beside the results) and what else is asked for."""
+    if raw_csv and csv is None:
+        raise ConfigurationError("--raw-csv says how --csv is written: name the file with --csv")
     for option, file in (("--html", html), ("--csv", csv), ("--parquet", parquet)):
         if file == "":
             raise ConfigurationError(f"{option} names no file")
@@ -50,7 +53,7 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
         _write(page, lambda path: path.write_bytes(text))
     print(f"Report: {page}")
     exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
-        (csv, "CSV", write_csv),
+        (csv, "CSV", partial(write_csv, raw=raw_csv)),
         (parquet, "Parquet", write_parquet),
     ]
     for file, kind, write in exports:

@@ -19,6 +19,7 @@ from .ledger_reader import LedgerReader
 
 MAX_COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
 PARQUET_BATCH_ROWS = 5000
+FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n")  # of text that spreadsheets run (OWASP, CSV injection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,19 @@ STANDARD_COLUMNS = {
 }
 
 
-def write_csv(reader: LedgerReader, path: Path) -> None:
-    """Writes every outcome as CSV with a header: text as it is, all else as JSON. Raises OSError."""
+def write_csv(reader: LedgerReader, path: Path, *, raw: bool = False) -> None:
+    """Writes every outcome as CSV with a header: text as it is, all else as JSON. Raises OSError.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe before it, unless it is to be `raw`.
+    """
+    format_text = _keep_text if raw else _disarm_formula
     columns = collect_columns(reader.read_outcomes())
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
+        writer.writerow(map(format_text, columns))
         for outcome in reader.read_outcomes():
-            writer.writerow([_format_csv_cell(column.get_value(outcome)) for column in columns.values()])
+            values = [column.get_value(outcome) for column in columns.values()]
+            writer.writerow([_format_csv_cell(value, format_text) for value in values])
 
 
 def write_parquet(reader: LedgerReader, path: Path) -> None:
@@ -140,7 +146,16 @@ def _convert(value: Any, kind: str) -> Any:
     return value.encode("utf-8", "replace").decode("utf-8") if kind == "text" else float(value)
 
 
-def _format_csv_cell(value: Any) -> str:
+def _format_csv_cell(value: Any, format_text: Callable[[str], str]) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return format_text(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _disarm_formula(text: str) -> str:
+    """The text as a cell that a spreadsheet shows: the apostrophe before it is the common sign for that."""
+    return f"'{text}" if text.startswith(FORMULA_BEGINNINGS) else text
+
+
+def _keep_text(text: str) -> str:
+    return text

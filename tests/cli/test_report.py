@@ -105,6 +105,37 @@ def test_csv_and_parquet_have_a_row_for_each_execution_in_order(root: Path):
     assert not list(root.glob("*.partial"))
 
 
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "=cmd|' /C calc'!A0"]
+HARMLESS = ["a=1", " =1", "'=1", "1-1", "", "é"]
+
+
+def test_no_text_of_the_codes_is_a_formula_in_the_csv_and_numbers_stay_numbers(root: Path):
+    numbers = [-1, -1.5, 2, True, None, [-1], {"=x": "=1"}]
+    results: list[Outcome] = [
+        Result({"text": text, "=field": text}, Meta(index=index, variables={"+variable": text}))
+        for index, text in enumerate(FORMULAS + HARMLESS)
+    ]
+    results += [Result({"number": value}, Meta(index=100 + index)) for index, value in enumerate(numbers)]
+    results.append(Failure(CodeError("=1 + 1"), Meta(index=200)))
+    written(root / "first", "quick-fox", results)
+
+    def export(*words: object) -> list[dict[str, str]]:
+        assert call("report", "quick-fox", "--csv", root / "t.csv", *words) == 0
+        with (root / "t.csv").open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    rows, count = export(), len(FORMULAS + HARMLESS)
+    shown = [f"'{text}" for text in FORMULAS] + HARMLESS
+    assert [row["text"] for row in rows[:count]] == [row["'=field"] for row in rows[:count]] == shown
+    assert [row["'+variable"] for row in rows[:count]] == shown
+    assert [row["number"] for row in rows[count:-1]] == ["-1", "-1.5", "2", "true", "", "[-1]", '{"=x": "=1"}']
+    assert rows[-1]["message"] == "'=1 + 1"
+    raw = export("--raw-csv")
+    assert [row["text"] for row in raw[:count]] == [row["=field"] for row in raw[:count]] == FORMULAS + HARMLESS
+    assert [row["number"] for row in raw[count:-1]] == [row["number"] for row in rows[count:-1]]
+    assert call("report", "quick-fox", "--raw-csv") == 2
+
+
 def test_a_result_that_came_later_stands_in_place_of_the_failure(root: Path, capsys: pytest.CaptureFixture[str]):
     written(root / "first", "one", [Failure(CodeError("no"), Meta(index=0)), Result({"a": 1}, Meta(index=1))])
     written(root / "first", "two", [Result({"a": 2}, Meta(index=0))])
