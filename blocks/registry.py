@@ -76,11 +76,16 @@ async def resolve_provider(text: str) -> SandboxProvider:
     provider = make_unsaved_provider(text)
     if provider is not None:
         return provider
+    from pydantic import ValidationError
+
     slug, _, name = text.partition("/")
     for entry in PROVIDERS.values():
         if entry.slug == slug:
             try:
                 return await entry.load_block().aload(name)  # type: ignore[return-value]
+            except ValidationError as error:
+                wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+                raise ConfigurationError(f"the block {text} cannot be used as it was saved: {wrong}") from None
             except ValueError as error:
                 raise ConfigurationError(
                     f"there is no block {slug}/{name} on this Prefect server: save it in the UI or with .save({name!r})"

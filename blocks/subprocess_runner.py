@@ -1,11 +1,16 @@
 """Programs of this machine that are run to their end."""
 
 import asyncio
+import os
 import subprocess
 
 
 async def run_command(
-    *command: str, timeout: float | None = None, environment: dict[str, str] | None = None, merge_stderr: bool = False
+    *command: str,
+    timeout: float | None = None,
+    environment: dict[str, str] | None = None,
+    merge_stderr: bool = False,
+    cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program; returns its exit status and what it wrote. With `merge_stderr`, errors stand among the output.
 
@@ -17,6 +22,7 @@ async def run_command(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT if merge_stderr else asyncio.subprocess.PIPE,
         env=environment,
+        cwd=cwd,
         start_new_session=True,  # Ctrl-C in the terminal is the flow's to handle
     )
     try:

@@ -1,13 +1,9 @@
-"""The cache on this machine for its local sandboxes: clones of repositories, and installed packages."""
+"""The cache on this machine for its local sandboxes: what is made once, and clones of repositories."""
 
 import asyncio
 import fcntl
 import hashlib
-import importlib.util
 import os
-import platform
-import shutil
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -17,11 +13,9 @@ from pydantic import SecretStr
 
 from ...sandbox.errors import ConfigurationError
 from ..git import run_git
-from ..subprocess_runner import run_command
 from ..worker_consent import check_repository
 
 FETCH_TIMEOUT_SECONDS = 600.0  # for a repository of some gigabytes
-INSTALL_TIMEOUT_SECONDS = 900.0
 
 
 def resolve_cache_root() -> Path:
@@ -49,43 +43,10 @@ async def check_out_repository(url: str, commit: str, token: SecretStr | None) -
         (folder / ".git" / "FETCH_HEAD").unlink(missing_ok=True)  # it has the address, with what stands in it
 
     name = hashlib.sha256(url.encode()).hexdigest()[:24]
-    return await _make_once(resolve_cache_root() / "repositories" / name / commit, fetch)
+    return await make_once(resolve_cache_root() / "repositories" / name / commit, fetch)
 
 
-async def install_packages(requirements: list[str]) -> Path:
-    """A directory with the packages and what they need, for this very Python, installed once.
-
-    Only from wheels: to build a package is to run its code on the host. Raises ConfigurationError.
-    """
-
-    async def install(folder: Path) -> None:
-        arguments = ("--only-binary", ":all:", "--target", str(folder), "--", *sorted(requirements))
-        # Code that runs as a user of its own reads them.
-        for command in ((*_find_installer(), *arguments), ("chmod", "-R", "a+rX", str(folder))):
-            try:
-                done = await run_command(*command, timeout=INSTALL_TIMEOUT_SECONDS, merge_stderr=True)
-            except TimeoutError:
-                raise ConfigurationError(
-                    f"the packages were not installed within {INSTALL_TIMEOUT_SECONDS:.0f} s"
-                ) from None
-            if done.returncode:
-                last_lines = done.stdout.strip().splitlines()[-10:]
-                raise ConfigurationError("the packages could not be installed: " + "\n".join(last_lines))
-
-    parts = [sys.version, platform.machine(), *sorted(requirements)]
-    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    return await _make_once(resolve_cache_root() / "packages" / name, install)
-
-
-def _find_installer() -> list[str]:
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    if shutil.which("uv") is not None:
-        return ["uv", "pip", "install", "--quiet", "--python", sys.executable]
-    raise ConfigurationError(f"packages need pip or uv: install one of them beside {sys.executable}")
-
-
-async def _make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
+async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:
     """`folder`, filled by the first caller, in this process or another, while the others wait for its lock."""
     if folder.exists():
         return folder

@@ -5,13 +5,14 @@ from typing import Any, ClassVar
 
 from ...sandbox.cancellation import run_shielded
 from ..provider import SandboxInfo, SandboxProvider
-from .cache import check_out_repository, install_packages
+from .cache import check_out_repository
 from .creation import create_sandbox
 from .deletion import delete_sandbox
 from .handle import LocalSandboxHandle
 from .inventory import list_sandboxes
 from .isolation import list_layers
 from .isolation_level import resolve_level
+from .packages import install_packages
 from .settings import LocalSettings
 from .volume import LocalVolume, find_volumes_root
 

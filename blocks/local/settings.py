@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ..settings import SandboxSettings
+from .packages import check_wheel_requirements
 
 
 class LocalSettings(SandboxSettings):
@@ -40,3 +41,9 @@ class LocalSettings(SandboxSettings):
         description="The directory that local volumes are in; by default RLM_BATCH_VOLUMES, or one below the user's "
         "data directory.",
     )
+
+    @field_validator("packages")
+    @classmethod
+    def _check_wheels(cls, packages: list[str]) -> list[str]:
+        check_wheel_requirements(packages)
+        return packages

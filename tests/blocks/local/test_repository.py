@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import os
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch
+from rlm_batch.blocks.local.packages import install_packages
 
 pytestmark = pytest.mark.anyio
 Commit = Callable[[str], str]
@@ -123,25 +127,35 @@ def test_four_interpreters_at_once_fetch_the_repository_once(repository: Path, c
 
 
 @pytest.fixture
-def wheel(tmp_path: Path) -> Path:
-    """A package that no index has."""
-    path = tmp_path / "little_package-1.0-py3-none-any.whl"
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place that packages come from, as a person sets it for pip and uv."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name in ("PIP", "UV"):
+        monkeypatch.setenv(f"{name}_FIND_LINKS", str(folder))
+        monkeypatch.setenv(f"{name}_NO_INDEX", "1")
+    return folder
+
+
+def put_wheel(index: Path, name: str, needs: str = "") -> Path:
+    """A package with a module of its name, on the index."""
+    path = index / f"{name}-1.0-py3-none-any.whl"
+    requires = f"Requires-Dist: {needs}\n" if needs else ""
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr("little_package.py", "VALUE = 42\n")
+        file.writestr(f"{name}.py", "VALUE = 42\n")
         file.writestr(
-            "little_package-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: little-package\nVersion: 1.0\n"
+            f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
         )
-        file.writestr(
-            "little_package-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr("little_package-1.0.dist-info/RECORD", "")
+        file.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{name}-1.0.dist-info/RECORD", "")
     return path
 
 
 async def test_packages_are_there_and_cannot_be_written_unless_nothing_is_isolated(
-    local: LocalSandbox, wheel: Path, cache: Path
+    local: LocalSandbox, index: Path, cache: Path
 ) -> None:
-    provider = local.model_copy(update={"packages": [str(wheel)]})
+    put_wheel(index, "little_package")
+    provider = local.model_copy(update={"packages": ["little-package>=1"]})
     code = """
 import little_package
 try:
@@ -158,14 +172,93 @@ SUBMIT(value=little_package.VALUE, writable=writable)
     assert len([path for path in cache.glob("packages/*") if path.is_dir()]) == 1
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A package as source, which leaves a file beside itself when it is built."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    program = f"open({str(tmp_path / 'built')!r}, 'w').close()\nimport setuptools\nsetuptools.setup(name='source')\n"
+    (folder / "setup.py").write_text(program)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        *(
+            "source @ file://{folder}",
+            "{folder}",
+            "./source",
+            "source/",
+            "file://{folder}",
+            "source[x] @ file://{folder}",
+        ),
+        *("git+file://{folder}", "source @ git+file://{folder}", "https://me:geheim@127.0.0.1:9/source-1.0.tar.gz"),
+        *("{folder}.zip", "source @ https://me:geheim@127.0.0.1:9/source.zip ; python_version > '3'"),
+    ],
+)
+async def test_a_package_that_names_a_place_is_refused_by_name_and_none_is_built(
+    package: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = package.format(folder=source)
+    with pytest.raises(ConfigurationError, match="wheels from the index") as refused, LocalInterpreter(packages=[text]):
+        pass
+    assert "geheim" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match="wheels from the index"):  # also one that no block has looked at
+        await LocalSandbox().model_copy(update={"packages": [text]}).open({})
+    assert not (tmp_path / "built").exists()
+
+
+@pytest.mark.parametrize("needs", ["source @ file://{folder}", "source @ git+file://{folder}", "source"])
+def test_what_a_wheel_of_the_index_needs_is_not_built_either(
+    needs: str, source: Path, index: Path, tmp_path: Path
+) -> None:
+    subprocess.run(["git", "init", "--quiet", str(source)], check=True)
+    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "first"], check=True)
+    put_wheel(index, "harmless", needs.format(folder=source))
+    with tarfile.open(index / "source-1.0.tar.gz", "w:gz") as file:
+        file.add(source / "setup.py", "source-1.0/setup.py")
+    with pytest.raises(ConfigurationError, match="from wheels alone"), LocalInterpreter(packages=["harmless"]):
+        pass
+    assert not (tmp_path / "built").exists()
+
+
+def test_an_installer_has_no_more_of_the_environment_than_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "uv").write_text(f"#!/bin/sh\nenv > {tmp_path}/environment\npwd > {tmp_path}/folder\n")
+    (programs / "uv").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    theirs = {"UV_DEFAULT_INDEX": "https://index.example.org", "https_proxy": "http://proxy.example.org", "HOME": "/h"}
+    others = {"OPENAI_API_KEY": "sk-1", "AWS_SECRET_ACCESS_KEY": "2", "PREFECT_API_KEY": "3", "UV_NO_BINARY": "1"}
+    for name, value in {**theirs, **others}.items():
+        monkeypatch.setenv(name, value)
+    asyncio.run(install_packages(["numpy"]))
+    lines = (tmp_path / "environment").read_text().splitlines()
+    environment = dict(line.partition("=")[::2] for line in lines)
+    assert theirs.items() <= environment.items()
+    assert not others.keys() & environment.keys()
+    assert "/packages/half-" in (tmp_path / "folder").read_text()
+
+
 @pytest.mark.parametrize(
     ("packages", "message"),
     [
-        (["/no/such/package.whl"], "the packages could not be installed"),
+        (["no-such-package"], "the packages could not be installed"),
         (["--index-url=http://example.org"], "is no requirement"),
+        (["-e ."], "is no requirement"),
+        (["-rrequirements.txt"], "is no requirement"),
+        (["numpy --index-url=https:example.org"], "is no requirement"),
+        (["numpy pandas"], "is no requirement"),
         ([" "], "is no requirement"),
     ],
 )
-def test_packages_that_cannot_be_had_are_one_sentence(packages: list[str], message: str) -> None:
+def test_packages_that_cannot_be_had_are_one_sentence(packages: list[str], message: str, index: Path) -> None:
     with pytest.raises(ConfigurationError, match=message), LocalInterpreter(packages=packages):
         pass

@@ -1,0 +1,121 @@
+"""Packages for local sandboxes: installed on the host, by pip or uv, as wheels from the index and as nothing else.
+
+To build a package is to run its code, here with all that this process may do. So what names a place of its own (an
+address, a path, a repository) is refused, and the installer may start no program, which building one takes: a wheel of
+an index may name such a place among what it needs.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from ...sandbox.errors import ConfigurationError
+from ..subprocess_runner import run_command
+from .cache import make_once, resolve_cache_root
+
+INSTALL_TIMEOUT_SECONDS = 900.0
+# What an installer has of this process's environment: its own settings (where the index is, and how one signs in), the
+# way to the network, and where its user's files are. What it would build with is not among them.
+INSTALLER_VARIABLES = re.compile(
+    "(PIP|UV)_.+|(HTTP|HTTPS|ALL|NO)_PROXY|(http|https|all|no)_proxy|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|NETRC"
+    "|PATH|HOME|USER|LOGNAME|LANG|LC_ALL|TMPDIR|XDG_(CONFIG_HOME|CONFIG_DIRS|CACHE_HOME|DATA_HOME)"
+)
+BUILD_VARIABLES = re.compile("(PIP|UV)_(NO_BINARY.*|REQUIREMENT|EDITABLE|CONFIG_SETTINGS.*|NO_BUILD_ISOLATION.*)")
+# pip with the walls up. It asks for a version here and there, which it can do without, and a keyring for passwords.
+PIP_PROGRAM = """
+import os, runpy, sys
+
+def refuse(event, arguments):
+    if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty"):
+        if event != "subprocess.Popen" or os.path.basename(os.fsdecode(arguments[0])) != "keyring":
+            raise PermissionError(1, "a program was to be started, as to build a package takes")
+
+sys.addaudithook(refuse)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+
+
+def check_wheel_requirements(requirements: list[str]) -> None:
+    """Raises ValueError for what is no name of a package on the index, with versions, extras or a marker."""
+    if not requirements:
+        return
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in requirements:
+        try:
+            is_place = Requirement(text).url is not None
+        except InvalidRequirement:
+            is_place = re.search(r"://|[/\\@]|\.(whl|zip|tar)\b", text) is not None
+            if not is_place:
+                raise ValueError(f"{text!r} is no requirement: give names such as numpy or pandas>=2") from None
+        if is_place:
+            name = re.split("[@:]", text)[0].strip()  # what follows may have a password in it
+            raise ValueError(
+                f"{name!r} names a place, and building what is there would run its code on this machine: local "
+                "sandboxes take wheels from the index, by names such as numpy or pandas>=2; for modules of your own "
+                "there is repo_url"
+            )
+
+
+async def install_packages(requirements: list[str]) -> Path:
+    """A directory with the packages and what they need, for this very Python, installed once.
+
+    Only from wheels of the index; see above. Raises ConfigurationError.
+    """
+    try:
+        check_wheel_requirements(requirements)
+    except ValueError as error:
+        raise ConfigurationError(f"packages: {error}") from None
+
+    async def install(folder: Path) -> None:
+        arguments = ("--only-binary", ":all:", "--target", str(folder), "--", *sorted(requirements))
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if INSTALLER_VARIABLES.fullmatch(name) and not BUILD_VARIABLES.fullmatch(name)
+        }
+        # Code that runs as a user of its own reads them.
+        for command in ((*_find_installer(), *arguments), ("chmod", "-R", "a+rX", str(folder))):
+            try:
+                done = await run_command(
+                    *command,
+                    timeout=INSTALL_TIMEOUT_SECONDS,
+                    environment=environment,
+                    merge_stderr=True,
+                    cwd=folder,  # which is empty: a file of this process's folder may have a package's name
+                )
+            except TimeoutError:
+                raise ConfigurationError(
+                    f"the packages were not installed within {INSTALL_TIMEOUT_SECONDS:.0f} s"
+                ) from None
+            if done.returncode:
+                last_lines = done.stdout.strip().splitlines()[-10:]
+                raise ConfigurationError(
+                    "the packages could not be installed, from wheels alone (one that the index has as source only "
+                    "would have to be built, which would run its code on this machine): " + "\n".join(last_lines)
+                )
+
+    parts = [sys.version, platform.machine(), *sorted(requirements)]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    return await make_once(resolve_cache_root() / "packages" / name, install)
+
+
+def _find_installer() -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        options = ["--quiet", "--disable-pip-version-check", "--no-input"]
+        return [sys.executable, "-P", "-c", PIP_PROGRAM, "install", *options]
+    if shutil.which("uv") is not None:
+        return [
+            "uv",
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            sys.executable,
+        ]  # where no binary means that none is built
+    raise ConfigurationError(f"packages need pip or uv: install one of them beside {sys.executable}")
