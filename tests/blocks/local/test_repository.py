@@ -140,12 +140,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put_wheel(index: Path, name: str, needs: str = "") -> Path:
     """A package with a module of its name, on the index."""
     path = index / f"{name}-1.0-py3-none-any.whl"
-    requires = f"Requires-Dist: {needs}\n" if needs else ""
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n" + (f"Requires-Dist: {needs}\n" if needs else "")
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(f"{name}.py", "VALUE = 42\n")
-        file.writestr(
-            f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
-        )
+        file.writestr(f"{name}-1.0.dist-info/METADATA", metadata)
         file.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{name}-1.0.dist-info/RECORD", "")
     return path
