@@ -26,6 +26,7 @@ from ...sandbox.queries.session import Message, Query, QuerySession
 from ...sandbox.result import Result
 from ...sandbox.thread_pool import ThreadPool
 from ..dspy_interpreter import DSPyInterpreter, Run
+from .credentials import hide_environment_credentials
 
 T = TypeVar("T")
 
@@ -228,7 +229,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
     except RlmBatchError:
         raise
     except Exception as error:  # noqa: BLE001 - its text may be the model's, and as a cause it would be shown as it is
-        first = str(error).partition("\n")[0]
+        first = hide_environment_credentials(str(error).partition("\n")[0])
         raise QueryError(f"the recursive model gave no answer: {type(error).__name__}: {first}") from None
     finally:
         bridge.end()

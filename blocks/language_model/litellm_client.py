@@ -15,13 +15,13 @@ from ...sandbox.errors import ConfigurationError, QueryError
 from ...sandbox.queries.budget import Usage
 from ...sandbox.queries.session import Answer, Message, NoAnswerError
 from ..retry import call_with_retries
+from .credentials import CredentialMask, filter_log_record
 
 LATE_SECONDS = 10.0  # seconds beyond a request's timeout: the first request of a process imports for seconds
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry that was given no delay of its own
 LONGEST_BACKOFF_SECONDS = 60.0  # seconds that a server may ask to be left alone
 OVERHEAD_TOKENS = 16  # tokens at most that surround a message: its role and separators
 MAX_MESSAGE_LENGTH = 500  # characters of a server's message that an error tells
-HIDDEN = "[...]"  # in a message, where a key stood
 INSTALL_HINT = "queries need LiteLLM and DSPy, which are not installed: pip install 'rlm-batch[rlm]'"
 
 
@@ -45,6 +45,8 @@ async def _import_litellm() -> Any:
     if "LITELLM_LOG" not in os.environ:
         # It warns each time that a program begins another event loop, which is no news to anyone.
         logging.getLogger("LiteLLM").setLevel(logging.ERROR)
+    for name in ("LiteLLM", "httpx"):  # whose lines have a request's address, and what a server answered
+        logging.getLogger(name).addFilter(filter_log_record)  # the second time it changes nothing
     return litellm
 
 
@@ -65,6 +67,7 @@ class LiteLLMModel:
         """The answer, after retries where that can help. Raises QueryError, Unanswered and ConfigurationError."""
         litellm = self._litellm = self._litellm or await _import_litellm()
         tries = 0
+        mask = CredentialMask(api_key=self.api_key, api_base=self.api_base, options=self.sampling)
 
         async def request() -> Any:
             nonlocal tries
@@ -81,6 +84,7 @@ class LiteLLMModel:
                         timeout=self.timeout,
                         num_retries=0,  # they are ours: LiteLLM's would hide what they cost
                         max_retries=0,
+                        logger_fn=mask.add_call,
                         **self.sampling,
                     )
             except Exception:
@@ -95,8 +99,8 @@ class LiteLLMModel:
             response = await call_with_retries(request, choose_delay)
         except Exception as error:  # noqa: BLE001 - LiteLLM raises the errors of a hundred clients
             in_tries = f" in {tries} tries" if tries > 1 else ""
-            raise QueryError(f"the model {self.name} did not answer{in_tries}: {self._describe(error)}") from None
-        return self._read(response, messages)
+            raise QueryError(f"the model {self.name} did not answer{in_tries}: {_describe(error, mask)}") from None
+        return self._read(response, messages, mask)
 
     def _is_passing(self, error: Exception) -> bool:
         """Whether asking again may help."""
@@ -105,27 +109,16 @@ class LiteLLMModel:
         of_network = (TimeoutError, known.Timeout, known.APIConnectionError)
         return isinstance(error, (known.RateLimitError, *of_server, *of_network))
 
-    def _describe(self, error: Exception) -> str:
-        """The error's text without a key: servers repeat the one that they refuse."""
-        # Of an answer that it cannot read LiteLLM tells its own traceback as well.
-        text = str(error).removeprefix("litellm.").partition("Traceback (most recent call last)")[0].strip()
-        text = text or type(error).__name__
-        secrets = [value for name, value in os.environ.items() if name.endswith("_API_KEY")]
-        for secret in (self.api_key, *secrets):
-            if secret:
-                text = text.replace(secret, HIDDEN)
-        return text[:MAX_MESSAGE_LENGTH]
-
-    def _read(self, response: Any, messages: list[Message]) -> Answer:
+    def _read(self, response: Any, messages: list[Message], mask: CredentialMask) -> Answer:
         choice = response.choices[0] if response.choices else None
         text = choice.message.content if choice is not None else None
         # A text on its way to the code is UTF-8, and a server may send half a surrogate pair.
         text = None if text is None else text.encode("utf-8", "replace").decode("utf-8")
         usage = self._usage(response, messages, text or "")
         if text is None:
-            reason = f" (finish_reason: {choice.finish_reason})" if choice is not None else ""
+            reason = mask.hide(f" (finish_reason: {choice.finish_reason})") if choice is not None else ""
             raise NoAnswerError(f"the model {self.name} answered without a text{reason}", usage)
-        return Answer(text, usage)
+        return Answer(mask.hide_sent(text), usage)  # it goes to the code, which has no secret of this process
 
     def _usage(self, response: Any, messages: list[Message], text: str) -> Usage:
         counted = getattr(response, "usage", None)
@@ -178,6 +171,14 @@ class LiteLLMModel:
         provider, _, name = self.name.partition("/")
         entry = prices.get(name, {})
         return entry if entry.get("litellm_provider") == provider else {}
+
+
+def _describe(error: Exception, mask: CredentialMask) -> str:
+    """The error's text without a credential: servers repeat the one that they refuse."""
+    mask.add_error(error)
+    # Of an answer that it cannot read LiteLLM tells its own traceback as well.
+    text = str(error).removeprefix("litellm.").partition("Traceback (most recent call last)")[0].strip()
+    return mask.hide(text or type(error).__name__)[:MAX_MESSAGE_LENGTH]
 
 
 def _get_delay(error: Exception, attempt: int) -> float:

@@ -10,7 +10,9 @@ from ...sandbox.queries.session import Model
 from .litellm_client import INSTALL_HINT, LiteLLMModel
 
 # What a request is made of besides its options.
-RESERVED_OPTIONS = {"model", "messages", "api_key", "api_base", "timeout", "num_retries", "max_retries", "stream"}
+RESERVED_OPTIONS = {
+    *("model", "messages", "api_key", "api_base", "timeout", "num_retries", "max_retries", "stream", "logger_fn"),
+}
 
 
 class LanguageModelSettings(BaseModel):

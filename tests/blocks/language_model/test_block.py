@@ -1,15 +1,20 @@
 """The language model that queries are asked of, through the real client and over real connections."""
 
 import asyncio
+import base64
+import json
+import logging
 import time
 from dataclasses import replace
 from textwrap import dedent
+from urllib.parse import quote
 
 import pytest
 from pydantic import ValidationError
 
 from rlm_batch import ConfigurationError, LanguageModel, LocalInterpreter, QueryError
 from rlm_batch.blocks.language_model import litellm_client
+from rlm_batch.blocks.language_model.credentials import find_environment_credentials
 from rlm_batch.blocks.language_model.model_access import resolve_language_model
 from rlm_batch.sandbox.queries.budget import Usage
 
@@ -107,6 +112,83 @@ async def test_a_refusal_is_an_error_at_once_and_never_tells_the_key(chat, statu
     assert KEY not in str(raised.value)
     assert "sk-in-the-environment" not in str(raised.value)
     assert raised.value.__suppress_context__
+
+
+CREDENTIALS = {
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG+bPxRfiCY",
+    "AWS_SESSION_TOKEN": "FwoGZXIvYXdzEBYaD",
+    "AZURE_AD_TOKEN": "azure-ad-83bc",
+    "AZURE_CLIENT_SECRET": "azure-client-83bc",
+    "DATABRICKS_TOKEN": "dapi-83bc83bc",
+    "WATSONX_APIKEY": "watsonx-83bc",
+    "VERTEXAI_CREDENTIALS": '{"type": "service_account", "private_key": "-----BEGIN 83bc\\nEND-----", "project": "p"}',
+    "LITELLM_LICENSE": "license-83bc",
+    "PGPASSWORD": "pg-83bc",
+    "DATABASE_URL": "postgres://user:p%40ss83bc@127.0.0.1/db",
+    "SOME_PASSWORD": 'with "quotes" & spaces',
+}
+OTHERS = {"AUTH_TOKEN": "true", "API_KEY": "1", "SECRET": "enabled", "SOME_KEY": "abc", "TEAM": "team-of-83bc"}
+PARTS = ["p%40ss83bc", "p@ss83bc", "-----BEGIN 83bc\nEND-----"]
+
+
+async def test_no_credential_of_the_environment_is_told_whatever_its_name_and_form(chat, monkeypatch):
+    for name, value in {**CREDENTIALS, **OTHERS}.items():
+        monkeypatch.setenv(name, value)
+    values = [value for name, value in CREDENTIALS.items() if name != "DATABASE_URL"] + PARTS
+    forms = {form for value in values for form in (value, quote(value, safe=""), json.dumps(value)[1:-1])}
+    chat.rule("all", Reply("refused " + " | ".join(forms) + " of team-of-83bc: true abc 1 enabled", status=401))
+    monkeypatch.setattr(litellm_client, "MAX_MESSAGE_LENGTH", 5000)
+    with pytest.raises(QueryError, match=r"refused \[\.\.\.\] .* of team-of-83bc: true abc 1 enabled") as raised:
+        await ask(model(chat, retries=0), "all")
+    assert [form for form in forms if form in str(raised.value)] == []
+    assert "83bc" not in str(raised.value).replace("team-of-83bc", "")
+
+
+async def test_what_the_client_has_sent_is_not_told_in_an_error_nor_handed_to_the_code(chat):
+    basic = base64.b64encode(b"user:geheim-83bc").decode()
+    sent = {"Authorization": f"Basic {basic}", "X-Team-Token": "team-token-83bc83bc", "X-Amz-Date": "20261122T000000Z"}
+    echo = f"{basic} | Basic {basic} | user:geheim-83bc | geheim-83bc | team-token-83bc83bc | {KEY} | 20261122T000000Z"
+    block = model(chat, options={"extra_headers": sent}, retries=0)
+    chat.rule("refuse", Reply(f"refused {echo}", status=403))
+    with pytest.raises(QueryError, match=r"refused \[\.\.\.\] \| ") as raised:
+        await ask(block, "refuse")
+    assert chat.requests[-1].headers["x-team-token"] == "team-token-83bc83bc"
+    assert "geheim" not in str(raised.value)
+    chat.rule("answer", f"an answer with {echo}")
+    answer = (await ask(block, "answer")).text
+    assert answer.startswith("an answer with [...] | ")
+    for text in (str(raised.value), answer):
+        assert [value for value in (basic, "team-token-83bc", KEY) if value in text] == []
+        assert "20261122T000000Z" in text
+
+
+async def test_every_variable_that_litellm_asks_for_and_that_is_a_credential_is_known_for_one(chat, monkeypatch):
+    await ask(model(chat))
+    import litellm
+
+    asked = {
+        name
+        for provider in litellm.provider_list
+        for name in litellm.validate_environment(f"{getattr(provider, 'value', provider)}/x")["missing_keys"]
+    }
+    places = {name for name in asked if name.endswith(("_BASE", "_VERSION", "_PROJECT", "_LOCATION", "_ACCOUNT_ID"))}
+    assert len(asked - places) > 30
+    for name in asked - places:
+        monkeypatch.setenv(name, f"value-of-{name}")
+    assert {f"value-of-{name}" for name in asked - places} - find_environment_credentials() == set()
+
+
+async def test_the_clients_own_log_lines_have_no_credential(chat, monkeypatch, caplog):
+    await ask(model(chat))
+    monkeypatch.setenv("DATABRICKS_TOKEN", "dapi-83bc83bc")
+    for name in ("LiteLLM", "httpx"):
+        try:
+            raise RuntimeError("refused dapi-83bc83bc")
+        except RuntimeError:
+            logging.getLogger(name).exception("a request with %s", "dapi-83bc83bc")
+    assert caplog.text.count("a request with [...]") == 2
+    assert caplog.text.count("RuntimeError: refused [...]") == 2
+    assert "dapi-83bc83bc" not in caplog.text
 
 
 async def test_a_server_that_nobody_runs_is_an_error_that_says_so(chat):

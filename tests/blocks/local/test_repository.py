@@ -239,7 +239,7 @@ def test_an_installer_has_no_more_of_the_environment_than_it_needs(
         monkeypatch.setenv(name, value)
     asyncio.run(install_packages(["numpy"]))
     lines = (tmp_path / "environment").read_text().splitlines()
-    environment = dict(line.partition("=")[::2] for line in lines)
+    environment = {name: value for name, _, value in (line.partition("=") for line in lines)}
     assert theirs.items() <= environment.items()
     assert not others.keys() & environment.keys()
     assert "/packages/half-" in (tmp_path / "folder").read_text()
