@@ -1,28 +1,36 @@
 """How a local sandbox is deleted: its processes are ended, and its folder goes with whatever the code has left."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
-from ...sandbox.errors import ConfigurationError
+from ...sandbox.errors import ConfigurationError, RlmBatchError
 from .inventory import FOLDER_PREFIX, LABELS_FILE, is_own_directory
 
 END_GRACE_SECONDS = 5.0  # for the driver to end what runs, before it is ended itself
+REMOVAL_SECONDS = 60.0  # for a folder: a repository of half a million files takes less
+
+log = logging.getLogger("rlm_batch.local")
 
 
 async def delete_sandbox(sandbox_id: str) -> None:
-    """Ends a sandbox's processes and removes its folder; one that has gone is no error. Raises ConfigurationError."""
+    """Ends a sandbox's processes and removes its folder; one that has gone is no error.
+
+    Raises ConfigurationError, and RlmBatchError where the folder could not be removed in time.
+    """
     folder = Path(tempfile.gettempdir()) / sandbox_id
     if not sandbox_id.startswith(FOLDER_PREFIX) or "/" in sandbox_id:
         raise ConfigurationError(f"{sandbox_id!r} is no id of a local sandbox: they begin with {FOLDER_PREFIX}")
     if not is_own_directory(folder):
         return  # it has gone, or somebody else has put something there
     for number in (signal.SIGTERM, signal.SIGKILL):
-        pids = _find_processes(folder)
+        pids = await asyncio.to_thread(_find_processes, folder)
         ancestors = {pid: _count_ancestors(pid, pids) for pid in pids}
         for pid in sorted(pids, key=lambda pid: ancestors[pid]):
             # The topmost end what is below them. A driver that saw its code end by our signal would report a crash.
@@ -31,10 +39,11 @@ async def delete_sandbox(sandbox_id: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         for _ in range(int(END_GRACE_SECONDS / 0.05)):
-            if not _find_processes(folder):
+            if not await asyncio.to_thread(_find_processes, folder):
                 break
             await asyncio.sleep(0.05)
-    await asyncio.to_thread(remove_folder, folder)
+    if not await asyncio.to_thread(remove_folder, folder):
+        raise RlmBatchError(describe_rest(folder))
 
 
 def _find_processes(folder: Path) -> set[int]:
@@ -74,8 +83,27 @@ def remove_empty_folder(folder: Path) -> bool:
     return True
 
 
-def remove_folder(folder: Path) -> None:
-    """Removes a folder with whatever the code has left: trees of any depth, directories closed to their own user."""
+def remove_folder(folder: Path) -> bool:
+    """Removes a folder with whatever the code has left: trees of any depth, directories closed to their own user.
+
+    Programs of their own do it, which hold nothing of this process's, and are ended after `REMOVAL_SECONDS`. Whether
+    the folder has gone; if not, the log says so, and the next reap goes on with it.
+    """
+    end = time.monotonic() + REMOVAL_SECONDS
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         if folder.exists():
-            subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+            with suppress(subprocess.TimeoutExpired):
+                wait = max(0.0, end - time.monotonic())
+                subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False, timeout=wait)
+    if folder.exists():
+        log.warning("%s", describe_rest(folder))
+        return False
+    return True
+
+
+def describe_rest(folder: Path) -> str:
+    """That a folder could not be removed in that time, and what to do about it."""
+    return (
+        f"the folder {folder} of a sandbox could not be removed within {REMOVAL_SECONDS:g} s: rlm-batch reap goes on "
+        "with it a minute after its host has let go of it, or remove it by hand"
+    )

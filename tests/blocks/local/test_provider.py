@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,10 @@ import pytest
 from pydantic import SecretStr
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost
-from rlm_batch.blocks.local import creation, isolation_level
+from rlm_batch.blocks.local import creation, deletion, isolation_level
 from rlm_batch.blocks.local import isolation as levels
 from rlm_batch.blocks.local.isolation_level import resolve_level
+from rlm_batch.sandbox.errors import RlmBatchError
 
 from ...infra.isolation_levels import find_strongest_level
 from .hosts import copy_python
@@ -227,6 +229,32 @@ async def test_one_that_is_removed_while_its_code_runs_has_not_crashed(
                 await block.delete_sandbox(interpreter.sandbox.id)
             with pytest.raises(OutcomeUnknown):
                 await task
+
+
+async def test_a_folder_that_takes_too_long_to_remove_is_left_to_the_next_reap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = tmp_path / "rm"
+    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(deletion, "REMOVAL_SECONDS", 0.5, raising=False)
+    block = LocalSandbox(isolation="none")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        started_at = time.monotonic()
+        async with block.interpreter(timeout=20) as interpreter:
+            await interpreter.execute("open('left', 'w').close()")
+            sandbox = interpreter.sandbox.id
+        assert time.monotonic() - started_at < 15
+        assert (
+            f"{sandbox} of a sandbox could not be removed within 0.5 s: rlm-batch reap goes on with it" in caplog.text
+        )
+        with pytest.raises(RlmBatchError, match="could not be removed within"):
+            await block.delete_sandbox(sandbox)
+    monkeypatch.undo()
+    assert sandbox in {info.id for info in await block.list_sandboxes() if info.abandoned}
+    await block.delete_sandbox(sandbox)
+    assert not (Path(tempfile.gettempdir()) / sandbox).exists()
 
 
 async def test_removing_one_that_has_gone_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
