@@ -4,6 +4,7 @@ import base64
 import os
 import re
 import shutil
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -12,7 +13,24 @@ from .subprocess_runner import run_command
 from .worker_consent import check_repository
 
 ANSWER_TIMEOUT_SECONDS = 60.0  # for a server to answer
+PASSWORD_ADVICE = (
+    "repo_url has a password in it, which logs, keys and the clone would show: leave user and password out of it, and "
+    "hand the password or a token over as repo_token"
+)
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+
+
+def has_password(url: str) -> bool:
+    """Whether an address has a password in it, as in https://user:password@host/."""
+    try:
+        return urlsplit(url).password is not None
+    except ValueError:
+        return False
+
+
+def hide_credentials(text: str) -> str:
+    """The text without what stands before the host in the addresses in it, where git or a server quotes one."""
+    return re.sub(r"://[^\s'\"]*@", "://***@", text)
 
 
 def build_environment(token: SecretStr | None) -> dict[str, str]:
@@ -44,7 +62,7 @@ async def run_git(*arguments: str, token: SecretStr | None = None, timeout: floa
     except TimeoutError:
         raise ConfigurationError(f"git {action} did not end within {timeout:.0f} s: is the server there?") from None
     if done.returncode:
-        raise ConfigurationError(f"git {action} failed: {done.stderr.strip()[-1000:]}")
+        raise ConfigurationError(f"git {action} failed: {hide_credentials(done.stderr.strip())[-1000:]}")
     return done.stdout
 
 
@@ -52,6 +70,8 @@ async def resolve_commit(url: str, ref: str | None, token: SecretStr | None) -> 
     """The commit that a branch, a tag, or with None the repository's HEAD names. Raises ConfigurationError."""
     if ref is not None and COMMIT_PATTERN.fullmatch(ref):
         return ref
+    if has_password(url):
+        raise ConfigurationError(PASSWORD_ADVICE)
     for text, name in ((url, "repo_url"), (ref or "HEAD", "repo_ref")):
         if text.startswith("-") or not text.strip():
             raise ConfigurationError(f"{name} is {text!r}, which is no address or name that git knows")

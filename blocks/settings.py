@@ -4,6 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from .git import PASSWORD_ADVICE, has_password
+
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Where the code finds the volume.")]
 
 
@@ -81,6 +83,13 @@ class SandboxSettings(BaseModel):
                     f"{package!r} is no requirement: give names such as numpy or pandas>=2, and no options"
                 )
         return packages
+
+    @field_validator("repo_url")
+    @classmethod
+    def _check_repository(cls, url: str | None) -> str | None:
+        if url is not None and has_password(url):
+            raise ValueError(PASSWORD_ADVICE)
+        return url
 
     @field_validator("environment")
     @classmethod

@@ -77,7 +77,8 @@ async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettin
         if is_transient(error) or says_gone(error):
             raise
         raise ConfigurationError(
-            f"the repository {url} could not be cloned at {commit} in a sandbox ({get_message(error)}): check "
+            f"the repository {url} could not be cloned at {commit} in a sandbox "
+            f"({repository.hide_credentials(get_message(error))}): check "
             "repo_url, repo_ref and repo_token, and that Daytona can reach it"
         ) from error
     return path

@@ -108,7 +108,8 @@ async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, com
         status = await retry_refused(process.wait.aio)
         if status == 0:
             return
-        complaint = (await process.stderr.read.aio()).decode("utf-8", "replace").strip()[-1000:]
+        complaint = (await process.stderr.read.aio()).decode("utf-8", "replace").strip()
+        complaint = repository.hide_credentials(complaint)[-1000:]
     except modal.exception.Error as error:
         raise map_error(error, f"{url} could not be cloned") from error
     raise SandboxStartError(

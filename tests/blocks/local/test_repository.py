@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import tarfile
+import traceback
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch
+from rlm_batch.blocks.git import resolve_commit, run_git
 from rlm_batch.blocks.local.packages import install_packages
 
 pytestmark = pytest.mark.anyio
@@ -108,6 +110,28 @@ def test_a_repository_or_a_revision_that_is_not_there_is_one_sentence(
         LocalSandbox(**fields).save("with-repository", overwrite=True)
         with pytest.raises(ConfigurationError, match=message):
             asyncio.run(batch(["SUBMIT(x=1)"], provider="local-sandbox/with-repository"))
+
+
+@pytest.mark.parametrize("url", ["https://user:hunter2secret@example.com/x.git", "https://:hunter2secret@[::1]:8443/x"])
+def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
+    for make in (LocalSandbox, LocalInterpreter):
+        with pytest.raises((ConfigurationError, ValueError), match="a token over as repo_token") as refused:
+            make(repo_url=url)
+        assert "hunter2secret" not in "".join(traceback.format_exception(refused.value))
+    with pytest.raises(ConfigurationError, match="repo_token"):
+        asyncio.run(resolve_commit(url, None, None))
+    assert LocalSandbox(repo_url="https://organisation@example.com/x.git").repo_url  # a name alone is no password
+
+
+def test_what_git_quotes_of_a_password_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = tmp_path / "git"
+    message = "fatal: unable to access 'https://user:hunter2secret@host.example/x/': gone"
+    git.write_text(f'#!/bin/sh\necho "{message}" >&2\nexit 1\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ConfigurationError, match=r"access 'https://\*\*\*@host.example/x/': gone") as failed:
+        asyncio.run(run_git("ls-remote", "--", "https://host.example/x"))
+    assert "hunter2secret" not in str(failed.value)
 
 
 def test_four_interpreters_at_once_fetch_the_repository_once(repository: Path, commit: Commit, cache: Path) -> None:
