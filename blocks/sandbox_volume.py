@@ -12,14 +12,15 @@ TIMEOUT_SECONDS = 600.0  # for one list, or one file
 PAGE_BYTES = 900_000  # bytes of JSON in one answer, which SUBMIT limits to 1 MiB
 
 LIST = """
-import os
+import os, stat
 names, size = [], 0
 for name in list_volume(path):
-    if name > after and os.path.isfile(os.path.join(VOLUME, name)) and not os.path.islink(os.path.join(VOLUME, name)):
+    entry = os.lstat(os.path.join(VOLUME, name)) if name > after else None
+    if entry is not None and stat.S_ISREG(entry.st_mode):
         size += len(name) * 6 + 40
         if size > page:
             break
-        names.append([name, os.path.getsize(os.path.join(VOLUME, name))])
+        names.append([name, entry.st_size])
 else:
     page = None
 SUBMIT(files=names, more=page is not None)

@@ -18,6 +18,8 @@ from ..worker_consent import check_path
 FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
 GIDS = 1 << 24
 UMASK = 0o002  # of code that runs as a user of its own: what it writes is open to its group, which is the volume's
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MAX_DEPTH = 200  # of directories that are listed: each is open while those below it are
 OWN_MODES, SHARED_MODES = (0o755, 0o644), (0o2775, 0o664)  # of folders and files; the latter where a group owns them
 
 
@@ -95,17 +97,10 @@ class LocalVolume(VolumeStore):
                 if not stat.S_ISREG(entry.st_mode):
                     raise VolumeError(f"{path!r} is a link or a pipe, and no file: name the file itself")
                 return [VolumeFile("/".join(way), entry.st_size)]
-            entries: list[VolumeFile] = []
-            for folder, below, files, fd in os.fwalk(way[-1] if way else ".", dir_fd=at, onerror=_raise_error):
-                below[:] = [name for name in below if not is_reserved_name(name)]
-                within = (*way[:-1], *(name for name in folder.split("/") if name != "."))
-                for name in files:
-                    if not is_reserved_name(name):
-                        with suppress(FileNotFoundError):  # it went meanwhile
-                            entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                            if stat.S_ISREG(entry.st_mode):
-                                entries.append(VolumeFile("/".join((*within, name)), entry.st_size))
-        return sorted(entries, key=lambda file: file.path)
+            files: list[VolumeFile] = []
+            folder = os.open(way[-1] if way else ".", FOLDER_FLAGS, dir_fd=at)
+            _add_files(files, way, folder)
+        return sorted(files, key=lambda file: file.path)
 
     def _delete(self, path: str) -> None:
         self._require_directory()
@@ -125,8 +120,25 @@ def _check_file_path(path: str) -> str:
     return "/".join(names)
 
 
-def _raise_error(error: OSError) -> None:
-    raise error
+def _add_files(files: list[VolumeFile], way: tuple[str, ...], folder: int) -> None:
+    """Adds the files at or below an open folder, which is closed then; no link's target is opened."""
+    try:
+        if len(way) > MAX_DEPTH:
+            raise VolumeError(
+                f"{'/'.join(way[:3])}/... has more than {MAX_DEPTH} directories in each other: list a path in it, or "
+                "delete it"
+            )
+        with os.scandir(folder) as found:
+            entries = [entry for entry in found if not is_reserved_name(entry.name)]
+        for entry in entries:
+            with suppress(FileNotFoundError):  # it went meanwhile
+                if entry.is_dir(follow_symlinks=False):
+                    _add_files(files, (*way, entry.name), os.open(entry.name, FOLDER_FLAGS, dir_fd=folder))
+                elif entry.is_file(follow_symlinks=False):
+                    size = entry.stat(follow_symlinks=False).st_size
+                    files.append(VolumeFile("/".join((*way, entry.name)), size))
+    finally:
+        os.close(folder)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -190,6 +191,41 @@ os.mkfifo(VOLUME + "/pipe")
             {"outside": str(root)},
         )
     return Volume("left")
+
+
+def test_a_list_opens_no_target_of_a_link(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = LocalVolume(root, "linked")
+    volume.create()
+    (tmp_path / "elsewhere").mkdir()
+    (volume.path / "folder").mkdir()
+    (volume.path / "folder" / "file").write_text("x")
+    (volume.path / "link").symlink_to(tmp_path / "elsewhere")
+    opened: list[str] = []
+    open_file = os.open
+
+    def note(path: str, *arguments: int, **options: int) -> int:
+        opened.append(str(path))
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", note)
+    assert asyncio.run(volume.ls()) == [VolumeFile("folder/file", 1)]
+    assert "folder" in opened
+    assert "link" not in opened
+
+
+def test_directories_that_are_nested_without_end_are_a_sentence(root: Path) -> None:
+    volume = LocalVolume(root, "nested")
+    volume.create()
+    at = os.open(volume.path, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=at)
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    with pytest.raises(VolumeError, match="more than 200 directories in each other"):
+        asyncio.run(volume.ls())
+    subprocess.run(["rm", "-rf", str(volume.path)], check=True)  # deeper than Python's own removal goes
 
 
 def test_links_and_pipes_are_left_out_of_lists(volume: Volume) -> None:
