@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
+from ..wire.names import MAX_PROMPTS
 from .session import RECORDED_CHARACTERS, Model, Query, QuerySession
 
 
@@ -92,21 +93,33 @@ class Queries:
         answer: Callable[[str, Query], Awaitable[str]],
     ) -> list[dict[str, str]]:
         """Replies in the order of the prompts. What the code has sent is the code's word: it may be anything."""
+        if type(prompts) is not list or any(type(prompt) is not str for prompt in prompts):
+            raise TypeError("prompts is a list of texts")
+        if len(prompts) > MAX_PROMPTS:
+            raise ValueError(
+                f"{len(prompts):,} prompts, and one call takes {MAX_PROMPTS:,} at most: ask in several calls"
+            )
         session = self.session
         limit = session.concurrency if concurrency is None else min(int(concurrency), session.concurrency)
-        slots = asyncio.Semaphore(max(1, limit))
+        unanswered = iter(enumerate(prompts))
+        replies: list[dict[str, str]] = [{}] * len(prompts)
 
         async def reply(prompt: str) -> dict[str, str]:
             try:
-                async with slots:
-                    query = Query(kind, self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS])
-                    work = partial(answer, prompt, query)
-                    return {"answer": await session.run_recorded(query, self._parent, work)}
+                query = Query(kind, self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS])
+                run = partial(answer, prompt, query)
+                return {"answer": await session.run_recorded(query, self._parent, run)}
             except RlmBatchError as error:
                 error_kind = type(error) if type(error) in _ERRORS_OF_CODE else QueryError
                 return {"error": error_kind.__name__, "message": str(error)}
 
-        return list(await asyncio.gather(*map(reply, map(str, prompts))))
+        async def work() -> None:
+            for index, prompt in unanswered:
+                await asyncio.sleep(0)  # one that is refused waits for nothing, and there may be thousands
+                replies[index] = await reply(prompt)
+
+        await asyncio.gather(*(work() for _ in range(min(max(1, limit), len(prompts)))))
+        return replies
 
 
 _ERRORS_OF_CODE = (BudgetExceeded, DepthExceeded, DeadlineExceeded, QueryError)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+from ...wire.frames import MAX_CALL_BYTES
+from ...wire.names import MAX_PROMPTS
+from ...wire.strict_json import dumps
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_INLINE_CHARACTERS = 32 * 1024  # of a query's context that go by the wire; a longer one goes by a file
 PREVIEW_CHARACTERS = 1000  # of a context that a model is shown
+MAX_PROMPTS_BYTES = MAX_CALL_BYTES - 256 * 1024  # of JSON in one call of the host: the rest is for a context
 
 
 class QueryError(RuntimeError):
@@ -96,6 +101,11 @@ def _ask_many(
     if isinstance(prompts, str):
         raise TypeError(f"{name}: prompts is one text: it is a list of texts")
     prompts = list(prompts)
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(
+            f"{name} was given {len(prompts):,} prompts, and takes {MAX_PROMPTS:,} at most: ask in several calls, of "
+            f"prompts[:{MAX_PROMPTS}] and prompts[{MAX_PROMPTS}:]"
+        )
     for index, prompt in enumerate(prompts):
         _check_text(name, f"prompts[{index}]", prompt)
     if not prompts:
@@ -138,7 +148,7 @@ def _ask(call_host: CallHost, name: str, prompts: list[str], concurrency: int | 
                 file.write(context)
             preview = context[:PREVIEW_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
             options["context"] = {"path": path, "length": len(context), "preview": preview}
-        replies = call_host(name, (prompts,), options)
+        replies = [reply for part in _cut(name, prompts) for reply in call_host(name, (part,), options)]
     finally:
         if path is not None:
             try:
@@ -146,3 +156,27 @@ def _ask(call_host: CallHost, name: str, prompts: list[str], concurrency: int | 
             except OSError:
                 pass  # the code may have removed it
     return [_ERRORS[reply["error"]](reply["message"]) if "error" in reply else reply["answer"] for reply in replies]
+
+
+def _cut(name: str, prompts: list[str]) -> list[list[str]]:
+    """The prompts in as many parts as it takes for each to fit in a call. Raises ValueError for one that fits in none.
+
+    Each part is asked when the one before it has been answered.
+    """
+    if 6 * sum(map(len, prompts)) + 3 * len(prompts) <= MAX_PROMPTS_BYTES:  # whatever is in them
+        return [prompts]
+    parts: list[list[str]] = [[]]
+    size = 0
+    for prompt in prompts:
+        length = len(dumps(prompt).encode("utf-8", "replace")) + 1
+        if length > MAX_PROMPTS_BYTES:
+            raise ValueError(
+                f"{name} was given a prompt of {length:,} bytes, more than {MAX_PROMPTS_BYTES:,}: cut it, or hand "
+                "its text to rlm_query as context"
+            )
+        if parts[-1] and size + length > MAX_PROMPTS_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(prompt)
+        size += length
+    return parts
