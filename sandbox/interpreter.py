@@ -12,10 +12,13 @@ import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
+from .intake.calls import CallQueue
+from .intake.large_json import QUICK_BYTES, finish_in_turns
 from .protocol import (
     FILE_ABOVE_BYTES,
     START_TIMEOUT_SECONDS,
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from .sandbox_api import Channel, Sandbox
 
 
+REFUSED_GRACE_SECONDS = 3.0  # in which a driver is told to end an execution
+
 # The contexts that wait for the tool that is running here, with the interpreters that they are in.
 _waiting_for_tool: contextvars.ContextVar[tuple[tuple[Interpreter, str | None], ...]]
 _waiting_for_tool = contextvars.ContextVar("_waiting_for_tool", default=())
@@ -45,7 +50,8 @@ class Interpreter:
     """Runs code in one sandbox; `open_sandbox` is called once, by `start`, and what it opened is removed by `shutdown`.
 
     `timeout` is the default for each execution, in seconds; None means none. `tools` are functions of the host, plain
-    or async, that the code may call by name; plain ones run in threads of their own, as many as there are calls.
+    or async, that the code may call by name; plain ones run in threads of their own. Of one execution 256 calls run at
+    a time, and the others wait for their turn.
     Executions may run at the same time, those of one context one after the other.
     """
 
@@ -64,7 +70,8 @@ class Interpreter:
         self._context_locks: dict[str, asyncio.Lock] = {}
         self._start_lock = asyncio.Lock()
         self._waiters: dict[int, asyncio.Event] = {}  # by execution; 0 for the driver's own start
-        self._calls: dict[int, set[asyncio.Task[None]]] = {}
+        self._calls: dict[int, CallQueue] = {}
+        self._call_lock = asyncio.Lock()  # of large calls one is read, or answered, in one turn of the loop
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_shut_down = False
         self._sent_at = self._received_at = 0.0
@@ -206,7 +213,7 @@ class Interpreter:
             await self._wait(protocol, channel, pending, frame)
             if queries is not None:
                 pending.meta = replace(pending.meta, queries=queries.session.summarize())
-            return protocol.take_result(pending)
+            return await finish_in_turns(protocol.take_result(pending))
 
     async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
         ended = self._waiters[pending.id] = asyncio.Event()
@@ -214,6 +221,8 @@ class Interpreter:
             await self._send(channel, frame)
             async with asyncio.timeout(protocol.compute_answer_timeout(pending)):
                 await ended.wait()
+            if pending.refusal and not protocol.closed_reason:
+                await self._cancel_refused(protocol, channel, pending)
         except TimeoutError:
             protocol.close_at_silence(pending)
             self._wake_all()
@@ -224,8 +233,16 @@ class Interpreter:
             raise
         finally:
             self._waiters.pop(pending.id, None)
-            for call in self._calls.pop(pending.id, ()):
-                call.cancel()
+            calls = self._calls.pop(pending.id, None)
+            if calls is not None:
+                calls.cancel()
+
+    async def _cancel_refused(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution) -> None:
+        """Has the driver end it; not waited for any longer than our own drivers take."""
+        protocol.pending.pop(pending.id, None)
+        sending = asyncio.create_task(self._send(channel, protocol.encode_cancel(pending)))
+        sending.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.wait([sending], timeout=REFUSED_GRACE_SECONDS)
 
     async def upload(self, path: str, data: bytes) -> None:
         """Writes a file in the sandbox; see `Sandbox.upload`. Opens the sandbox if it is not yet."""
@@ -257,27 +274,29 @@ class Interpreter:
         if protocol.is_ready and 0 in self._waiters:
             self._waiters.pop(0).set()
         for pending, frame in events:
-            if pending.end is not None:
+            if pending.end is None and not pending.refusal and pending.id in self._waiters:
+                if pending.id not in self._calls:
+                    answer = partial(self._call_tool, protocol, pending)
+                    self._calls[pending.id] = CallQueue(answer, pending.caller_context)
+                pending.refusal = self._calls[pending.id].add(frame)
+            if pending.end is not None or pending.refusal:
                 waiter = self._waiters.get(pending.id)
                 if waiter is not None:
                     waiter.set()
-            else:
-                task = asyncio.get_running_loop().create_task(
-                    self._call_tool(protocol, pending, frame), context=pending.caller_context.copy()
-                )
-                calls = self._calls.setdefault(pending.id, set())
-                calls.add(task)
-                task.add_done_callback(calls.discard)
 
     async def _call_tool(self, protocol: DriverProtocol, pending: PendingExecution, call: Frame) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
         _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))  # this task's own, and its thread's
         try:
-            tool = pending.bind_tool(call)
+            async with self._call_lock:
+                tool = await finish_in_turns(pending.bind_tool(call))
+                await self._pause_after(call[1])
             value = tool() if inspect.iscoroutinefunction(tool) else await self._threads.run_in_thread(tool)
             if inspect.isawaitable(value):
                 value = await value
-            body = encode_value(call[0]["name"], value)
+            async with self._call_lock:
+                body = encode_value(call[0]["name"], value)
+                await self._pause_after(body)
         except asyncio.CancelledError as error:
             if pending.end is not None or pending.id not in protocol.pending:
                 raise  # the call's own execution has ended
@@ -287,6 +306,12 @@ class Interpreter:
         if self._channel is not None and not protocol.closed_reason:
             with contextlib.suppress(SandboxLost):  # the execution that asked learns of it by its own end
                 await self._send(self._channel, protocol.encode_reply(call, body))
+
+    @staticmethod
+    async def _pause_after(body: bytes) -> None:
+        """Lets the event loop do other things after a large body: the next call waits for the lock until then."""
+        if len(body) > QUICK_BYTES:
+            await asyncio.sleep(0)
 
     def _close(self, reason: str) -> None:
         """Notes why the wire has ended; with it, everything that waits on it has."""

@@ -17,6 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, SandboxLost
+from .intake.calls import CallLimit
+from .intake.large_json import finish
 from .protocol import (
     STALL_SECONDS,
     START_TIMEOUT_SECONDS,
@@ -97,12 +99,15 @@ class PipeTransport:
                 )
                 self._write(frame)
             seconds = protocol.compute_answer_timeout(pending)
+            self._call_limit = CallLimit()
             try:
                 self._wait(pending, None if seconds is None else time.monotonic() + seconds)
+                if pending.refusal:
+                    self._cancel(pending)
             except BaseException:  # Ctrl-C, or whatever else a signal handler of the script's raises
                 self._cancel(pending)
                 raise
-            return protocol.take_result(pending)
+            return finish(protocol.take_result(pending))
 
     def close(self) -> None:
         """Lets go of the threads; the descriptors are the sandbox's."""
@@ -116,11 +121,11 @@ class PipeTransport:
             self._send(lambda: self._protocol.encode_cancel(pending))
         except SandboxLost:
             return
-        self._wait(pending, time.monotonic() + CANCEL_GRACE_SECONDS)
+        self._wait(pending, time.monotonic() + CANCEL_GRACE_SECONDS, is_cancelled=True)
 
-    def _wait(self, pending: PendingExecution, deadline: float | None) -> None:
+    def _wait(self, pending: PendingExecution, deadline: float | None, *, is_cancelled: bool = False) -> None:
         """Receives until the execution has ended, or the wire, or until the deadline (monotonic seconds)."""
-        while pending.end is None and not self._protocol.closed_reason:
+        while pending.end is None and not self._protocol.closed_reason and (is_cancelled or not pending.refusal):
             if deadline is not None and time.monotonic() >= deadline:
                 self._protocol.close_at_silence(pending)
                 return
@@ -141,18 +146,21 @@ class PipeTransport:
                 self._protocol.close_at_hangup()
                 return
             for pending, call in self._protocol.receive(data):
-                if pending.end is None:
-                    self._threads.submit(partial(self._call_tool, pending, call))
+                if pending.end is None and not pending.refusal:
+                    pending.refusal = self._call_limit.admit(call)
+                    self._threads.submit(partial(self._call_tool, pending, call, self._call_limit))
             is_complete = True
         finally:
             if not is_complete:  # a signal handler has raised meanwhile: a part of what the driver sent may be lost
                 self._protocol.close(INTERRUPTED)
 
-    def _call_tool(self, pending: PendingExecution, call: Frame) -> None:
+    def _call_tool(self, pending: PendingExecution, call: Frame, limit: CallLimit) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
+        if pending.end is not None or pending.refusal or self._protocol.closed_reason:
+            return  # it has waited for a thread until nobody waited for it any more
         self._thread.is_tool = True
         try:
-            value = pending.bind_tool(call)()
+            value = finish(pending.bind_tool(call))()
             if inspect.isawaitable(value):
                 value = self._run(partial(_await, value))
             body = encode_value(call[0]["name"], value)
@@ -160,6 +168,7 @@ class PipeTransport:
             body = encode_exception(error)
         with suppress(SandboxLost):  # the execution that asked learns of it by its own end
             self._send(lambda: self._protocol.encode_reply(call, body))
+        limit.release(call)
 
     def _send(self, make_frame: Callable[[], bytes]) -> None:
         """Makes a frame and sends it whole, so that frames go out in the order of their numbers."""

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, OutcomeUnknown, SandboxLost, SandboxStartError
+from .intake.large_json import Parts, read_json
 from .meta import Meta
 from .outcomes.decoding import decode_end
 from .result import Result
-from .wire.frames import BadFrameError, FrameReader, encode_frame
+from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES, QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
-from .wire.strict_json import NotJsonError, dumps, encode_fields, loads
+from .wire.strict_json import NotJsonError, encode_fields, loads
 
 if TYPE_CHECKING:
     from .sandbox_api import Sandbox
@@ -33,13 +34,19 @@ STALL_SECONDS = (
 ANSWER_GRACE_SECONDS = 30.0  # beyond a timeout, after which a driver that has not reported it is taken for lost
 FILE_ABOVE_BYTES = 256 * 1024  # of JSON, above which a value goes into the sandbox as a file and not in a frame
 
+# A driver hands on 64 KiB of output at a time, of which JSON may make six times that.
+MAX_OUTPUT_BODY_BYTES = 512 * 1024
+
 Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
 
 
 @dataclass(slots=True, eq=False)
 class PendingExecution:
-    """An execution that has been sent, with its output so far. `end` is its last frame, once it is there."""
+    """An execution that has been sent, with its output so far.
+
+    `end` is its last frame, once it is there; `refusal` says what its code has overdone, upon which the host ends it.
+    """
 
     id: int
     meta: Meta
@@ -47,15 +54,25 @@ class PendingExecution:
     context: str | None
     tools: Tools
     on_output: Callable[[str, str], None] | None
+    output_cap: int
     output_fields: list[dict[str, str]] | None = None
     output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
-    files: tuple[str, ...] = ()
+    files: bytes = b"[]"
     end: Frame | None = None
+    refusal: str = ""
     listener_error: Exception | None = None
     caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)  # that its tools see
+    _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # in characters
 
     def add_output(self, stream: str, text: str, dropped: int) -> None:
-        """Notes what the code has written, and hands it to the listener; one that fails is not called again."""
+        """Notes what the code has written, and hands it to the listener; one that fails is not called again.
+
+        What is more than its driver would hand on is passed over: it is not our driver any more.
+        """
+        text = text[: max(0, self.output_cap - self._output_sizes[stream])]
+        if not text:
+            return
+        self._output_sizes[stream] += len(text)
         if dropped:
             text = f"\n[... {dropped:,} characters dropped ...]\n{text}"
         self.output[stream].append(text)
@@ -68,12 +85,12 @@ class PendingExecution:
     def build_meta(self) -> Meta:
         """The meta, with the output that has come."""
         stdout, stderr = "".join(self.output["stdout"]), "".join(self.output["stderr"])
-        return replace(self.meta, stdout=stdout, stderr=stderr, files=self.files)
+        return replace(self.meta, stdout=stdout, stderr=stderr)
 
-    def bind_tool(self, call: Frame) -> Callable[[], Any]:
+    def bind_tool(self, call: Frame) -> Parts[Callable[[], Any]]:
         """The tool that the code calls, with its arguments. The code may have written them: any error is possible."""
         header, body = call
-        arguments = loads(body.decode("utf-8"))
+        arguments = yield from read_json(body)
         args: list[Any] = arguments["args"]
         kwargs: dict[str, Any] = arguments["kwargs"]
         if type(args) is not list or type(kwargs) is not dict:
@@ -92,7 +109,7 @@ class DriverProtocol:
         self.pending: dict[int, PendingExecution] = {}
         self.is_ready = False
         self.closed_reason = ""
-        self._frames = FrameReader()
+        self._frames = FrameReader(MAX_CALL_BYTES)
         self._execution_numbers = itertools.count(1)
         self._frame_numbers = itertools.count(0)
         self._last_number = 0  # of the driver's frames
@@ -143,8 +160,9 @@ class DriverProtocol:
             layers=sandbox.layers,
         )
         number = next(self._execution_numbers)
+        cap = sandbox.settings.output_cap
         pending = self.pending[number] = PendingExecution(
-            number, meta, timeout, context, tools, on_output, output_fields
+            number, meta, timeout, context, tools, on_output, cap, output_fields
         )
         return pending, self.encode({"op": "execute", "id": number, "timeout": timeout, "context": context}, body)
 
@@ -160,59 +178,61 @@ class DriverProtocol:
     # -- from the driver
 
     def receive(self, data: bytes) -> list[tuple[PendingExecution, Frame]]:
-        """Takes the driver's bytes; returns the calls and ends in them. Bytes that are no frame close the wire."""
+        """Takes the driver's bytes; returns the calls and ends in them. Bytes that are no frame close the wire.
+
+        Of a wire that is closed nothing is taken. Bodies are not read here, but for those of output, which are short.
+        """
         events: list[tuple[PendingExecution, Frame]] = []
+        if self.closed_reason:
+            return events
         try:
-            frames = self._frames.feed(data)
+            for header, body in self._frames.feed(data):
+                self._take_frame(header, body, events)
         except BadFrameError as error:
             self.close(f"it sent what is no frame ({error})")
-            return events
-        for header, body in frames:
-            try:
-                self._take_frame(header, body, events)
-            except (LookupError, TypeError, ValueError, RecursionError) as error:
-                self.close(f"it sent a frame that is none of a driver's ({type(error).__name__}: {str(error)[:80]})")
-                break
         return events
 
     def _take_frame(
         self, header: dict[str, Any], body: bytes | None, events: list[tuple[PendingExecution, Frame]]
     ) -> None:
-        """Takes a frame; a call or an end is added to `events`. Raises what a frame of another's making leads to."""
-        if header["n"] <= self._last_number:
+        op, number, frame_number = header.get("op"), header.get("id"), header.get("n")
+        if type(op) is not str or type(number) is not int or type(frame_number) is not int:
+            raise BadFrameError("a header without its fields")
+        if frame_number <= self._last_number:
             return
-        self._last_number = header["n"]
-        op = header["op"]
+        self._last_number = frame_number
         if op == "ready":
             self.is_ready = True
             return
-        pending = self.pending.get(header["id"])
+        pending = self.pending.get(number)
         if pending is None:
             return  # a beat, or of an execution that nobody waits for any more
         if op == "output":
-            text: Any = loads((body or b'""').decode("utf-8"))
-            if type(text) is not str or header["stream"] not in pending.output:
-                raise ValueError("no output")
-            pending.add_output(header["stream"], text, int(header["dropped"]))
-            return
-        if op == "files":
-            pending.files = _decode_file_names(body or b"[]")
-            return
-        frame = header, body or b"null"
-        if op == "end":
-            if type(header["status"]) is not str:
-                raise ValueError("an end without a status")
-            pending.end = frame
+            stream, dropped, text = header.get("stream"), header.get("dropped"), _read_output(body or b'""')
+            if stream not in ("stdout", "stderr") or type(dropped) is not int or type(text) is not str:
+                raise BadFrameError("output that is no text")
+            pending.add_output(stream, text, dropped)
+        elif op == "files":
+            pending.files = body or b"[]"
+        elif op == "end" and type(header.get("status")) is str:
+            pending.end = (header, body or b"null")
             del self.pending[pending.id]
-        elif op != "call" or type(header["call"]) is not int or type(header["name"]) is not str:
-            raise ValueError("no call")
-        events.append((pending, frame))
+            events.append((pending, pending.end))
+        elif op == "call" and type(header.get("call")) is int and type(header.get("name")) is str:
+            events.append((pending, (header, body or b"null")))
+        else:
+            raise BadFrameError(f"a frame of kind {op[:80]!r} that is none of a driver's")
 
-    def take_result(self, pending: PendingExecution) -> Result:
+    def take_result(self, pending: PendingExecution) -> Parts[Result]:
         """The result of an execution that nobody waits for any longer. Raises its error, with `meta`.
 
         OutcomeUnknown where the driver has not answered.
         """
+        if pending.refusal:
+            self.pending.pop(pending.id, None)
+            refused = CodeCrashed(pending.refusal, stdout=pending.build_meta().stdout)
+            refused.meta = pending.build_meta()
+            raise refused
         if pending.end is None:
             self.pending.pop(pending.id, None)
             unknown = OutcomeUnknown(
@@ -224,7 +244,8 @@ class DriverProtocol:
         if pending.listener_error is not None:
             raise pending.listener_error
         header, body = pending.end
-        return decode_end(header, body, pending.build_meta(), pending.timeout, pending.output_fields)
+        meta = replace(pending.build_meta(), files=(yield from _read_file_names(pending.files)))
+        return (yield from decode_end(header, body, meta, pending.timeout, pending.output_fields))
 
     def check_ready(self) -> None:
         """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready."""
@@ -287,11 +308,19 @@ def encode_request(
     return b"".join((rest[:-1], b',"variables":', values, b"}"))
 
 
-def _decode_file_names(body: bytes) -> tuple[str, ...]:
+def _read_output(body: bytes) -> Any:
+    if len(body) > MAX_OUTPUT_BODY_BYTES:
+        raise BadFrameError(f"output of {len(body):,} bytes at once")
+    try:
+        return loads(body.decode("utf-8")) if body.startswith(b'"') else None
+    except ValueError:
+        return None
+
+
+def _read_file_names(body: bytes) -> Parts[tuple[str, ...]]:
     """Names of files; the code may have written them, and anything else is none."""
     try:
-        value = loads(body.decode("utf-8"))
-        dumps(value).encode("utf-8")
+        value = yield from read_json(body)
     except (ValueError, RecursionError):
         return ()
     names: list[Any] = value if isinstance(value, list) else []  # type: ignore[reportUnknownVariableType]

@@ -1,4 +1,4 @@
-"""A pool of threads for blocking calls: as many as there are calls, reused, and daemons."""
+"""A pool of threads for blocking calls: as many as there are calls, up to a limit, reused, and daemons."""
 
 import asyncio
 import contextlib
@@ -10,29 +10,35 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+MAX_THREADS = 256  # of one sandbox: calls beyond them wait; 8 MiB of address space each, and some 100 us to start
 
 
 class ThreadPool:
-    """Runs functions in daemon threads. A pool of a fixed size could not serve calls that wait for each other."""
+    """Runs functions in daemon threads, `MAX_THREADS` at a time: many, for calls may wait for each other."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._idle_threads = 0
+        self._threads = 0
+        self._free_threads = 0  # those that do nothing, less the functions that wait for one
         self._is_closed = False
 
     def submit(self, function: Callable[[], None]) -> None:
         """Runs the function soon, in a thread. It must not raise."""
         with self._lock:
-            has_idle, self._idle_threads = self._idle_threads, max(0, self._idle_threads - 1)
+            self._free_threads -= 1
+            needs_thread = self._free_threads < 0 and self._threads < MAX_THREADS
+            if needs_thread:
+                self._threads += 1
+                self._free_threads += 1
         self._queue.put(function)
-        if not has_idle:
+        if needs_thread:
             threading.Thread(target=self._run_functions, name="rlm-batch-tool", daemon=True).start()
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
         """Runs the function with the caller's context variables, and returns or raises what it does.
 
-        A caller that is cancelled does not wait for it.
+        A caller that is cancelled does not wait for it, and it is not run if it has not begun.
         """
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
@@ -41,6 +47,8 @@ class ThreadPool:
                 done.set_result((value, error))
 
         def call_function() -> None:
+            if done.cancelled():
+                return
             try:
                 outcome = function(), None
             except BaseException as error:  # noqa: BLE001 - it is raised where the call was asked for
@@ -58,9 +66,8 @@ class ThreadPool:
         """Lets the threads that are idle go, and each of the others when it is done."""
         with self._lock:
             self._is_closed = True
-            for _ in range(self._idle_threads):
+            for _ in range(self._threads):
                 self._queue.put(None)
-            self._idle_threads = 0
 
     def _run_functions(self) -> None:
         while (function := self._queue.get()) is not None:
@@ -68,4 +75,4 @@ class ThreadPool:
             with self._lock:
                 if self._is_closed:
                     return
-                self._idle_threads += 1
+                self._free_threads += 1

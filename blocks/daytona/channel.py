@@ -9,7 +9,7 @@ from typing import Any
 import daytona
 
 from ...sandbox.errors import SandboxLost
-from ...sandbox.wire.frames import BadFrameError, FrameReader, encode_frame
+from ...sandbox.wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame
 from ..retry import call_with_retries
 from .errors import (
     CALL_SECONDS,
@@ -25,6 +25,7 @@ from .errors import (
 FILES = "/tmp/rlm-batch"  # the driver's own directory in a sandbox
 LAST_WORDS_SECONDS = 5.0  # for a log to come to its end, a second or more after its command's
 INPUT_LIMIT_BYTES = 32 * 1024  # in one input: the pipe behind it holds 64 KiB, and more would block the daemon's call
+TAKE_BYTES = 16 * 1024  # of the log, before the event loop does other things: they may be a thousand frames
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -48,7 +49,7 @@ class DaytonaChannel:
         self._command = ("", "")  # session and id, once the driver has been started
         self._receive = receive
         self._closed = closed
-        self._frames = FrameReader()
+        self._frames = FrameReader(MAX_CALL_BYTES)
         self._is_broken = False
         self._last_number = 0
         self._end_reason = ""
@@ -179,7 +180,7 @@ class DaytonaChannel:
         process, loop = self._remote.process, asyncio.get_running_loop()
         attempt, last_number, last_progress = 0, 0, loop.time()
         while True:
-            self._frames, self._is_broken = FrameReader(), False  # the log begins anew
+            self._frames, self._is_broken = FrameReader(MAX_CALL_BYTES), False  # the log begins anew
             failure: Exception | None = None
             try:
                 await process.get_session_command_logs_async(session, command, self._on_stdout, self._on_stderr)
@@ -213,14 +214,19 @@ class DaytonaChannel:
         if self._is_broken:  # the SDK hands over what it still holds, markers and all, when this has raised
             return
         self._is_broken = True
-        for header, body in self._frames.feed(text.encode("utf-8")):
-            if header["n"] <= self._last_number:
-                continue
-            path = header.pop("file", None)
-            if path is not None:
-                body = await self._fetch(path)
-            self._last_number = header["n"]
-            self._receive(encode_frame(header, body))
+        data = text.encode("utf-8")
+        for start in range(0, len(data), TAKE_BYTES):
+            for header, body in self._frames.feed(data[start : start + TAKE_BYTES]):
+                number, path = header.get("n"), header.pop("file", None)
+                if type(number) is not int or (path is not None and type(path) is not str):
+                    raise BadFrameError("a header without its fields")
+                if number <= self._last_number:
+                    continue
+                if path is not None:
+                    body = await self._fetch(path)
+                self._last_number = number
+                self._receive(encode_frame(header, body))
+            await asyncio.sleep(0)
         self._is_broken = False
 
     async def _fetch(self, path: str) -> bytes:

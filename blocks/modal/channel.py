@@ -9,6 +9,7 @@ import modal
 
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import SandboxLost
+from ...sandbox.wire.pipes import READ_BYTES
 from .errors import THROTTLE_SECONDS, get_last_line, retry_refused
 
 SEND_SECONDS = 90.0  # for the driver to take a piece of its input: as long as it may be silent
@@ -92,7 +93,9 @@ class ModalChannel:
             try:
                 async for data in self._process.stdout:
                     last_heard, delay = loop.time(), 0.1
-                    self._receive(data)
+                    for start in range(0, len(data), READ_BYTES):
+                        self._receive(data[start : start + READ_BYTES])
+                        await asyncio.sleep(0)  # a megabyte of tiny frames would hold the loop for a second
                 return
             except (
                 modal.exception.ResourceExhaustedError,

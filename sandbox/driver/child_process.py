@@ -79,6 +79,11 @@ class ChildProcess:
     def list_fds(self) -> list[int]:
         return [self.reads, self.writes, *self.outputs.values()]
 
+    @property
+    def backlog_bytes(self) -> int:
+        """Those that it has been sent and has not taken yet."""
+        return len(self._backlog)
+
     def begin(self, execution: Execution, body: bytes) -> None:
         """Hands an execution to the child, which is free."""
         self.execution = execution

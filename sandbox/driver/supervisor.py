@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # an error's traceback, or the fields and what stands around them
+MAX_REPLIES_BYTES = 64 * 1024 * 1024  # for a child to take, before the next; what reads takes it as it comes
 SUBMIT_GRACE_SECONDS = 5.0  # for `finally` blocks after SUBMIT; the result stands already
 IDLE_SECONDS = 1.0  # without anything to do, after which more executions are taken to be coming
 MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
@@ -208,6 +209,9 @@ class Supervisor:
     def _op_reply(self, header: dict[str, Any], body: bytes) -> None:
         for process in self._processes.values():
             if process.execution is not None and process.execution.id == header["id"]:
+                if process.backlog_bytes > MAX_REPLIES_BYTES:
+                    self._end_child(process, f"it left {process.backlog_bytes:,} bytes of answers unread", "replies")
+                    return
                 process.send({"op": "reply", "token": process.execution.token, "call": header["call"]}, body)
 
     def _op_cancel(self, header: dict[str, Any], _body: bytes | None) -> None:
@@ -276,8 +280,9 @@ class Supervisor:
 
     def _send_output(self, execution: Execution, stream: str, text: str, dropped: int = 0) -> None:
         """Hands on what the code has written; `dropped` characters before it are not."""
-        header = {"op": "output", "id": execution.id, "stream": stream, "dropped": dropped}
-        self._wire.send(header, dumps(text).encode("utf-8", "replace"))
+        for begin in range(0, len(text), READ_BYTES):  # the host takes no more in one frame
+            header = {"op": "output", "id": execution.id, "stream": stream, "dropped": 0 if begin else dropped}
+            self._wire.send(header, dumps(text[begin : begin + READ_BYTES]).encode("utf-8", "replace"))
 
     def _on_channel(self, process: ChildProcess) -> None:
         data = read_available(process.reads)
@@ -293,11 +298,15 @@ class Supervisor:
             for header, body in process.frames.feed(data):
                 self._take_child_frame(process, header, body)
         except BadFrameError as error:
-            process.is_broken, execution = True, process.execution
-            if execution is not None and not execution.end_cause:
-                execution.end_cause = "channel"
-                execution.outcome = dumps({"message": str(error)}).encode("utf-8", "replace")
-            kill_session(process.pid)
+            process.is_broken = True
+            self._end_child(process, str(error), "channel")
+
+    def _end_child(self, process: ChildProcess, message: str, cause: str) -> None:
+        """Kills a child whose code has misused its channel; the host is told how."""
+        execution = process.execution
+        if execution is not None and not execution.end_cause:
+            execution.end_cause, execution.outcome = cause, dumps({"message": message}).encode("utf-8", "replace")
+        kill_session(process.pid)
 
     def _take_child_frame(self, process: ChildProcess, header: dict[str, Any], body: bytes | None) -> None:
         op, execution = header.get("op"), process.execution

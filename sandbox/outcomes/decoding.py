@@ -19,9 +19,9 @@ from ..errors import (
     SubmitError,
     VolumeError,
 )
+from ..intake.large_json import Parts, read_json
 from ..result import Result
-from ..wire.strict_json import dumps, loads
-from ..wire.submission import SubmissionError, decode_submission
+from ..wire.submission import SubmissionError, check_submission
 
 if TYPE_CHECKING:
     from ..meta import Meta
@@ -37,7 +37,7 @@ def decode_end(
     meta: Meta,
     timeout: float | None,
     output_fields: list[dict[str, str]] | None,
-) -> Result:
+) -> Parts[Result]:
     """The result that an execution's last frame holds. Raises the error that it holds instead, with `meta`."""
     seconds = header.get("seconds")
     meta = replace(meta, seconds=seconds if type(seconds) is float and 0 <= seconds < MAX_SECONDS else 0.0)
@@ -46,27 +46,31 @@ def decode_end(
     error: RlmBatchError
     if header["status"] == "submitted":
         try:
-            return Result(decode_submission(body, output_fields), replace(meta, submitted=True))
+            fields = yield from _decode_submission(body, output_fields)
+            return Result(fields, replace(meta, submitted=True))
         except SubmissionError as reason:
             error = SubmitError(
                 f"what came out of the sandbox is no result, and was written past SUBMIT: {reason}. Hand values back "
                 "with SUBMIT alone"
             )
     else:
-        error = _build_error(*_decode_outcome(header, body), meta, timeout)
+        outcome: Any = None
+        try:
+            outcome = yield from read_json(body)
+        except (ValueError, RecursionError):
+            header, outcome = {"status": "channel"}, {"message": "an outcome that is no JSON"}
+        error = _build_error(header, outcome if isinstance(outcome, dict) else {}, meta, timeout)  # type: ignore[reportUnknownArgumentType]
     error.meta = meta
     raise error
 
 
-def _decode_outcome(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header of an end without a result, and what the code's process said of it; it may have said anything."""
+def _decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Parts[dict[str, Any]]:
+    """The fields that were submitted. Raises SubmissionError."""
     try:
-        outcome: Any = loads(body.decode("utf-8"))
-        if b"\\u" in body:  # the driver escapes no letters; whoever wrote this may have escaped half a one
-            dumps(outcome).encode("utf-8")
-    except (ValueError, RecursionError):
-        return {"status": "channel"}, {"message": "an outcome that is no JSON"}
-    return header, outcome if isinstance(outcome, dict) else {}  # type: ignore[reportUnknownVariableType]
+        value = yield from read_json(body)
+    except (ValueError, RecursionError) as error:
+        raise SubmissionError(f"it is no strict JSON ({type(error).__name__}: {str(error)[:100]})") from None
+    return check_submission(value, body, expected)
 
 
 def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
@@ -100,6 +104,12 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         return CodeCrashed(
             f"the code wrote to a descriptor that is the sandbox's own ({message}); write to files and to descriptors "
             f"that the code has opened.{state_note}",
+            **details,
+        )
+    if status == "replies":
+        return CodeCrashed(
+            f"the code was ended, for {message}: call a function of the host and wait for its answer, or call fewer at "
+            f"a time.{state_note}",
             **details,
         )
     if status == "lost":

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 _FIRST_UNREADABLE_INTEGER = 10**4300  # the first integer that Python does not read from text unless it is told to
 
 
+# Lists and dicts that come to the host in one value: Python's garbage collector looks at all of them at once.
+MAX_CONTAINERS = 100_000
+
+
 class NotJsonError(Exception):
     """A value that strict JSON cannot hold; the message names its place and the remedy."""
 
@@ -46,12 +50,16 @@ try:
     _scan: Any = make_scanner(_settings)
     _encode: Any = make_encoder(None, _no_default, encode_basestring, None, ":", ",", False, False, False)
 
-    def loads(text: str) -> Any:
-        """The value of a compact JSON text. Raises ValueError or RecursionError."""
+    def scan_value(text: str, begin: int) -> tuple[Any, int]:
+        """The JSON value that begins there, and where it ends. Raises ValueError or RecursionError."""
         try:
-            value, end = _scan(text, 0)
+            return _scan(text, begin)
         except StopIteration:
             raise ValueError("not JSON") from None
+
+    def loads(text: str) -> Any:
+        """The value of a compact JSON text. Raises ValueError or RecursionError."""
+        value, end = scan_value(text, 0)
         if end != len(text):
             raise ValueError("more than one JSON value")
         return value
@@ -62,6 +70,14 @@ try:
 
 except ImportError:  # another Python than CPython
     import json
+
+    _decoder = json.JSONDecoder(parse_float=_read_finite, parse_constant=_refuse_constant)
+
+    def scan_value(text: str, begin: int) -> tuple[Any, int]:
+        try:
+            return _decoder.raw_decode(text, begin)
+        except StopIteration:
+            raise ValueError("not JSON") from None
 
     def loads(text: str) -> Any:
         return json.loads(text, parse_float=_read_finite, parse_constant=_refuse_constant)
@@ -138,3 +154,19 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
         except (ValueError, RecursionError) as error:
             raise NotJsonError(f"{name}: {error}") from None
     raise NotJsonError("the fields together are nested too deeply")
+
+
+def has_too_many_containers(value: Any, encoded: bytes) -> bool:
+    """Whether there are more lists and dicts in a value than the host takes; `encoded` is its JSON."""
+    if encoded.count(b"[") + encoded.count(b"{") <= MAX_CONTAINERS:
+        return False
+    containers = 0
+    level: list[Any] = [value]
+    while level and containers <= MAX_CONTAINERS:  # some of those marks stand in texts
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, (dict, list, tuple)):
+                containers += 1
+                below += item.values() if isinstance(item, dict) else item  # type: ignore[reportUnknownMemberType]
+        level = below
+    return containers > MAX_CONTAINERS

@@ -15,7 +15,7 @@ import sys
 
 from ...wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ...wire.pipes import READ_BYTES
-from ...wire.strict_json import NotJsonError, encode_fields, loads
+from ...wire.strict_json import MAX_CONTAINERS, NotJsonError, encode_fields, has_too_many_containers, loads
 from ..processes import signal
 from .imports import list_imports
 from .submit import Submitted
@@ -184,6 +184,8 @@ class Channel:
             raise TypeError(f"{name}: {error}") from None
         if len(body) > MAX_CALL_BYTES:
             raise ValueError(f"{name} was given {len(body):,} bytes, more than {MAX_CALL_BYTES:,}: pass a path instead")
+        if has_too_many_containers([args, kwargs], body):
+            raise ValueError(f"{name} was given more than {MAX_CONTAINERS:,} lists and dicts: pass a path instead")
         waiter = Waiter()
         with self._shield:
             with self.lock:

@@ -1,0 +1,199 @@
+"""What the host takes of a sandbox: large JSON in parts, and calls of its functions up to a limit."""
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch import CodeCrashed, ExecutionTimeout, LocalInterpreter, LocalSandbox
+from rlm_batch.sandbox.intake import large_json
+from rlm_batch.sandbox.intake.large_json import finish, read_json
+from rlm_batch.sandbox.wire.strict_json import MAX_CONTAINERS, dumps, loads
+
+from .conftest import PATIENCE
+
+Launch = Callable[..., Any]
+
+# Calls functions of the host as quickly as a thousand threads would, and waits for no answer.
+CALL = """
+import time
+channel = next(cell.cell_contents for cell in ask.__closure__ if hasattr(cell.cell_contents, "_channel"))._channel
+def call(body=b'{"args":[],"kwargs":{}}', number=[1_000_000]):
+    number[0] += 1
+    channel.send({"op": "call", "token": channel.token, "call": number[0], "name": "ask"}, body)
+"""
+
+
+def read(text: str) -> Any:
+    """What a reader makes of the text: a value, or that it refuses it."""
+    try:
+        value = finish(read_json(text.encode()))
+        dumps(value).encode()
+    except (ValueError, RecursionError):
+        return "refused"
+    return value
+
+
+def expect(text: str) -> Any:
+    try:
+        value = loads(text)
+        dumps(value).encode()
+    except (ValueError, RecursionError):
+        return "refused"
+    return value
+
+
+def make_value(dice: random.Random, depth: int = 0) -> Any:
+    kind = dice.random()
+    if depth < 4 and kind < 0.3:
+        return [make_value(dice, depth + 1) for _ in range(dice.randrange(4))]
+    if depth < 4 and kind < 0.6:
+        return {dice.choice(["a", 'é"', "\\", ""]): make_value(dice, depth + 1) for _ in range(dice.randrange(4))}
+    texts = ["", 'x"y', "[", "é😀", "\n,", "\\" * dice.randrange(9), '"\\u' * dice.randrange(30), "x" * 50]
+    return dice.choice([1, -2, 3.5, 1e300, None, True, False, *texts])
+
+
+def test_json_that_is_read_in_parts_is_what_it_is_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut wherever it is, in the middle of escapes and pairs of them too, and refused where it is no JSON."""
+    for name, value in {
+        "QUICK_BYTES": 0, "QUICK_VALUES": 0, "QUICK_TEXT_BYTES": 0, "CHARACTERS_AT_ONCE": 13, "SHORT_CHARACTERS": 3,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(large_json, name, value)
+    dice = random.Random(16)
+    for _ in range(3000):
+        value = make_value(dice)
+        text = dumps(value) if dice.random() < 0.5 else json.dumps(value, separators=(",", ":"))
+        if dice.random() < 0.6 and text:
+            at = dice.randrange(len(text))
+            text = text[:at] + dice.choice(["", *',]}":1[{x\\', "\\ud83d", "\\ude00"]) + text[at + 1 :]
+        assert repr(read(text)) == repr(expect(text)), text
+
+
+def test_no_part_of_large_json_takes_long() -> None:
+    texts = (
+        "[" + "0," * 300_000 + "0]",
+        "{" + ",".join(f'"{i:x}":0' for i in range(60_000)) + "}",
+        '"' + "\\n" * 2_000_000 + '"',
+        '"' + "é" * 2_000_000 + '"',
+    )
+    for text in texts:
+        parts, pauses, last, value = read_json(text.encode()), list[float](), time.thread_time(), None
+        while value is None:
+            try:
+                next(parts)
+            except StopIteration as end:
+                value = end.value
+            pauses.append(time.thread_time() - last)
+            last = time.thread_time()
+        assert value == loads(text)
+        assert len(pauses) > 20
+        assert max(pauses) < 0.1  # a few milliseconds, and the garbage collector
+
+
+def test_more_lists_than_a_garbage_collector_looks_through_in_a_moment_are_refused() -> None:
+    assert read("[" + "[]," * (MAX_CONTAINERS - 2) + "[]]") != "refused"
+    assert read("[" + "[]," * MAX_CONTAINERS + "[]]") == "refused"
+
+
+def test_code_is_told_that_it_submits_too_many_lists(local: LocalSandbox) -> None:
+    code = "try: SUBMIT(x=[[]] * 100_001)\nexcept ValueError as error: SUBMIT(said=str(error), text='[{' * 200_000)"
+    with LocalInterpreter(isolation=local.isolation) as interpreter:
+        result = interpreter.execute(code)
+    assert "more than 100,000 lists and dicts" in result.said
+    assert "save_to_volume" in result.said
+    assert len(result.text) == 400_000
+
+
+@pytest.mark.anyio
+async def test_the_calls_of_a_sandbox_have_256_threads_and_the_others_wait_for_one() -> None:
+    most, lock, answered = 0, threading.Lock(), 0
+
+    def ask() -> None:
+        nonlocal most, answered
+        with lock:
+            most = max(most, sum(thread.name == "rlm-batch-tool" for thread in threading.enumerate()))
+        time.sleep(0.02)
+        with lock:
+            answered += 1
+
+    before = sum(thread.name == "rlm-batch-tool" for thread in threading.enumerate())
+    interpreter = LocalSandbox(isolation="none").interpreter(timeout=30, tools={"ask": ask})
+    async with interpreter:
+        await interpreter.execute(f"{CALL}\nfor _ in range(600): call()\nask()")
+        assert answered >= 601 - 256  # those that nobody waits for end with their execution
+    assert 100 < most - before <= 256
+
+
+@pytest.mark.anyio
+async def test_a_timeout_holds_while_calls_wait_for_a_thread() -> None:
+    gate = threading.Event()
+    try:
+        async with LocalSandbox(isolation="none").interpreter(timeout=1, tools={"ask": gate.wait}) as interpreter:
+            started_at = time.monotonic()
+            with pytest.raises(ExecutionTimeout):
+                await interpreter.execute(f"{CALL}\nfor _ in range(300): call()\nask()")
+            assert time.monotonic() - started_at < 10
+            assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
+    finally:
+        gate.set()
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+def test_code_that_calls_on_and_on_without_waiting_is_ended_with_a_sentence(is_sync: bool) -> None:
+    gate = threading.Event()
+    code = f"{CALL}\nwhile True: call()"
+
+    def run_in_script() -> None:
+        with LocalInterpreter(isolation="none", timeout=30, tools={"ask": gate.wait}) as interpreter:
+            interpreter.execute(code)
+
+    async def run() -> None:
+        async with LocalSandbox(isolation="none").interpreter(timeout=30, tools={"ask": gate.wait}) as interpreter:
+            try:
+                await interpreter.execute(code)
+            finally:
+                assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
+
+    try:
+        with pytest.raises(CodeCrashed, match="more than 10,256 times without waiting for an answer: call fewer"):
+            run_in_script() if is_sync else asyncio.run(run())
+    finally:
+        gate.set()
+
+
+def read_memory_mib(pid: int) -> int:
+    """What a process has had of memory at most."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
+
+
+def test_answers_that_code_never_reads_fill_no_memory_and_end_it_with_a_sentence(
+    launch: Launch, tmp_path: Path
+) -> None:
+    driver = launch().start(tmp_path)
+    driver.send(driver.execution(1, f"{CALL}\nfor _ in range(150): call()\ntime.sleep({PATIENCE})"))
+    answer = {"value": "x" * 1_000_000}
+    for _ in range(150):
+        header, _ = driver.until("call", 1)
+        driver.send(driver.frame("reply", 1, answer, call=header["call"]))
+    header, body = driver.until("end", 1)
+    assert header["status"] == "replies"
+    assert "bytes of answers unread" in (body or b"").decode()
+    assert read_memory_mib(driver.process.pid) < 120
+    driver.send(driver.execution(2, "SUBMIT(1)"))
+    assert driver.submitted(2) == {"output": 1}
+
+
+@pytest.mark.anyio
+async def test_the_host_says_what_code_has_done_that_reads_no_answer() -> None:
+    code = f"{CALL}\nfor _ in range(90): call()\ntime.sleep(60)"
+    tools = {"ask": lambda: "x" * 1_000_000}
+    async with LocalSandbox(isolation="none").interpreter(timeout=50, tools=tools) as interpreter:
+        with pytest.raises(CodeCrashed, match="bytes of answers unread: call a function of the host and wait"):
+            await interpreter.execute(dedent(code))
