@@ -90,8 +90,8 @@ class SyncInterpreter:
 
     A context manager; or `start`, `execute` and `shutdown` by hand. Safe to use from several threads, one execution at
     a time. `timeout` is the default for each execution, in seconds. `tools` are functions of the host, plain or async,
-    that the code may call by name; each call has a thread of its own, and 256 run at a time. `make_queries` makes what an execution may
-    ask of a model, for code at a depth; None where there is no model.
+    that the code may call by name; each call has a thread of its own, and 256 run at a time. `make_queries` makes what
+    an execution may ask of a model, for code at a depth; None where there is no model.
     """
 
     def __init__(
