@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigurationError, OutcomeUnknown, SandboxLost, SandboxStartError
+from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, SandboxLost, SandboxStartError
 from .intake.large_json import Parts, read_json
 from .meta import Meta
 from .outcomes.decoding import decode_end
