@@ -16,7 +16,8 @@ from .wire.names import DRIVER_FILE_PREFIX
 # In the order in which they import each other.
 MODULES = (
     "wire.names", "wire.strict_json", "wire.submission", "wire.frames", "wire.pipes",
-    "driver.processes", "driver.confinement", "driver.event_loop", "driver.host_wire", "driver.volume_commits",
+    "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
+    "driver.volume_commits",
     "driver.child.submit", "driver.child.volume", "driver.child.queries", "driver.child.imports",
     "driver.child.channel", "driver.child.runner", "driver.output_stream", "driver.child_process", "driver.supervisor",
     "driver.main",

@@ -118,11 +118,13 @@ def build_bubblewrap_command(folder: Path, mounts: list[tuple[str, str, str]]) -
     return [
         shutil.which("bwrap") or "bwrap",
         *(capabilities if os.geteuid() == 0 else ["--unshare-user"]),
-        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        # The driver is the namespace's first process. One of bubblewrap's own would have the wire as its standard
+        # input and output, and its memory, for any process of the same user to open where there is no Landlock.
+        *("--unshare-pid", "--as-pid-1", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox", "--die-with-parent", "--new-session"),
         # Before the system, for a Python may lie below the host's /tmp.
         *("--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"),
-        *_build_system_binds(),
+        *_build_system_binds(has_landlock=find_landlock_abi() > 0),
         *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
         *(word for mount in mounts for word in _build_bind(*mount)),
         *("--chdir", "/sandbox", "--remount-ro", "/"),
@@ -130,10 +132,10 @@ def build_bubblewrap_command(folder: Path, mounts: list[tuple[str, str, str]]) -
 
 
 @cache
-def _build_system_binds() -> tuple[str, ...]:
+def _build_system_binds(has_landlock: bool) -> tuple[str, ...]:
     """The options that mount the system; all of /etc at once, as a mount costs 0.1 ms, and Landlock closes most."""
     links = [path for path in confinement_policy.SYSTEM if os.path.islink(path)]
-    etc = ("/etc",) if find_landlock_abi() else confinement_policy.ETC
+    etc = ("/etc",) if has_landlock else confinement_policy.ETC
     binds = [
         path
         for path in (*confinement_policy.SYSTEM, *etc, *find_python_prefixes())

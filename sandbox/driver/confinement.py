@@ -116,7 +116,8 @@ class Confinement:
 
     def become_supervisor(self) -> None:
         """Makes the calling process a supervisor: told of its parent's end, parent of orphans, closed to others."""
-        self.request_term_on_parent_end()
+        if os.getpid() != 1:  # the first process of a namespace has bubblewrap's own request, for SIGKILL
+            self.request_term_on_parent_end()
         self.adopt_orphans()
         self._prctl("PR_SET_DUMPABLE", 0)  # /proc/PID/fd and /proc/PID/mem are closed to others
 

@@ -6,8 +6,11 @@ import fcntl
 import os
 
 from .confinement import Confinement
-from .processes import kill_all_children, send_signal, signal
+from .orphans import kill_all_children
+from .processes import send_signal, signal
 from .supervisor import Supervisor
+
+EXIT_LEFT = 75  # EX_TEMPFAIL
 
 
 def main(watched: bool = False, first: str = "") -> None:
@@ -23,7 +26,17 @@ def main(watched: bool = False, first: str = "") -> None:
         Supervisor(reads, writes).run(first.encode("utf-8"))
     except BrokenPipeError:
         pass
-    os._exit(0)
+    finally:
+        # The first process of a namespace takes all others with it.
+        left = "" if os.getpid() == 1 else kill_all_children()
+    _end(left)
+
+
+def _end(left: str) -> None:
+    """Ends the process, with a status that says whether something of the sandbox is left."""
+    if left:
+        os.write(2, f"these processes could not be ended: {left}\n".encode())
+    os._exit(EXIT_LEFT if left else 0)
 
 
 def _close_wire() -> None:
@@ -51,5 +64,4 @@ def _fork_supervisor() -> None:
     while os.waitpid(-1, 0)[0] != pid:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its id may be another's from now on
-    kill_all_children()
-    os._exit(0)
+    _end(kill_all_children())

@@ -1,14 +1,12 @@
-"""Processes of a sandbox: signals to them, and the end of those that nobody waits for."""
+"""Processes of a sandbox: signals to them, and what the kernel says of them."""
 
 from __future__ import annotations
 
 import os
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Container
 else:
     try:
         import _signal as signal  # `signal` itself imports `enum`
@@ -16,7 +14,6 @@ else:
         import signal
 
 KILL_GRACE_SECONDS = 1.0  # that an interrupted execution has to unwind before it is killed
-END_TIMEOUT_SECONDS = 5.0  # in which all that a driver leaves is ended
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -37,58 +34,53 @@ def kill_session(pid: int) -> None:
 
 
 def list_children() -> list[int]:
-    """The ids of this process's children, adopted ones among them."""
+    """The ids of this process's children, adopted ones among them.
+
+    Complete, because nobody else reaps them: the kernel's list may lack some where others leave it while it is read.
+    """
     me = os.getpid()
     try:
         with open(f"/proc/{me}/task/{me}/children") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:
-        pass
-    children: list[int] = []
+        return [pid for pid, (parent, _) in _read_processes().items() if parent == me]
+
+
+def list_descendants(pid: int, since: float) -> list[int]:
+    """The ids of a process's descendants that were started after that moment (CLOCK_BOOTTIME), the oldest first."""
+    processes, found = _read_processes(), [pid]
+    for above in found:
+        found += [below for below, (parent, _) in processes.items() if parent == above]
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    return [below for below in found[1:] if processes[below][1] * tick > since - tick]
+
+
+def _read_processes() -> dict[int, tuple[int, int]]:
+    """Every process that has not ended: its parent, and the clock ticks from the machine's start to its own."""
+    found: dict[int, tuple[int, int]] = {}
     try:
         names = os.listdir("/proc")
     except OSError:
-        return children
+        return found
     for name in names:
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat") as file:
-                    if int(file.read().rpartition(")")[2].split()[1]) == me:
-                        children.append(int(name))
+                    words = file.read().rpartition(")")[2].split()
             except OSError:
                 continue  # it ended meanwhile
-    return children
+            if words[0] not in "ZX":
+                found[int(name)] = int(words[1]), int(words[19])
+    return found
 
 
-def kill_strangers(*known: Container[int]) -> None:
-    """Kills the children of this process that none of these knows: what an ended execution left running.
-
-    A child adopts its own orphans while it lives, so a child of ours that we did not fork is one whose execution has
-    ended. Bounded, because code may fork as fast as we kill: each death brings us back here.
-    """
-    for _ in range(50):
-        strangers = [pid for pid in list_children() if not any(pid in pids for pids in known)]
-        if not strangers:
-            return
-        for pid in strangers:
-            send_signal(pid, signal.SIGKILL)
-            try:
-                os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                pass
-
-
-def kill_all_children() -> None:
-    """Kills every child of this process and waits for their ends, for a while at most."""
-    until = time.monotonic() + END_TIMEOUT_SECONDS
-    while time.monotonic() < until:
-        kill_strangers()
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            time.sleep(0.005)
+def read_name(pid: int) -> str:
+    """A process's name, which it may have chosen itself; a question mark where it has ended."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return "".join(c if c.isprintable() else "?" for c in file.read().decode("utf-8", "replace").strip())
+    except OSError:
+        return "?"
 
 
 def count_memory_kills() -> int:

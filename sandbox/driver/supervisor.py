@@ -16,15 +16,8 @@ from .child_process import NEVER, ChildProcess, Execution, fork_child
 from .confinement import Confinement
 from .event_loop import EventLoop
 from .host_wire import HostWire
-from .processes import (
-    KILL_GRACE_SECONDS,
-    count_memory_kills,
-    kill_all_children,
-    kill_session,
-    kill_strangers,
-    send_signal,
-    signal,
-)
+from .orphans import END_TIMEOUT_SECONDS, OrphanKiller, kill_descendants
+from .processes import KILL_GRACE_SECONDS, count_memory_kills, kill_session, send_signal, signal
 from .volume_commits import VolumeCommits
 
 TYPE_CHECKING = False
@@ -34,6 +27,7 @@ if TYPE_CHECKING:
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # an error's traceback, or the fields and what stands around them
 MAX_REPLIES_BYTES = 64 * 1024 * 1024  # for a child to take, before the next; what reads takes it as it comes
 SUBMIT_GRACE_SECONDS = 5.0  # for `finally` blocks after SUBMIT; the result stands already
+CONTEXT_END_SECONDS = 0.25  # for what an execution of a context has started, until the context is ended with it
 IDLE_SECONDS = 1.0  # without anything to do, after which more executions are taken to be coming
 MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
 
@@ -50,6 +44,9 @@ class Supervisor:
         self._losses: dict[str, str] = {}  # why those that held a context ended
         self._commits = VolumeCommits([], self._wire.send)
         self._spare: ChildProcess | None = None  # confined and waiting, for the next execution
+        self._orphans = OrphanKiller()
+        # Of children that have ended, with their exit status and signal: what they have left is ended first.
+        self._ended: list[tuple[ChildProcess, Execution, int | None, int | None]] = []
         self._confinement: Confinement | None = None
         self._settings: dict[str, Any] = {}
         self._beat_seconds = self._silence_seconds = self._expires_at = NEVER
@@ -70,17 +67,12 @@ class Supervisor:
         self._wake = (wake_reads, wake_writes)
         self._loop.watch(wake_reads, self._on_signal)
         self._loop.watch(self._wire.reads, lambda: self._take_frames(self._wire.read()))
-        try:
-            self._take_frames(self._wire.parse(first))
-            while not (self._is_done or self._wire.is_closed):
-                has_events = self._loop.run_once(self._find_wait())
-                self._end_overdue()
-                if not has_events and not self._is_warm and not self._processes:
-                    self._warm_up()
-        finally:
-            for process in self._processes.values():
-                kill_session(process.pid)
-            kill_all_children()
+        self._take_frames(self._wire.parse(first))
+        while not (self._is_done or self._wire.is_closed):
+            has_events = self._loop.run_once(self._find_wait())
+            self._end_overdue()
+            if not has_events and not self._is_warm and not self._processes:
+                self._warm_up()
 
     def _warm_up(self) -> None:
         """Imports, while nothing else is to be done, what most code and every traceback needs; children inherit it.
@@ -100,6 +92,7 @@ class Supervisor:
         now = time.monotonic()
         moments = [
             self._expires_at, self._wire.last_sent + self._beat_seconds, self._wire.last_heard + self._silence_seconds,
+            self._orphans.next_at,
         ]  # fmt: skip
         moments += [process.execution.due_at for process in self._processes.values() if process.execution is not None]
         moments += [commit.deadline for commit in self._commits.running.values()]
@@ -128,6 +121,8 @@ class Supervisor:
             else:
                 kill_session(process.pid)
         self._commits.kill_late(now)
+        if now >= self._orphans.next_at:
+            self._kill_orphans()
 
     def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
         """Interrupts an execution, so that it can say where it was and a context keeps its state; then kills it."""
@@ -339,30 +334,47 @@ class Supervisor:
                 raise BadFrameError(f"an end with the status {status!r}")
             if not execution.status:
                 execution.status, execution.outcome = str(status), body
-            if process.context is not None:
+            if process.context is not None and self._has_ended_with_all(process, execution):
                 self._finish(process, execution)
 
     # -- ends
 
+    def _has_ended_with_all(self, process: ChildProcess, execution: Execution) -> bool:
+        """Whether nothing that an execution of a context has started goes on, if it was for us to end it.
+
+        Where something does, and forks as fast as we kill, the context ends too, and with it all that it has.
+        """
+        if not execution.end_cause:
+            return True  # what it leaves is of the state
+        since = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - execution.started_at)
+        if kill_descendants(process.pid, since, CONTEXT_END_SECONDS):
+            return True
+        kill_session(process.pid)
+        return False
+
     def _on_signal(self) -> None:
         while read_available(self._wake[0]):
             pass
-        has_reaped = False
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            has_reaped = True
+        for pid in [*self._processes, *self._commits.running]:  # and no others: those are held, dead as they are
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
             process = self._processes.pop(pid, None)
             if process is not None:
                 self._on_child_end(process, status)
-            elif pid in self._commits.running:
+            else:
                 self._commits.on_end(pid, status)
-        if has_reaped:
-            kill_strangers(self._processes, self._commits.running)
+        self._kill_orphans()
+
+    def _kill_orphans(self) -> None:
+        """Ends what ended executions have left, and says their ends once it has ended or its time is over."""
+        if self._orphans.kill(self._processes, self._commits.running) or self._orphans.is_late:
+            ended, self._ended, left = self._ended, [], self._orphans.describe()
+            for process, execution, code, number in ended:
+                if left:
+                    text = f"rlm-batch: after {END_TIMEOUT_SECONDS:g} s these processes had not ended: {left}\n"
+                    self._send_output(execution, "stderr", text)
+                self._finish(process, execution, code, number)
 
     def _on_child_end(self, process: ChildProcess, status: int) -> None:
         """The kernel says that a child has ended: with it, its execution."""
@@ -380,7 +392,7 @@ class Supervisor:
             loss = self._losses[process.context] = f"the process that held the state {end}"
             del self._contexts[process.context]
         if process.execution is not None:
-            self._finish(process, process.execution, code, number)
+            self._ended.append((process, process.execution, code, number))
         for waiting, _body in process.waiting:
             self._refuse(waiting, "lost", loss)
         for fd in process.list_fds():

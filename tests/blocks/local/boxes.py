@@ -111,6 +111,7 @@ OLDER: list[tuple[str, str, int | None]] = [
     *(("landlock", "user", abi) for abi in range(1, 6)),
     ("landlock", "root", 1),
     ("bubblewrap", "user", 1),
+    ("bubblewrap", "user", 0),  # none at all
 ]
 
 

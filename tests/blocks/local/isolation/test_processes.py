@@ -97,7 +97,8 @@ for name, pid in pids.items():
     attempt(f"{name} asked", lambda: os.kill(pid, 0))
     attempt(f"{name} stopped", lambda: os.kill(pid, signal.SIGSTOP))
     attempt(f"{name} killed", lambda: os.kill(pid, signal.SIGKILL))
-    attempt(f"{name} group killed", lambda: os.kill(-pid, signal.SIGKILL))
+    if pid != 1:  # which is everybody, and stands below
+        attempt(f"{name} group killed", lambda: os.kill(-pid, signal.SIGKILL))
     attempt(f"{name} thread killed", lambda: call("tgkill", pid, pid, 9))
     attempt(f"{name} thread killed alone", lambda: call("tkill", pid, 9))
     information = bytes(4) + struct.pack("ii", 0, -1) + bytes(116)

@@ -1,0 +1,110 @@
+"""The end of what ended executions have left running: the children that this process adopted, and all below them."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from .processes import list_children, list_descendants, read_name, send_signal, signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+END_TIMEOUT_SECONDS = 4.0  # in which all that was left is ended, or said by name
+ROUND_SECONDS = 0.001  # between two rounds, for those that were killed to end
+LATE_ROUND_SECONDS = 0.25  # between two rounds once that time is over
+MAX_HELD = 4096  # of the dead, for there is a limit on processes that is the machine's
+MAX_NAMES = 10  # in a sentence
+NEVER = float("inf")
+
+
+class OrphanKiller:
+    """Kills the children of this process that it did not fork, whatever they fork meanwhile.
+
+    Who has lost its parent is a child of ours (PR_SET_CHILD_SUBREAPER), and nobody else reaps it. So the dead are left
+    unreaped for as long as one of them lives: each keeps one of the places that the code may have (RLIMIT_NPROC), and
+    each round takes away those of all the oldest, killed or ended. Code that forks as fast as we kill, or forks and
+    ends before it can be killed, is out of places after at most as many rounds as it had places.
+    """
+
+    def __init__(self) -> None:
+        self.next_at = NEVER  # monotonic seconds: when `kill` is to be called again
+        self.is_late = False  # some live on although the time that they have had is over
+        self._dead: set[int] = set()
+        self._living: list[int] = []
+        self._until = NEVER
+
+    def kill(self, *known: Container[int]) -> bool:
+        """Kills the orphans, which are the children that none of these knows; whether none is left."""
+        while True:
+            orphans = [pid for pid in list_children() if not any(pid in pids for pids in known)]
+            new = [pid for pid in orphans if pid not in self._dead]
+            # What one that has just ended had below it is ours since then, and not in this list.
+            self._living = [pid for pid in new if not self._has_ended(pid)]
+            if not new or len(self._dead) > MAX_HELD:
+                self._reap()
+            if self._living or not new:
+                break
+        now = time.monotonic()
+        if not self._living:
+            self.next_at = self._until = NEVER
+            self.is_late = False
+            return True
+        for pid in self._living:
+            send_signal(pid, signal.SIGKILL)
+        self._until = min(self._until, now + END_TIMEOUT_SECONDS)
+        self.is_late = now >= self._until
+        self.next_at = now + (LATE_ROUND_SECONDS if self.is_late else ROUND_SECONDS)
+        return False
+
+    def describe(self) -> str:
+        """Those that live, by their ids and names."""
+        names = [f"{pid} ({read_name(pid)})" for pid in self._living[:MAX_NAMES]]
+        more = len(self._living) - len(names)
+        return ", ".join(names) + (f" and {more} more" if more else "")
+
+    def _has_ended(self, pid: int) -> bool:
+        try:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            self._dead.add(pid)
+        except ChildProcessError:
+            pass
+        return True
+
+    def _reap(self) -> None:
+        for pid in self._dead:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
+        self._dead.clear()
+
+
+def kill_all_children() -> str:
+    """Kills every child of this process, with all below it; those that could not be ended, by name."""
+    killer, until = OrphanKiller(), time.monotonic() + END_TIMEOUT_SECONDS
+    while time.monotonic() < until:
+        if killer.kill():
+            try:
+                os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ""  # as the kernel says, and not its list
+        time.sleep(ROUND_SECONDS)
+    return killer.describe()
+
+
+def kill_descendants(pid: int, since: float, seconds: float) -> bool:
+    """Kills what a process has started after that moment (CLOCK_BOOTTIME); whether none is left in that time.
+
+    It reaps them itself, or does not: unlike orphans of ours, they may fork for ever.
+    """
+    until = time.monotonic() + seconds
+    while below := list_descendants(pid, since):
+        if time.monotonic() >= until:
+            return False
+        for descendant in below:
+            send_signal(descendant, signal.SIGKILL)
+        time.sleep(ROUND_SECONDS)
+    return True
