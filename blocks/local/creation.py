@@ -7,14 +7,12 @@ from pathlib import Path
 from ...sandbox.driver_bundle import build_driver_code
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxStartError
-from .deletion import remove_folder
+from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
-from .inventory import pick_folder, write_locked_labels
+from .inventory import compute_mark, pick_folder, write_locked_labels
 from .isolation import PACKAGES_MOUNT, IsolationLevel, build_bubblewrap_command, build_confinement, resolve_mount_point
 from .settings import LocalSettings
 from .volume import UMASK, LocalVolume, find_volumes_root
-
-FIRST_UID = 0x5A000000  # of the users that code runs as where the host is root: far from those that systems hand out
 
 
 def create_sandbox(
@@ -68,6 +66,7 @@ def create_sandbox(
         lifetime=settings.lifetime,
         confinement=build_confinement(settings, level, uid, (work, tmp), mount, installed),
     )
+    driver_settings.confinement["limits"]["RSS"] = compute_mark(folder)
     if gid is not None:
         driver_settings.confinement.update(gid=gid, umask=UMASK)
     # In a process namespace nothing outlives the first process; elsewhere that takes somebody who watches.

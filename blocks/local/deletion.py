@@ -10,10 +10,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ...sandbox.errors import ConfigurationError, RlmBatchError
-from .inventory import FOLDER_PREFIX, LABELS_FILE, is_own_directory
+from ...sandbox.driver.processes import read_name
+from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxesLeft
+from .inventory import FOLDER_PATTERN, FOLDER_PREFIX, LABELS_FILE, compute_mark, is_own_directory
 
+FIRST_UID = 0x5A000000  # of the users that code runs as where the host is root: far from those that systems hand out
 END_GRACE_SECONDS = 5.0  # for the driver to end what runs, before it is ended itself
+ROUND_SECONDS = 0.05
+MAX_NAMES = 10  # in a sentence
 REMOVAL_SECONDS = 60.0  # for a folder: a repository of half a million files takes less
 
 log = logging.getLogger("rlm_batch.local")
@@ -22,41 +26,77 @@ log = logging.getLogger("rlm_batch.local")
 async def delete_sandbox(sandbox_id: str) -> None:
     """Ends a sandbox's processes and removes its folder; one that has gone is no error.
 
-    Raises ConfigurationError, and RlmBatchError where the folder could not be removed in time.
+    Raises ConfigurationError, SandboxesLeft where processes go on, whose folder stays then, to be found again, and
+    RlmBatchError where the folder could not be removed in time.
     """
     folder = Path(tempfile.gettempdir()) / sandbox_id
     if not sandbox_id.startswith(FOLDER_PREFIX) or "/" in sandbox_id:
         raise ConfigurationError(f"{sandbox_id!r} is no id of a local sandbox: they begin with {FOLDER_PREFIX}")
     if not is_own_directory(folder):
         return  # it has gone, or somebody else has put something there
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        pids = await asyncio.to_thread(_find_processes, folder)
-        ancestors = {pid: _count_ancestors(pid, pids) for pid in pids}
-        for pid in sorted(pids, key=lambda pid: ancestors[pid]):
-            # The topmost end what is below them. A driver that saw its code end by our signal would report a crash.
-            if number == signal.SIGTERM and ancestors[pid]:
-                break
+    pids = await asyncio.to_thread(_find_processes, folder)
+    ancestors = {pid: _count_ancestors(pid, pids) for pid in pids}
+    for pid in pids:
+        # The topmost end what is below them. A driver that saw its code end by our signal would report a crash.
+        if not ancestors[pid]:
             with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        for _ in range(int(END_GRACE_SECONDS / 0.05)):
-            if not await asyncio.to_thread(_find_processes, folder):
-                break
-            await asyncio.sleep(0.05)
+                os.kill(pid, signal.SIGTERM)
+    for _ in range(int(END_GRACE_SECONDS / ROUND_SECONDS)):
+        if not await asyncio.to_thread(_find_processes, folder):
+            break
+        await asyncio.sleep(ROUND_SECONDS)
+    if left := await kill_processes(folder):
+        raise SandboxesLeft(
+            f"these processes of sandbox {sandbox_id} could not be ended: {left} -- reap again when they can be",
+            sandboxes=[sandbox_id],
+        )
     if not await asyncio.to_thread(remove_folder, folder):
         raise RlmBatchError(describe_rest(folder))
 
 
-def _find_processes(folder: Path) -> set[int]:
-    """The ids of a sandbox's processes.
+async def kill_processes(folder: Path) -> str:
+    """Kills a sandbox's processes; those that are left after a while, by name."""
+    pids: set[int] = set()
+    for _ in range(int(END_GRACE_SECONDS / ROUND_SECONDS)):
+        if not (pids := await asyncio.to_thread(_find_processes, folder)):
+            return ""
+        await asyncio.to_thread(_kill_user, (folder / "work").stat().st_uid)
+        # Those that are stopped keep their places, so that the others run out of them.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+        await asyncio.sleep(ROUND_SECONDS)
+    names = [f"{pid} ({read_name(pid)})" for pid in sorted(pids)[:MAX_NAMES]]
+    return ", ".join(names) + (f" and {len(pids) - MAX_NAMES} more" if len(pids) > MAX_NAMES else "")
 
-    A driver or a bubblewrap has the sandbox's folder in its command line; the others, as their directory.
+
+def _kill_user(uid: int) -> None:
+    """Kills every process of a user that is a sandbox's own: all at once, so that none can fork meanwhile."""
+    if os.geteuid() == 0 and FIRST_UID <= uid < FIRST_UID + (1 << 24):
+        command = ["/bin/sh", "-c", "kill -KILL -1"]
+        who = {"user": uid, "group": uid, "extra_groups": []}
+        subprocess.run(command, cwd="/", env={}, stderr=subprocess.DEVNULL, check=False, **who)
+
+
+def _find_processes(folder: Path) -> set[int]:
+    """The ids of a sandbox's processes, those of its code that went elsewhere included.
+
+    A driver or a bubblewrap has the sandbox's folder in its command line; the code's have its mark, and most of them
+    the folder as their directory.
     """
     pids: set[int] = set()
+    work = os.fsencode(folder / "work")
+    mark = b" %d " % compute_mark(folder) if FOLDER_PATTERN.fullmatch(folder.name) else None
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with suppress(OSError):
-                is_inside = os.readlink(f"/proc/{name}/cwd") == str(folder / "work")
-                if is_inside or os.fsencode(folder / "work") in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
+                process = Path("/proc", name)
+                if (
+                    (mark is not None and mark in (process / "limits").read_bytes())
+                    or work in (process / "cmdline").read_bytes().split(b"\0")
+                    or os.readlink(os.fsencode(process / "cwd")) == work
+                ) and b"\nState:\tZ" not in (process / "status").read_bytes():
                     pids.add(int(name))
     return pids
 

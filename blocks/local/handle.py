@@ -1,6 +1,7 @@
 """The handle on one open local sandbox: its folder on the host, and the process of its driver."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -18,9 +19,11 @@ from ...sandbox.wire.pipes import READ_BYTES, widen_pipe
 from ..storage.safe_paths import read_file_below, write_file_below
 from ..subprocess_runner import run_command
 from .channel import LocalChannel
-from .deletion import END_GRACE_SECONDS, remove_empty_folder, remove_folder
+from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder
 from .isolation import INSTALL_HINT, IsolationLevel, list_layers
 from .volume import LocalVolume
+
+log = logging.getLogger("rlm_batch.local")
 
 PIPE_BYTES = 256 * 1024  # of the wire; a user has 64 MiB of it before the kernel makes all new pipes narrow
 
@@ -168,6 +171,14 @@ class LocalSandboxHandle(Sandbox):
                 process.send_signal(number)
             else:
                 await _wait_for_end(process, END_GRACE_SECONDS)
+            # A driver that has ended all says so by its status.
+            if process.returncode != 0 and (left := await kill_processes(self.folder)):
+                log.warning(
+                    "these processes of sandbox %s could not be ended, and reap will try again: %s", self.id, left
+                )
+                if self._finalizer.detach():
+                    os.close(self.lock)  # it is nobody's now
+                return
         if remove_empty_folder(self.folder):
             self._finalizer()
         else:

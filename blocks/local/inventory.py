@@ -16,6 +16,7 @@ from ..provider import SandboxInfo
 
 FOLDER_PREFIX = "rlm-batch-"  # of a sandbox's folder, which is named after its id
 FOLDER_PATTERN = re.compile(FOLDER_PREFIX + "[0-9a-f]{12}")
+MARK_BASE = 1 << 62  # no limit at all, and less than what stands for none
 LABELS_FILE = "sandbox.json"  # in the folder: its labels, in a file that its host holds locked for as long as it lives
 CREATION_GRACE_SECONDS = 60.0  # after which a folder without that file is nobody's: a live host takes a moment for both
 
@@ -29,6 +30,14 @@ def list_sandboxes() -> list[SandboxInfo]:
 def pick_folder() -> Path:
     """The path of a new sandbox's folder."""
     return Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{uuid.uuid4().hex[:12]}"
+
+
+def compute_mark(folder: Path) -> int:
+    """The number that a sandbox's processes carry as their limit on resident memory, which no kernel enforces.
+
+    Whatever directory, session, parent or command line the code gives a process, that limit it cannot change.
+    """
+    return MARK_BASE + int(folder.name.removeprefix(FOLDER_PREFIX), 16)
 
 
 def is_own_directory(folder: Path) -> bool:

@@ -5,7 +5,7 @@ import shutil
 import sys
 from typing import Literal
 
-from ...sandbox import confinement_policy
+from ...sandbox.confinement import policy as confinement_policy
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.interpreter import Interpreter
 from ..worker_consent import check_no_isolation

@@ -43,7 +43,7 @@ def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
 
 
 class Confinement:
-    """The system calls that confine a child. The policy is the host's (``sandbox/confinement_policy.py``).
+    """The system calls that confine a child. The policy is the host's (``sandbox/confinement/policy.py``).
 
     Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root), ``gid``
     (of the files that it makes, by default the uid's number), ``umask``, ``search`` (keep the capability to reach the

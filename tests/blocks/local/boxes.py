@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlm_batch.sandbox.confinement_policy import CALLS, MACHINES
+from rlm_batch.sandbox.confinement.policy import MACHINES
+from rlm_batch.sandbox.confinement.system_calls import CALLS
 
 from .hosts import Host, Hosts
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from rlm_batch.blocks.local import isolation
 from rlm_batch.blocks.local.block import LocalSandbox
-from rlm_batch.sandbox import confinement_policy, errors
+from rlm_batch.sandbox import errors
+from rlm_batch.sandbox.confinement import policy as confinement_policy
 from rlm_batch.sandbox.interpreter import Interpreter
 
 PR_SET_DUMPABLE = 4

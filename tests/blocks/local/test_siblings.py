@@ -392,11 +392,6 @@ def daemon():
 daemon()
 libc.prctl(36, 0, 0, 0, 0)
 daemon()
-# And one that is no child of ours but a sibling, as CLONE_PARENT makes it.
-if call("clone", 0x8000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:
-    os.setsid()
-    while True:
-        time.sleep(60)
 """
 # Each forks its successor and ends, so that whoever looks for it comes late.
 COMETS = """

@@ -52,15 +52,73 @@ NAMES = ("io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_e
          "open_tree_attr", "setns", "unshare", "ptrace", "kcmp", "process_vm_readv", "process_vm_writev",
          "process_madvise", "pidfd_getfd", "init_module", "finit_module", "delete_module", "kexec_load",
          "kexec_file_load", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime",
-         "clock_adjtime", "adjtimex", "syslog", "sethostname", "setdomainname", "iopl", "ioperm")
+         "clock_adjtime", "adjtimex", "syslog", "sethostname", "setdomainname", "iopl", "ioperm", "io_setup",
+         "memfd_secret", "modify_ldt", "uselib", "ustat", "sysfs", "fanotify_mark", "process_mrelease", "statmount", "listmount", "lsm_set_self_attr", "get_robust_list", "setxattrat", "file_setattr")
 for name in NAMES:
     if name in numbers:
         attempt(name, lambda: call(name, bad, bad, bad, bad, bad, bad))
 attempt("typing into a terminal", lambda: fcntl.ioctl(0, 0x5412, b"x"))
+def become_a_sibling():
+    if call("clone", 0x8000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:  # CLONE_PARENT
+        os._exit(0)
+attempt("programs laid out as an attacker likes it", lambda: call("personality", 0x40000))  # ADDR_NO_RANDOMIZE
+attempt("a child of the supervisor's", become_a_sibling)
 """)
     assert found.done == {}
     # Another error would say that the kernel had looked at the arguments.
     assert {name: error for name, error in found.refused.items() if error not in ("EPERM", "ENOSYS")} == {}
+
+
+FLAGS = """
+with open("file", "w"):
+    pass
+descriptor = os.open("file", os.O_RDONLY)
+flags = bytearray(8)
+attempt("attributes read", lambda: fcntl.ioctl(descriptor, 0x80086601, flags))  # FS_IOC_GETFLAGS
+attempt("attributes written", lambda: fcntl.ioctl(descriptor, 0x40086602, bytes(flags)))  # FS_IOC_SETFLAGS
+attempt("a request that nobody knows", lambda: fcntl.ioctl(descriptor, 0x50009401, bytes(1000)))
+"""
+
+
+@pytest.mark.older_kernels
+def test_a_file_that_was_opened_for_reading_is_not_changed_by_a_request(box: Box) -> None:
+    """Landlock governs no requests to files, and the interpreter's may belong to the user."""
+    found = box.tried(FLAGS)
+    assert {name: found.refused.get(name) for name in ("attributes written", "a request that nobody knows")} == {
+        "attributes written": "ENOTTY",
+        "a request that nobody knows": "ENOTTY",
+    }
+    works = box.tried("""
+reads, writes = os.pipe()
+os.write(writes, b"four")
+attempt("how much there is", lambda: fcntl.ioctl(reads, 0x541B, bytes(4)))
+attempt("closed in a new program", lambda: fcntl.ioctl(reads, 0x5451))
+attempt("non-blocking", lambda: os.set_blocking(reads, False))
+""")
+    assert works.refused == {}
+    assert works.done["how much there is"] == repr((4).to_bytes(4, "little"))
+
+
+@pytest.mark.older_kernels
+def test_no_name_of_the_host_s_sockets_can_be_taken(box: Box) -> None:
+    found = box.tried("""
+ours, theirs = socket.socketpair()
+attempt("an abstract name", lambda: ours.bind("\\0rlm-batch-" + os.urandom(6).hex()))
+""")
+    assert box.level == "bubblewrap" or found.refused == {"an abstract name": "EPERM"}
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="there is no filter for it")
+def test_the_mark_of_a_sandbox_s_processes_stays(box: Box) -> None:
+    found = box.tried("""
+import resource
+soft, hard = resource.getrlimit(resource.RLIMIT_RSS)
+attempt("lowered", lambda: resource.setrlimit(resource.RLIMIT_RSS, (1, 1)))
+attempt("lowered of itself", lambda: resource.prlimit(os.getpid(), resource.RLIMIT_RSS, (soft, hard - 1)))
+attempt("lowered by the old call", lambda: call("setrlimit", 5, struct.pack("QQ", 1, 1)))
+""")
+    assert found.done == {}
+    assert {*found.refused.values()} <= {"EPERM", "not allowed to raise maximum limit"}
 
 
 def test_calls_in_another_machine_s_numbers_are_refused(box: Box) -> None:

@@ -1,0 +1,150 @@
+"""The kernel's system calls, all of them: those that the filter refuses or looks at, and why each other one is allowed.
+
+Reviewed against the tables of Linux 6.18 (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up to
+`FIRST_UNKNOWN_CALL`; what has a number from there on, or in the gap that the tables leave, is not there for the code.
+tests/sandbox/confinement/system_calls.txt is the table, and a test holds this file against it. A call has its number on
+x86_64 and on aarch64, None where it has none. "No namespace" below is a sandbox that sees the host's files (landlock).
+"""
+
+Numbers = dict[str, tuple[int | None, int | None]]
+
+FIRST_UNKNOWN_CALL = 463  # from 424 on the numbers are the same everywhere
+GAPS = ((337, 424), (295, 424))  # numbers that no call has, by architecture
+
+# ------------------------------------------------------------------------------------------------- refused everywhere
+
+DENIED_CALLS: Numbers = {
+    # Other processes: their memory, their descriptors, where they are in it
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
+    "get_robust_list": (274, 100),
+    # Programs in the kernel, its counters, and calls that go around every other filter
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    # Keys, which belong to the user and not to the sandbox
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    # The kernel itself: its code, its log, its clock, its name, its ports, its accounting
+    "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225),
+    "acct": (163, 89), "quotactl": (179, 60), "quotactl_fd": (443, 443), "settimeofday": (164, 170),
+    "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171), "syslog": (103, 116),
+    "sethostname": (170, 161), "setdomainname": (171, 162), "vhangup": (153, 58), "iopl": (172, None),
+    "ioperm": (173, None), "lookup_dcookie": (212, 18), "lsm_set_self_attr": (460, 460),
+    # Old or rare, with more faults in its history than users: segments of 16 bits, the layout of programs of 1992
+    "modify_ldt": (154, None), "uselib": (134, None), "sysfs": (139, None), "ustat": (136, None),
+    "nfsservctl": (180, 42),
+    # What the whole machine has a limited number of: contexts of asynchronous I/O; memory that no limit of ours counts
+    "io_setup": (206, 0), "memfd_secret": (447, 447),
+    # Files by another way than their path, and all that happens to them
+    "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264), "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    # Namespaces and mounts, those of the host by name and number too
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
+    "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
+    "statmount": (457, 457), "listmount": (458, 458),
+}  # fmt: skip
+
+# Their arguments are in memory, where no filter sees them. They are not there, and what uses them has another way.
+ABSENT_CALLS: Numbers = {"clone3": (435, 435), "openat2": (437, 437)}
+
+# ------------------------------------------------------------------------------------- where there is no namespace
+
+# Changes of mode, owner, times: Landlock does not govern them. They do nothing, and say that they did.
+IGNORED_CALLS: Numbers = {
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
+    "futimesat": (261, None), "utimensat": (280, 88),
+}  # fmt: skip
+# The same of attributes, also for a user of the sandbox's own.
+ATTRIBUTE_CHANGES: Numbers = {
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
+    "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+}  # fmt: skip
+# Attributes that are read, and changes that are watched for, which it does not govern either: not supported.
+ATTRIBUTE_READS: Numbers = {
+    "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
+    "llistxattr": (195, 12), "flistxattr": (196, 13), "inotify_add_watch": (254, 27),
+}  # fmt: skip
+# What stays in the kernel and is shared with the host, by name and by id: ids of the host's are small numbers.
+KERNEL_MEMORY_CALLS: Numbers = {
+    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197),
+    "semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
+    "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
+    "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183),
+    "mq_notify": (244, 184), "mq_getsetattr": (245, 185),
+}  # fmt: skip
+# There are no sockets but pairs. One of a pair could still take an abstract name of the host's, and keep it.
+ADDRESS_CALLS: Numbers = {
+    "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "connect": (42, 203),
+}  # fmt: skip
+
+# ------------------------------------------------------------------------------- looked at more closely (policy.py)
+
+INSPECTED_CALLS: Numbers = {
+    # Files: truncation below Landlock's ABI 3, descriptors for neither reading nor writing, requests, owners
+    "open": (2, None), "openat": (257, 56), "truncate": (76, 45), "ioctl": (16, 29), "fcntl": (72, 25),
+    # New processes: namespaces, and children of the supervisor's
+    "clone": (56, 220),
+    # Processes by their ids: only itself, where Landlock does not keep them apart
+    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "prlimit64": (302, 261), "setrlimit": (160, 164),
+    "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274), "setpriority": (141, 140), "ioprio_set": (251, 30), "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    # Sockets: families and protocols
+    "socket": (41, 198), "socketpair": (53, 199),
+    # How programs are laid out in memory: asked for, and not made easier to attack
+    "personality": (135, 92),
+}  # fmt: skip
+
+CALLS: Numbers = {
+    **DENIED_CALLS, **ABSENT_CALLS, **IGNORED_CALLS, **ATTRIBUTE_CHANGES, **ATTRIBUTE_READS, **KERNEL_MEMORY_CALLS,
+    **ADDRESS_CALLS, **INSPECTED_CALLS,
+}  # fmt: skip
+
+# --------------------------------------------------------------------------------------- allowed, each for a reason
+
+ALLOWED_CALLS: dict[str, str] = {
+    "work on descriptors that are open, and what may be opened is Landlock's and the mounts' to say": """
+        read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range dup dup2 dup3
+        sendfile splice tee vmsplice copy_file_range fsync fdatasync sync_file_range syncfs ftruncate fallocate
+        fadvise64 readahead flock getdents getdents64 fstat fstatfs fchdir cachestat""",
+    "name files, and Landlock and the mounts say which; that a file is there, and its size, may be seen": """
+        creat stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat statfs chdir getcwd
+        mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat mknod mknodat
+        execve execveat umask""",
+    "memory of its own, which RLIMIT_AS and RLIMIT_MEMLOCK count; numerical libraries place it": """
+        mmap munmap mremap mprotect madvise msync mincore brk mlock mlock2 munlock mlockall munlockall
+        remap_file_pages mbind set_mempolicy get_mempolicy set_mempolicy_home_node pkey_alloc pkey_free pkey_mprotect
+        map_shadow_stack mseal membarrier memfd_create""",
+    "processes and threads of its own, which RLIMIT_NPROC counts; with no flags that matter": """
+        fork vfork exit exit_group wait4 waitid set_tid_address set_robust_list rseq restart_syscall sched_yield
+        futex futex_waitv futex_wake futex_wait futex_requeue arch_prctl""",
+    "ask who or what a process is, itself or, by its id, another: no memory, and nothing is changed": """
+        getpid getppid gettid getpgid getpgrp getsid getuid geteuid getgid getegid getresuid getresgid getgroups
+        capget getpriority ioprio_get sched_getaffinity sched_getscheduler sched_getparam sched_getattr
+        sched_rr_get_interval sched_get_priority_max sched_get_priority_min getrlimit getrusage times getcpu
+        pidfd_open lsm_get_self_attr lsm_list_modules""",
+    "change itself alone, and can but give up: no new privileges, and no user namespace to have some in": """
+        setpgid setsid setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset prctl
+        seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self""",
+    "signals that come to itself": """
+        rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pause
+        signalfd signalfd4""",
+    "time: asked for, and waited for": """
+        time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep alarm getitimer setitimer timer_create
+        timer_settime timer_gettime timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime""",
+    "wait for several descriptors, and channels within its own processes": """
+        select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
+        eventfd2 pipe pipe2 inotify_init inotify_init1 inotify_rm_watch""",
+    "work on sockets that it has: pairs, and in a network namespace those of it": """
+        sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg shutdown getsockname getpeername setsockopt getsockopt""",
+    "say what anyone may know of the machine": "uname sysinfo getrandom",
+    "has the disks written, as any user may; it waits longest who asks": "sync",
+    "have no context to work on, for io_setup is refused": "io_destroy io_getevents io_pgetevents io_submit io_cancel",
+    "the kernel's own, for probes of its administrator's; a program that calls them is killed": "uretprobe uprobe",
+    "numbers without a call: the kernel says so itself": """
+        _sysctl create_module get_kernel_syms query_module getpmsg putpmsg afs_syscall tuxcall security vserver
+        set_thread_area get_thread_area epoll_ctl_old epoll_wait_old""",
+}
