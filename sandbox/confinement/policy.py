@@ -148,7 +148,7 @@ class Policy:
             on(name, refuse(ENOSYS))
         if not self.own_mounts:
             # Done, says the kernel: so shutil.copy2 works, and nothing has changed.
-            for name in [*ATTRIBUTE_CHANGES, *([] if self.own_uid else IGNORED_CALLS)]:
+            for name in ATTRIBUTE_CHANGES if self.own_uid else {**ATTRIBUTE_CHANGES, **IGNORED_CALLS}:
                 on(name, refuse(0))
             for name in ATTRIBUTE_READS:
                 on(name, refuse(ENOTSUP))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import time
 
-from .processes import list_children, list_descendants, read_name, send_signal, signal
+from .processes import kill_exactly, list_children, list_descendants, read_name, send_signal, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
 
-END_TIMEOUT_SECONDS = 4.0  # in which all that was left is ended, or said by name
+END_TIMEOUT_SECONDS = 4.0  # in which all that a driver leaves is ended, or said by name
+ORPHANS_TIMEOUT_SECONDS = 10.0  # in which all that an execution has left is
+SCAN_SECONDS = 0.02  # between two looks at all processes
 ROUND_SECONDS = 0.001  # between two rounds, for those that were killed to end
 LATE_ROUND_SECONDS = 0.25  # between two rounds once that time is over
+MAX_LISTS = 50  # of children, in one round: without a limit on processes new ones may end as fast as they are listed
+MAX_ROUNDS = 10  # for what an execution of a context has started, until the context is ended with it
 MAX_HELD = 4096  # of the dead, for there is a limit on processes that is the machine's
 MAX_NAMES = 10  # in a sentence
 NEVER = float("inf")
@@ -25,7 +29,8 @@ class OrphanKiller:
     Who has lost its parent is a child of ours (PR_SET_CHILD_SUBREAPER), and nobody else reaps it. So the dead are left
     unreaped for as long as one of them lives: each keeps one of the places that the code may have (RLIMIT_NPROC), and
     each round takes away those of all the oldest, killed or ended. Code that forks as fast as we kill, or forks and
-    ends before it can be killed, is out of places after at most as many rounds as it had places.
+    ends before it can be killed, is out of places after at most as many rounds as it had places. What is below the
+    oldest is killed too: each generation would have to be given time to end before the next one is ours.
     """
 
     def __init__(self) -> None:
@@ -34,10 +39,13 @@ class OrphanKiller:
         self._dead: set[int] = set()
         self._living: list[int] = []
         self._until = NEVER
+        self._scan_at = NEVER  # not at once, for most have nothing below them
 
     def kill(self, *known: Container[int]) -> bool:
         """Kills the orphans, which are the children that none of these knows; whether none is left."""
-        while True:
+        new: list[int] = [0]
+        self._living = []
+        for _ in range(MAX_LISTS):
             orphans = [pid for pid in list_children() if not any(pid in pids for pids in known)]
             new = [pid for pid in orphans if pid not in self._dead]
             # What one that has just ended had below it is ours since then, and not in this list.
@@ -47,13 +55,20 @@ class OrphanKiller:
             if self._living or not new:
                 break
         now = time.monotonic()
-        if not self._living:
-            self.next_at = self._until = NEVER
+        if not new:
+            self.next_at = self._until = self._scan_at = NEVER
             self.is_late = False
             return True
         for pid in self._living:
             send_signal(pid, signal.SIGKILL)
-        self._until = min(self._until, now + END_TIMEOUT_SECONDS)
+        if now >= self._scan_at:
+            for pid, started in list_descendants(*self._living).items():
+                kill_exactly(pid, started)
+            now = time.monotonic()
+            self._scan_at = now + SCAN_SECONDS
+        elif self._scan_at == NEVER:
+            self._scan_at = now
+        self._until = min(self._until, now + ORPHANS_TIMEOUT_SECONDS)
         self.is_late = now >= self._until
         self.next_at = now + (LATE_ROUND_SECONDS if self.is_late else ROUND_SECONDS)
         return False
@@ -95,16 +110,19 @@ def kill_all_children() -> str:
     return killer.describe()
 
 
-def kill_descendants(pid: int, since: float, seconds: float) -> bool:
-    """Kills what a process has started after that moment (CLOCK_BOOTTIME); whether none is left in that time.
+def kill_descendants(pid: int, since: float) -> bool:
+    """Kills what a process has started after that moment (CLOCK_BOOTTIME); whether all of it has been killed.
 
-    It reaps them itself, or does not: unlike orphans of ours, they may fork for ever.
+    The process reaps them itself, or does not: unlike orphans of ours, they may fork for ever.
     """
-    until = time.monotonic() + seconds
-    while below := list_descendants(pid, since):
-        if time.monotonic() >= until:
-            return False
-        for descendant in below:
-            send_signal(descendant, signal.SIGKILL)
-        time.sleep(ROUND_SECONDS)
-    return True
+    first = since * os.sysconf("SC_CLK_TCK") - 1
+    killed: dict[int, int] = {}
+    for _ in range(MAX_ROUNDS):
+        below = list_descendants(pid).items()
+        new = {child: started for child, started in below if started >= first and killed.get(child) != started}
+        if not new:
+            return True  # who has been killed forks no more, whenever it ends
+        for child, started in new.items():
+            kill_exactly(child, started)
+        killed.update(new)
+    return False

@@ -46,13 +46,38 @@ def list_children() -> list[int]:
         return [pid for pid, (parent, _) in _read_processes().items() if parent == me]
 
 
-def list_descendants(pid: int, since: float) -> list[int]:
-    """The ids of a process's descendants that were started after that moment (CLOCK_BOOTTIME), the oldest first."""
-    processes, found = _read_processes(), [pid]
-    for above in found:
-        found += [below for below, (parent, _) in processes.items() if parent == above]
-    tick = 1 / os.sysconf("SC_CLK_TCK")
-    return [below for below in found[1:] if processes[below][1] * tick > since - tick]
+def list_descendants(*pids: int) -> dict[int, int]:
+    """What is below some processes, the oldest generation first: ids, and the clock ticks when each was started."""
+    processes = _read_processes()
+    below: dict[int, list[int]] = {}
+    for pid, (parent, _) in processes.items():
+        below.setdefault(parent, []).append(pid)
+    found = list(pids)
+    for pid in found:
+        found += below.pop(pid, ())
+    return {pid: processes[pid][1] for pid in found[len(pids) :]}
+
+
+def kill_exactly(pid: int, started: int) -> None:
+    """Kills the process that had this id when it was listed, and no other that has got the id since."""
+    try:
+        process = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return
+    try:
+        if _read_process(pid)[1] == started:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+    except (AttributeError, OSError):
+        pass
+    finally:
+        os.close(process)
+
+
+def _read_process(pid: int) -> tuple[int, int, str]:
+    """A process's parent, the clock ticks from the machine's start to its own, and its state. Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()
+    return int(words[1]), int(words[19]), words[0].decode()
 
 
 def _read_processes() -> dict[int, tuple[int, int]]:
@@ -65,12 +90,11 @@ def _read_processes() -> dict[int, tuple[int, int]]:
     for name in names:
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/stat") as file:
-                    words = file.read().rpartition(")")[2].split()
+                parent, started, state = _read_process(int(name))
             except OSError:
                 continue  # it ended meanwhile
-            if words[0] not in "ZX":
-                found[int(name)] = int(words[1]), int(words[19])
+            if state not in "ZX":
+                found[int(name)] = parent, started
     return found
 
 

@@ -16,7 +16,7 @@ from .child_process import NEVER, ChildProcess, Execution, fork_child
 from .confinement import Confinement
 from .event_loop import EventLoop
 from .host_wire import HostWire
-from .orphans import END_TIMEOUT_SECONDS, OrphanKiller, kill_descendants
+from .orphans import ORPHANS_TIMEOUT_SECONDS, OrphanKiller, kill_descendants
 from .processes import KILL_GRACE_SECONDS, count_memory_kills, kill_session, send_signal, signal
 from .volume_commits import VolumeCommits
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # an error's traceback, or the fields and what stands around them
 MAX_REPLIES_BYTES = 64 * 1024 * 1024  # for a child to take, before the next; what reads takes it as it comes
 SUBMIT_GRACE_SECONDS = 5.0  # for `finally` blocks after SUBMIT; the result stands already
-CONTEXT_END_SECONDS = 0.25  # for what an execution of a context has started, until the context is ended with it
 IDLE_SECONDS = 1.0  # without anything to do, after which more executions are taken to be coming
 MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
 
@@ -347,7 +346,7 @@ class Supervisor:
         if not execution.end_cause:
             return True  # what it leaves is of the state
         since = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - execution.started_at)
-        if kill_descendants(process.pid, since, CONTEXT_END_SECONDS):
+        if kill_descendants(process.pid, since):
             return True
         kill_session(process.pid)
         return False
@@ -372,7 +371,7 @@ class Supervisor:
             ended, self._ended, left = self._ended, [], self._orphans.describe()
             for process, execution, code, number in ended:
                 if left:
-                    text = f"rlm-batch: after {END_TIMEOUT_SECONDS:g} s these processes had not ended: {left}\n"
+                    text = f"rlm-batch: after {ORPHANS_TIMEOUT_SECONDS:g} s these processes had not ended: {left}\n"
                     self._send_output(execution, "stderr", text)
                 self._finish(process, execution, code, number)
 

@@ -49,6 +49,10 @@ REQUIREMENTS: dict[str, Callable[[], str]] = {
     "redis": lambda: _find_missing_program(
         "redis-server", package="redis-server", purpose="several API servers need it"
     ),
+    "gcc": lambda: _find_missing_program("gcc", package="gcc", purpose="a fork bomb that is fast enough"),
+    "freezer": lambda: (
+        "" if os.access("/sys/fs/cgroup/freezer", os.W_OK) else "no process can be made one that no signal ends here"
+    ),
     "haproxy": lambda: _find_missing_program("haproxy", package="haproxy", purpose="the balancer of compose.yaml"),
 }
 

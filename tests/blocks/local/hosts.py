@@ -98,7 +98,8 @@ class Host:
 
     def delete_sandbox(self, sandbox: str) -> None:
         """Lets its provider remove one."""
-        self.wait(self.ask({"op": "delete", "sandbox": sandbox}))
+        answer = self.wait(self.ask({"op": "delete", "sandbox": sandbox}))
+        assert "broken" not in answer, answer["broken"]
 
     def as_user(self) -> dict[str, Any]:
         """Options that start a process as the host's user."""

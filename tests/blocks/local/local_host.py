@@ -61,7 +61,10 @@ class Host:
         if request["op"] == "list":
             return {"found": {info.id: info.labels for info in await LocalSandbox().list_sandboxes()}}
         if request["op"] == "delete":
-            await LocalSandbox().delete_sandbox(request["sandbox"])
+            try:
+                await LocalSandbox().delete_sandbox(request["sandbox"])
+            except errors.RlmBatchError:
+                return {"broken": traceback.format_exc()}
             return {}
         name = request["box"]
         if request["op"] == "execute":

@@ -1,4 +1,4 @@
-"""The filter of system calls, held against the kernel's table: each call is refused, looked at, or allowed for a reason.
+"""The filter of system calls, held against the kernel's table: each is refused, looked at, or allowed for a reason.
 
 The filter is run here as the kernel would run it, for both architectures.
 """

@@ -53,7 +53,8 @@ NAMES = ("io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_e
          "process_madvise", "pidfd_getfd", "init_module", "finit_module", "delete_module", "kexec_load",
          "kexec_file_load", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime",
          "clock_adjtime", "adjtimex", "syslog", "sethostname", "setdomainname", "iopl", "ioperm", "io_setup",
-         "memfd_secret", "modify_ldt", "uselib", "ustat", "sysfs", "fanotify_mark", "process_mrelease", "statmount", "listmount", "lsm_set_self_attr", "get_robust_list", "setxattrat", "file_setattr")
+         "memfd_secret", "modify_ldt", "uselib", "ustat", "sysfs", "fanotify_mark", "process_mrelease", "statmount",
+         "listmount", "lsm_set_self_attr", "get_robust_list", "setxattrat", "file_setattr")
 for name in NAMES:
     if name in numbers:
         attempt(name, lambda: call(name, bad, bad, bad, bad, bad, bad))
