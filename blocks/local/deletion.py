@@ -10,8 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ...sandbox.driver.processes import read_name
-from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxesLeft
+from ...sandbox.errors import ConfigurationError, RlmBatchError
 from .inventory import FOLDER_PATTERN, FOLDER_PREFIX, LABELS_FILE, compute_mark, is_own_directory
 
 FIRST_UID = 0x5A000000  # of the users that code runs as where the host is root: far from those that systems hand out
@@ -26,8 +25,8 @@ log = logging.getLogger("rlm_batch.local")
 async def delete_sandbox(sandbox_id: str) -> None:
     """Ends a sandbox's processes and removes its folder; one that has gone is no error.
 
-    Raises ConfigurationError, SandboxesLeft where processes go on, whose folder stays then, to be found again, and
-    RlmBatchError where the folder could not be removed in time.
+    Raises ConfigurationError, and RlmBatchError where processes go on, or the folder could not be removed in time: it
+    stays then, to be found again.
     """
     folder = Path(tempfile.gettempdir()) / sandbox_id
     if not sandbox_id.startswith(FOLDER_PREFIX) or "/" in sandbox_id:
@@ -46,9 +45,8 @@ async def delete_sandbox(sandbox_id: str) -> None:
             break
         await asyncio.sleep(ROUND_SECONDS)
     if left := await kill_processes(folder):
-        raise SandboxesLeft(
-            f"these processes of sandbox {sandbox_id} could not be ended: {left} -- reap again when they can be",
-            sandboxes=[sandbox_id],
+        raise RlmBatchError(
+            f"these processes of sandbox {sandbox_id} could not be ended: {left} -- reap again when they can be"
         )
     if not await asyncio.to_thread(remove_folder, folder):
         raise RlmBatchError(describe_rest(folder))
@@ -60,15 +58,24 @@ async def kill_processes(folder: Path) -> str:
     for _ in range(int(END_GRACE_SECONDS / ROUND_SECONDS)):
         if not (pids := await asyncio.to_thread(_find_processes, folder)):
             return ""
-        await asyncio.to_thread(_kill_user, (folder / "work").stat().st_uid)
+        with suppress(FileNotFoundError):
+            await asyncio.to_thread(_kill_user, (folder / "work").stat().st_uid)
         # Those that are stopped keep their places, so that the others run out of them.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
         await asyncio.sleep(ROUND_SECONDS)
-    names = [f"{pid} ({read_name(pid)})" for pid in sorted(pids)[:MAX_NAMES]]
+    names = [f"{pid} ({_read_name(pid)})" for pid in sorted(pids)[:MAX_NAMES]]
     return ", ".join(names) + (f" and {len(pids) - MAX_NAMES} more" if len(pids) > MAX_NAMES else "")
+
+
+def _read_name(pid: int) -> str:
+    """A process's name, which the code may have chosen; a question mark where it has ended."""
+    with suppress(OSError):
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        return "".join(character if character.isprintable() else "?" for character in name)
+    return "?"
 
 
 def _kill_user(uid: int) -> None:

@@ -102,13 +102,12 @@ def _is_closed_to_others(path: str) -> bool:
 
 def _count_user_tasks() -> int:
     """How many processes and threads this user has now: the kernel counts them all against RLIMIT_NPROC."""
-    total, mine = 0, f"\nUid:\t{os.getuid()}\t"
+    total, me = 0, os.getuid()
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with suppress(OSError, ValueError):
-                # The owner of the directory is root where a process has closed itself to others, as our drivers do.
-                status = Path(f"/proc/{name}/status").read_text(errors="replace")
-                total += int(status.partition("\nThreads:\t")[2].split("\n", 1)[0]) if mine in status else 0
+            with suppress(OSError, ValueError, IndexError):
+                if os.stat(f"/proc/{name}").st_uid == me:
+                    total += int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[17])
     return total
 
 

@@ -184,42 +184,6 @@ SUBMIT(children=len(children))
     assert total <= 60 + (0 if os.getuid() == 0 else 70)
 
 
-@pytest.mark.requires("landlock for users")
-def test_processes_of_a_user_s_other_sandboxes_take_no_places(
-    hosts: Callable[[str], Host], box_type: type[Box]
-) -> None:
-    """Those that have closed themselves to others count for the kernel, and so they have to for us."""
-    first = box_type(hosts("user"), "landlock", fields={"processes": 80, "lifetime": 90_000})
-    second = box_type(hosts("user"), "landlock", fields={"processes": 20, "lifetime": 90_001})
-    sleeping = first.send("""
-children = 0
-for _ in range(60):
-    if os.fork() == 0:
-        libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
-        time.sleep(60)
-        os._exit(0)
-open("ready", "w").close()
-while not os.path.exists("done"):
-    time.sleep(0.05)
-SUBMIT()
-""")
-    first.run("while not os.path.exists('ready'): time.sleep(0.02)\ntime.sleep(0.1)")
-    found = second.outputs("""
-children = 0
-for _ in range(10):
-    if os.fork() == 0:
-        time.sleep(60)
-        os._exit(0)
-    children += 1
-SUBMIT(children=children)
-""")
-    assert found == {"children": 10}
-    first.run("open('done', 'w').close()")
-    assert "outputs" in first.host.wait(sleeping)
-    first.close()
-    second.close()
-
-
 # ------------------------------------------------------------------------------------------ what cannot be ended
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
