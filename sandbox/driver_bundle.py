@@ -19,8 +19,8 @@ MODULES = (
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",
     "driver.child.submit", "driver.child.volume", "driver.child.queries", "driver.child.imports",
-    "driver.child.channel", "driver.child.runner", "driver.output_stream", "driver.child_process", "driver.supervisor",
-    "driver.main",
+    "driver.child.thread_execution", "driver.child.channel", "driver.child.runner", "driver.output_stream",
+    "driver.child_process", "driver.supervisor", "driver.main",
 )  # fmt: skip
 PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code
 

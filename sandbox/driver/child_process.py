@@ -30,9 +30,11 @@ INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWA
 class Execution:
     """One execution; `timeout` is in seconds, and `output_cap` is a number of characters of each stream."""
 
-    def __init__(self, number: int, timeout: float | None, output_cap: int, secret: str) -> None:
+    def __init__(self, number: int, timeout: float | None, output_cap: int) -> None:
         self.id = number
-        self.token = f"{secret}.{number}"
+        # Drawn anew, so that what runs in one execution of a context cannot tell that of a later one.
+        self.token = os.urandom(16).hex()  # of what ends it
+        self.call_token = os.urandom(16).hex()  # of calls, also from threads that earlier executions have left
         self.timeout = NEVER if timeout is None else timeout
         self.started_at = 0.0  # monotonic seconds, as below
         self.due_at = NEVER  # when its timeout is over; once it `is_ending`, when it is killed
@@ -73,6 +75,7 @@ class ChildProcess:
         self.unconfined: bytes | None = None
         self.frames = FrameReader(MAX_CALL_BYTES)
         self.is_broken = False
+        self.executions = 0  # that it was handed
         self._backlog = bytearray()
         self._loop = loop
 
@@ -87,13 +90,15 @@ class ChildProcess:
     def begin(self, execution: Execution, body: bytes) -> None:
         """Hands an execution to the child, which is free."""
         self.execution = execution
+        self.executions += 1
         execution.started_at = time.monotonic()
         execution.due_at = execution.started_at + execution.timeout
         if self.unconfined is not None:
             execution.status, execution.outcome = "unconfined", self.unconfined
         if len(body) > READ_BYTES:
             widen_pipe(self.writes, CHANNEL_PIPE_BYTES)
-        self.send({"op": "execute", "token": execution.token, "once": self.context is None}, body)
+        header = {"op": "execute", "token": execution.token, "call_token": execution.call_token}
+        self.send({**header, "once": self.context is None}, body)
 
     def send(self, header: dict[str, Any], body: bytes) -> None:
         self._backlog += encode_frame(header, body)

@@ -35,9 +35,8 @@ class Supervisor:
     """Serves one host over the descriptors `reads` and `writes`."""
 
     def __init__(self, reads: int, writes: int) -> None:
-        self._secret = os.urandom(12).hex()
         self._loop = EventLoop()
-        self._wire = HostWire(reads, writes, self._secret, self._loop, self._pause_children)
+        self._wire = HostWire(reads, writes, os.urandom(12).hex(), self._loop, self._pause_children)
         self._processes: dict[int, ChildProcess] = {}
         self._contexts: dict[str, ChildProcess] = {}  # children that stay, whose globals persist
         self._losses: dict[str, str] = {}  # why those that held a context ended
@@ -169,7 +168,7 @@ class Supervisor:
         self._executions += 1
         if self._executions == 2 and not self._is_warm:
             self._warm_up()  # a sandbox that is used twice is likely to be used a hundred times
-        execution = Execution(header["id"], header["timeout"], self._settings["output_cap"], self._secret)
+        execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
         context: str | None = header["context"]
         if context in self._losses:
             self._refuse(execution, "lost", self._losses[context])
@@ -206,7 +205,7 @@ class Supervisor:
                 if process.backlog_bytes > MAX_REPLIES_BYTES:
                     self._end_child(process, f"it left {process.backlog_bytes:,} bytes of answers unread", "replies")
                     return
-                process.send({"op": "reply", "token": process.execution.token, "call": header["call"]}, body)
+                process.send({"op": "reply", "token": process.execution.call_token, "call": header["call"]}, body)
 
     def _op_cancel(self, header: dict[str, Any], _body: bytes | None) -> None:
         for process in self._processes.values():
@@ -308,13 +307,14 @@ class Supervisor:
             raise BadFrameError(f"a frame of kind {op!r} that is none of a child's")
         if op != "call" and len(body) > (MAX_SUBMIT_BYTES if op == "submit" else MAX_OUTCOME_BYTES):
             raise BadFrameError(f"an outcome of {len(body):,} bytes")
-        if op == "end" and header.get("status") == "setup":
+        if op == "end" and header.get("status") == "setup" and process.executions <= 1:
             # The child's own word, and it may be the code that speaks: nothing is tried again because of it.
             process.unconfined = body
             if execution is not None and not execution.status:
                 execution.status, execution.outcome = "unconfined", body
             return
-        if execution is None or header.get("token") != execution.token:
+        token = header.get("token")
+        if execution is None or (token != execution.token and (op != "call" or token != execution.call_token)):
             return  # from a thread that an earlier execution left behind
         if op == "call":
             number, name = header.get("call"), header.get("name")

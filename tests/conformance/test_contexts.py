@@ -209,6 +209,102 @@ async def test_a_thread_of_an_earlier_execution_cannot_submit_in_a_later_one(int
     assert result.x == "later"
 
 
+# A thread that the first execution leaves waits for the second, and then tries what `forge` does.
+FIRST = """
+import threading
+go, done = threading.Event(), threading.Event()
+def late():
+    go.wait()
+    try:
+        forge()
+    finally:
+        done.set()
+{forge}
+threading.Thread(target=late, daemon=True).start()
+"""
+FORGERIES = {
+    "the name that the second finds": """
+def forge():
+    SUBMIT(x="forged")
+""",
+    "a thread of its own": """
+def forge():
+    thread = threading.Thread(target=lambda: SUBMIT(x="forged"))
+    thread.start()
+    thread.join()
+""",
+    # Every text that Python shows it of the driver and of the running threads, and what it knew of its own execution.
+    "every token that it finds": """
+import json, os, re, sys
+def find_texts():
+    seen, texts, left = set(), set(), [SUBMIT, llm_query, rlm_query, globals()]
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            left += frame.f_locals.values()
+            frame = frame.f_back
+    while left and len(seen) < 20_000:
+        thing = left.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, str):
+            texts.update(re.findall(r"[0-9a-f]{8,}(?:[.][0-9]+)?", thing))
+        elif isinstance(thing, dict):
+            left += thing.values()
+        elif isinstance(thing, (list, tuple, set)):
+            left += thing
+        else:
+            cells = getattr(thing, "__closure__", None)
+            left += [cell.cell_contents for cell in cells] if isinstance(cells, tuple) else []
+            left.append(getattr(thing, "__self__", None))
+            left.append(getattr(thing, "__dict__", None))
+            if type(thing).__module__.startswith("_rlm_batch"):
+                left += [getattr(thing, name, None) for name in dir(thing) if not name.startswith("__")]
+    return texts
+earlier = find_texts()
+def forge():
+    texts = earlier | find_texts()
+    texts |= {f"{text.partition('.')[0]}.{n}" for text in texts for n in range(20)}
+    for text in texts:
+        header = json.dumps({"op": "submit", "token": text, "body": 14}).encode()
+        os.write(4, header + b'\\n{"x":"forged"}\\n')
+""",
+    "that the sandbox could not be confined": """
+import json, os
+def forge():
+    body = b'{"message":"forged"}'
+    os.write(4, json.dumps({"op": "end", "status": "setup", "body": len(body)}).encode() + b"\\n" + body + b"\\n")
+""",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+async def test_a_thread_of_an_earlier_execution_cannot_give_a_later_one_its_result(
+    interpreter: Interpreter, forgery: str
+) -> None:
+    await interpreter.execute(FIRST.replace("{forge}", FORGERIES[forgery]), context="c")
+    result = await interpreter.execute("go.set()\ndone.wait()\nSUBMIT(x='later')", context="c")
+    assert result.x == "later"
+    assert (await interpreter.execute("y = 1", context="c")).outputs == {}
+
+
+async def test_threads_that_an_execution_starts_are_its_own_in_a_context_too(interpreter: Interpreter) -> None:
+    """Also those of a pool that an earlier execution has made, and of a thread that another thread starts."""
+    await interpreter.execute(
+        "import _thread, threading, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(4)\ndef rest(): time.sleep(20)",
+        context="c",
+    )
+    ways = (
+        "threading.Thread(target=lambda: SUBMIT(x=1)).start(); rest()",
+        "pool.submit(lambda: SUBMIT(x=1)); rest()",
+        "_thread.start_new_thread(SUBMIT, (), {'x': 1}); rest()",
+        "threading.Thread(target=lambda: threading.Thread(target=SUBMIT, kwargs={'x': 1}).start()).start(); rest()",
+    )
+    for way in ways:
+        assert (await interpreter.execute(way, context="c")).outputs == {"x": 1}, way
+
+
 async def test_a_thread_of_an_earlier_execution_works_on(provider: SandboxProvider) -> None:
     async with provider.interpreter(timeout=20, tools={"add": lambda a, b: a + b}) as interpreter:
         early = """

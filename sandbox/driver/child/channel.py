@@ -19,6 +19,7 @@ from ...wire.strict_json import MAX_CONTAINERS, NotJsonError, encode_fields, has
 from ..processes import signal
 from .imports import list_imports
 from .submit import Submitted
+from .thread_execution import ThreadExecution
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,12 +106,18 @@ class Waiter:
 
 
 class Channel:
-    """Sends frames to the supervisor and waits for its own; `token` is that of the execution under way."""
+    """Sends frames to the supervisor and waits for its own.
+
+    `number` is that of the execution under way, from 1, and `own` says which one the calling thread belongs to: what
+    ends an execution carries the token of that. `call_token` is the execution's under way for whichever thread calls.
+    """
 
     NEXT = -1  # the waiter that stands for the next execution of a context
 
     def __init__(self, shield: InterruptShield) -> None:
-        self.token = ""
+        self.number = 0
+        self.own = ThreadExecution()
+        self.call_token = ""
         self.process_id = os.getpid()
         self._shield = shield
         self.lock = _thread.allocate_lock()  # over waiters, calls and who reads; held for a few instructions
@@ -127,6 +134,27 @@ class Channel:
         with self._send_lock:
             while data:
                 data = data[os.write(CHANNEL_OUT, data) :]
+
+    @property
+    def token(self) -> str:
+        """The token of the execution that the calling thread belongs to."""
+        return self.own.token
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the calling thread belongs to the execution under way, and was not left behind by an earlier one."""
+        return self.own.number == self.number
+
+    def begin_execution(self, header: dict[str, Any]) -> None:
+        """The calling thread's execution is now that of the header, in which its token does not stay.
+
+        In a context the threads of earlier executions are there too: they can read every frame's variables.
+        """
+        self.number += 1
+        self.call_token = header["call_token"]
+        if self.number == 1 and not header["once"]:
+            self.own.pass_on()
+        self.own.begin(self.number, header.pop("token"), is_only=header["once"])
 
     def expect_execution(self) -> Waiter:
         waiter = self._waiters[self.NEXT] = Waiter()
@@ -166,7 +194,7 @@ class Channel:
             number = self.NEXT if header["op"] == "execute" else header["call"]
             with self.lock:
                 waiter = self._waiters.get(number)
-                if waiter is not None and (number == self.NEXT or header["token"] == self.token):
+                if waiter is not None and (number == self.NEXT or header["token"] == self.call_token):
                     waiter.frame = (header, body)
                     waiter.wake()
 
@@ -192,7 +220,7 @@ class Channel:
                 self._calls += 1
                 number = self._calls
                 self._waiters[number] = waiter
-            self.send({"op": "call", "token": self.token, "call": number, "name": name}, body)
+            self.send({"op": "call", "token": self.call_token, "call": number, "name": name}, body)
         _, answer = self.wait(number, waiter)
         reply = loads((answer or b"{}").decode("utf-8"))
         if "error" in reply:

@@ -70,14 +70,14 @@ class CodeRunner:
         self._is_stateless = header["once"]
         while True:
             waiter = channel.expect_execution()  # before the end of this one is known to anyone
-            self.run(header["token"], body or b"{}")
+            channel.begin_execution(header)
+            self.run(body or b"{}")
             if self._is_stateless:
                 self._exit()
             header, body = channel.wait(channel.NEXT, waiter)
 
-    def run(self, token: str, body: bytes) -> None:
+    def run(self, body: bytes) -> None:
         """One execution, from its body to its end frame. Never raises."""
-        self._channel.token = token
         self._shield.reset()
         self._is_compiled = False
         self._executions += 1
@@ -113,7 +113,8 @@ class CodeRunner:
         self._flush()
         self._report_files()
         status = "finished" if outcome is None or self._shield.has_submitted else "error"
-        self._channel.send({"op": "end", "token": token, "status": status}, dumps(outcome).encode("utf-8", "replace"))
+        header = {"op": "end", "token": self._channel.token, "status": status}
+        self._channel.send(header, dumps(outcome).encode("utf-8", "replace"))
 
     def _execute(self, body: bytes) -> None:
         self._volume.begin_execution()
@@ -122,7 +123,7 @@ class CodeRunner:
         namespace.update(self._provide_names(request["queries"]))
         for name in request["names"]:
             namespace[name] = self._make_tool(name)
-        namespace["SUBMIT"] = self._make_submit(self._channel.token, request["output_fields"])
+        namespace["SUBMIT"] = self._make_submit(self._channel.number, request["output_fields"])
         namespace.update(request["variables"])
         for name, path in request.get("files", {}).items():
             namespace[name] = loads(take_file(path).decode("utf-8"))  # a value that was too large for a frame
@@ -150,14 +151,14 @@ class CodeRunner:
         tool.__name__ = tool.__qualname__ = name
         return tool
 
-    def _make_submit(self, token: str, expected: list[dict[str, str]] | None) -> Callable[..., NoReturn]:
+    def _make_submit(self, number: int, expected: list[dict[str, str]] | None) -> Callable[..., NoReturn]:
         channel, shield = self._channel, self._shield
 
         def submit(*values: Any, **fields: Any) -> NoReturn:
             """Ends the execution and hands the fields back."""
             channel.check_process("SUBMIT")
-            if token != channel.token:
-                raise Submitted  # from a thread that an earlier execution left behind
+            if number != channel.number or not channel.is_current_thread:
+                raise Submitted  # an earlier execution's, or from a thread that one left behind
             body = encode_submission(values, fields, expected)
             with shield:
                 with channel.lock:

@@ -68,11 +68,11 @@ def send_signal_by_owner(pid, number):
 
 
 def own_token():
-    """The token of this execution, out of the driver's frames."""
+    """The token of this execution, out of the driver's channel."""
     frame: Any = sys._getframe()
-    while "token" not in frame.f_locals:
+    while not hasattr(frame.f_locals.get("self"), "_channel"):
         frame = frame.f_back
-    return frame.f_locals["token"]
+    return frame.f_locals["self"]._channel.token
 
 
 def say(text, body):
