@@ -122,6 +122,7 @@ def chunks(
     chunk_size: int | None = None,
     volume_name: str | None = None,
     reduce: str | None = None,
+    trust_markers: Annotated[bool, Parameter(negative=())] = False,
     **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together.
@@ -133,6 +134,7 @@ def chunks(
         chunk_size: How many items of the data make a chunk.
         volume_name: The volume that every sandbox has, made when it is first asked for.
         reduce: A file of Python code that runs once when all chunks are done; what they submitted is in results.
+        trust_markers: Take completion markers that are not signed, where code could have written them as well.
     """
     from .run_flow import run_chunks
 
@@ -143,6 +145,7 @@ def chunks(
         chunk_size=chunk_size,
         volume_name=volume_name,
         reduce=None if reduce is None else arguments.read_code(reduce),
+        trust_markers=trust_markers,
         **parameters,
     )
 

@@ -22,7 +22,7 @@ from .engine.job import open_job
 from .engine.marker_cache import MarkerCache
 from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.spilling import read_text_reference
-from .parameters import Options, SharedParameters, VolumeName
+from .parameters import Options, SharedParameters, TrustMarkers, VolumeName
 from .reporting.text_table import align_rows, format_rows
 
 REDUCTION_MARKER = "reduction.json"  # the marker's name; those of chunks are hexadecimal
@@ -85,13 +85,15 @@ async def chunks(
     reduce: Annotated[
         str | None, Field(description="Code that runs once when all chunks are done, with their fields as results")
     ] = None,
+    trust_markers: TrustMarkers = False,
     **parameters: Unpack[SharedParameters],
 ) -> ChunksReport:
     """Runs the code once for each chunk, with `chunk_id` (text) and `data`, and `reduce` once at the end.
 
     The chunks are `chunks`, data by id, or `data` that is cut into lists of `chunk_size` items, whose ids are "0", "1"
     and so on. With a volume each chunk that is complete is marked there; a job that is run again executes only what
-    has no marker of its code and data, or whose files have gone or changed since. `reduce` finds what the chunks
+    has no marker of its code and data, or whose files have gone or changed since. A marker that this user's key has not
+    signed counts where a ledger here has the same result, or with `trust_markers`. `reduce` finds what the chunks
     submitted as `results`, a dict by chunk id, and their files on the volume; it runs if none of them failed. What the
     other parameters mean is in docs/reference.md.
 
@@ -109,9 +111,10 @@ async def chunks(
         volume_name=volume_name,
         report_spec=ReportSpec("chunk" if reduce is None else "execution"),
     ) as job:
-        cache = MarkerCache(job, None if job.context.provider.volume_name is None else compute_marker_folder(code))
+        folder = None if job.context.provider.volume_name is None else compute_marker_folder(code)
+        cache = MarkerCache(job, folder, trusts_unsigned=trust_markers)
         fingerprint = await job.compute_fingerprint()
-        await cache.load_markers()
+        await cache.load_markers(lambda: {REDUCTION_MARKER, *(compute_marker_name(name) for name, _ in parts)})
         keys = hashlib.sha256()
         await job.executor.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
         if reduce is not None:
@@ -122,6 +125,7 @@ async def chunks(
                 job.skip([reduction], f"{len(failed)} of {len(parts)} chunks have no result")
             else:
                 await job.executor.execute_all(iter([reduction]), cache.find_result)
+        cache.tell_refused()
         outcomes = job.collect_outcomes()
         found = report(outcomes, len(parts))
         for path, ids in found.overlaps.items():

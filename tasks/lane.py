@@ -16,6 +16,7 @@ from .capacity.admission import Permit
 from .capacity.slots import Slot, Slots
 from .execution import Execution
 from .ledger.completion_markers import remove_marker, write_marker
+from .ledger.marker_signature import MarkerSigner
 
 
 class ProviderUnusable(Exception):
@@ -97,11 +98,12 @@ class Lane:
         Raises ProviderUnusable where the provider says that its configuration is wrong.
         """
         try:
+            marker = execution.marker
             try:
+                signer = None if marker is None else MarkerSigner.for_volume_of(self.provider)
                 interpreter = await self.open_sandbox()
             except ConfigurationError as error:
                 raise ProviderUnusable from error
-            marker = execution.marker
             if marker is not None and marker.is_stale:
                 await remove_marker(interpreter, marker.path)
             for path, file in self._uploads.items():
@@ -115,8 +117,8 @@ class Lane:
                 on_output=on_output,
                 queries=None if self._model_access is None else self._model_access.queries(interpreter),
             )
-            if marker is not None:
-                await write_marker(interpreter, marker.path, execution.key, result)
+            if marker is not None and signer is not None:
+                await write_marker(interpreter, marker.path, execution.key, result, signer)
         except RlmBatchError as error:
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
             error.meta = self._complete_meta(meta, execution)

@@ -8,6 +8,8 @@ from ...tasks.execution import Execution, with_index
 from ...tasks.ledger.ledger import Ledger, LedgerLine
 from ...tasks.ledger.result_index import ResultIndex
 
+ShouldTake = Callable[[Result], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class ResultCache:
@@ -21,16 +23,18 @@ class ResultCache:
     find_previous_line: Callable[[str], LedgerLine | None]
     index: ResultIndex | None = None
 
-    def find_result(self, execution: Execution) -> Result | None:
-        """The result that this execution has from before, if there is one that counts."""
+    def find_result(self, execution: Execution, should_take: ShouldTake = lambda _result: True) -> Result | None:
+        """The result that this execution has from before, if there is one that counts, which `should_take` decides."""
         line = self.find_previous_line(execution.key)
         outcome = line.to_outcome() if line is not None and line.is_success else None
-        if outcome is None and self.index is not None:
-            line = self.index.find_result(execution.key)
-            outcome = line.to_outcome() if line is not None else None
-            if isinstance(outcome, Result):
-                self.adopt_result(execution, outcome)
-        return outcome if isinstance(outcome, Result) else None
+        if isinstance(outcome, Result) and should_take(outcome):
+            return outcome
+        line = None if self.index is None else self.index.find_result(execution.key)
+        outcome = None if line is None else line.to_outcome()
+        if isinstance(outcome, Result) and should_take(outcome):
+            self.adopt_result(execution, outcome)
+            return outcome
+        return None
 
     def adopt_result(self, execution: Execution, result: Result) -> None:
         """Writes a result from elsewhere to this run's own ledger."""

@@ -105,9 +105,10 @@ async def test_chunks_that_the_volume_says_are_complete_are_not_executed(
 async def test_they_count_without_the_ledger_and_the_next_ledger_has_them_under_the_same_keys(
     volume: Path, job_named: Callable[[str], Job], sandboxes: list[str], tmp_path: Path
 ) -> None:
+    """Those have no signature yet, so that their reader says whether it trusts the code that wrote to the volume."""
     job = job_named("chunks")
     elsewhere = Job(job.name, job.flow, job.arguments, job.outcomes, tmp_path / "elsewhere")
-    outcomes = outcomes_of(await elsewhere.run())
+    outcomes = outcomes_of(await elsewhere.run(trust_markers=True))
     assert [outcome.outputs for outcome in outcomes if hasattr(outcome, "outputs")] == [
         expected["outputs"] for expected in job.outcomes
     ]
@@ -118,6 +119,15 @@ async def test_they_count_without_the_ledger_and_the_next_ledger_has_them_under_
     assert {line["key"]: line["outputs"] for line in elsewhere.lines()} == {
         line["key"]: line["outputs"] for line in job.lines()
     }
+
+
+async def test_without_that_word_and_the_ledger_they_do_not_count(
+    volume: Path, job_named: Callable[[str], Job], tmp_path: Path
+) -> None:
+    job = job_named("chunks")
+    elsewhere = Job(job.name, job.flow, job.arguments, job.outcomes, tmp_path / "elsewhere")
+    draws = [outcome.outputs["draw"] for outcome in outcomes_of(await elsewhere.run())]
+    assert not {outcome["outputs"]["draw"] for outcome in job.outcomes} & set(draws)
 
 
 async def test_a_chunk_whose_file_is_newer_than_its_marker_is_executed_and_the_reduction_after_it(

@@ -17,6 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId, TaskRunFilterName
 
 from rlm_batch import (
+    ConfigurationError,
     Failure,
     Result,
     SubmitError,
@@ -25,7 +26,9 @@ from rlm_batch import (
     chunks,
     reap,
 )
+from rlm_batch.tasks.ledger import completion_markers
 
+from ...infra.requirements import mark_level
 from .job import DOUBLE, SUM, THREE, runs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]
@@ -262,3 +265,169 @@ def test_an_id_may_have_any_letters_and_its_marker_a_plain_name(volumes):
     found = {path.name for path in (volumes / "letters").glob(".rlm-batch/complete/*/*")}
     assert found == {hashlib.sha256(name.encode()).hexdigest()[:32] + ".json" for name in names}
     assert all(isinstance(outcome, Result) for outcome in report.results.values())
+
+
+def find_markers(volume: Path) -> list[Path]:
+    return sorted(volume.glob(".rlm-batch/complete/*/*.json"))
+
+
+def unsign(volume: Path) -> None:
+    """Makes of each marker one of a version that did not sign."""
+    for path in find_markers(volume):
+        marker = json.loads(path.read_text())
+        del marker["hmac"]
+        path.write_text(json.dumps(marker))
+
+
+FORGE = """
+import glob, json
+for path in glob.glob(VOLUME + "/.rlm-batch/complete/*/*.json"):
+    with open(path) as file:
+        marker = json.load(file)
+    marker["outputs"] = dict.fromkeys(marker["outputs"], 666)
+    if data == "strip":
+        marker.pop("hmac", None)
+    with open(path, "w") as file:
+        json.dump(marker, file)
+SUBMIT()
+"""
+
+
+@pytest.mark.parametrize("way", ["keep", "strip"])
+async def test_code_that_writes_over_markers_gives_no_other_chunk_a_result(volumes, way):
+    first = await chunks(DOUBLE, THREE, volume_name="attacked", reduce=SUM)
+    await chunks(FORGE, {"forger": way}, volume_name="attacked")
+    again = await chunks(DOUBLE, THREE, volume_name="attacked", reduce=SUM)
+    assert [again[n].outputs for n in THREE] == [first[n].outputs for n in THREE]
+    assert again.reduction.outputs == first.reduction.outputs
+    assert runs(again) == {"0", "1", "2"}
+
+
+async def test_a_marker_without_a_signature_counts_where_a_ledger_has_the_same_result(volumes, results, caplog):
+    code = "import os\nSUBMIT(random=os.urandom(8).hex())"
+    first = await chunks(code, THREE, volume_name="older")
+    unsign(volumes / "older")
+    again = await chunks(code, THREE, volume_name="older")
+    assert [again[n].random for n in THREE] == [first[n].random for n in THREE]
+    results.rename(results.with_name("moved"))
+    alone = await chunks(code, THREE, volume_name="older", max_workers=1)
+    assert not {alone[n].random for n in THREE} & {first[n].random for n in THREE}
+    assert "pass trust_markers=True (--trust-markers)" in caplog.text
+    assert "3 completion markers on the volume were not taken, as they were not signed" in caplog.text
+
+
+async def test_markers_without_a_signature_are_taken_by_whoever_trusts_them(volumes, results):
+    code = "import os\nSUBMIT(random=os.urandom(8).hex())"
+    first = await chunks(code, THREE, volume_name="trusted")
+    unsign(volumes / "trusted")
+    results.rename(results.with_name("moved"))
+    again = await chunks(code, THREE, volume_name="trusted", trust_markers=True)
+    assert runs(again) == set()
+    assert [again[n].random for n in THREE] == [first[n].random for n in THREE]
+
+
+async def test_machines_that_share_a_key_take_each_others_markers(volumes, results, monkeypatch):
+    code = "import os\nSUBMIT(random=os.urandom(8).hex())"
+    monkeypatch.setenv("RLM_BATCH_MARKER_KEY", "the key of several machines" * 2)
+    first = await chunks(code, THREE, volume_name="shared")
+
+    def move_to_another_machine(name: str) -> None:
+        monkeypatch.setenv("XDG_DATA_HOME", str(results.with_name(name)))
+        monkeypatch.setenv("RLM_BATCH_RESULTS", str(results.with_name(name) / "results"))
+
+    move_to_another_machine("second")
+    again = await chunks(code, THREE, volume_name="shared")
+    assert runs(again) == set()
+    assert [again[n].random for n in THREE] == [first[n].random for n in THREE]
+    move_to_another_machine("third")
+    monkeypatch.delenv("RLM_BATCH_MARKER_KEY")
+    assert runs(await chunks(code, THREE, volume_name="shared")) == {"0", "1", "2"}
+
+
+async def test_a_key_that_anybody_could_guess_ends_a_job_before_it_begins(volumes, monkeypatch):
+    monkeypatch.setenv("RLM_BATCH_MARKER_KEY", "secret")
+    with pytest.raises(ConfigurationError, match="RLM_BATCH_MARKER_KEY has 6 characters, and needs 32"):
+        await chunks(DOUBLE, THREE, volume_name="guessed")
+    assert list(volumes.iterdir()) == []
+
+
+async def test_markers_of_15_mb_do_not_hold_up_the_next_job(volumes, caplog):
+    """Eight of them were read for 77 s, and ended it."""
+    jobs = {str(number): [number] for number in range(8)}
+    await chunks(DOUBLE, jobs, volume_name="large")
+    markers = find_markers(volumes / "large")
+    for path in markers:
+        path.write_text('{"files":[' + "[]," * 5_000_000 + "[]]}")
+    began = time.monotonic()
+    again = await chunks(DOUBLE, jobs, volume_name="large", timeout=20)
+    assert time.monotonic() - began < 20
+    assert runs(again) == set(jobs)
+    assert "8 of 8 completion markers on the volume were not read" in caplog.text
+    assert max(path.stat().st_size for path in find_markers(volumes / "large")) < 10_000
+
+
+async def test_what_could_not_be_read_in_time_is_run_again(volumes, monkeypatch, caplog):
+    await chunks(DOUBLE, THREE, volume_name="slow")
+    monkeypatch.setattr(completion_markers, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(completion_markers, "READ_SECONDS_PER_MARKER", 0.0)
+    assert runs(await chunks(DOUBLE, THREE, volume_name="slow")) == {"0", "1", "2"}
+    assert "3 of 3 completion markers on the volume were not read" in caplog.text
+
+
+async def test_what_is_not_the_jobs_own_among_the_markers_is_not_read(volumes):
+    await chunks(DOUBLE, THREE, volume_name="crowded")
+    (folder,) = (volumes / "crowded" / ".rlm-batch" / "complete").iterdir()
+    (folder / "first.json").write_text('{"files":[' + "[]," * 300_000 + "[]]}")
+    for number in range(1000):
+        os.link(folder / "first.json", folder / f"{number:032x}.json")
+    began = time.monotonic()
+    again = await chunks(DOUBLE, THREE, volume_name="crowded")
+    assert time.monotonic() - began < 10
+    assert runs(again) == set()
+
+
+async def test_a_chunk_that_submits_as_much_as_it_may_is_complete_as_well(volumes):
+    code = """SUBMIT(quotes='"' * 500_000, numbers=[1] * 20_000, text='\u00fc' * 1000, depth=1)"""
+    first = await chunks(code, {"0": 1, "1": 2}, volume_name="much")
+    again = await chunks(code, {"0": 1, "1": 2}, volume_name="much")
+    assert runs(again) == set()
+    assert [again[n].outputs for n in (0, 1)] == [first[n].outputs for n in (0, 1)]
+
+
+async def test_a_file_in_the_place_of_the_markers_is_told_by_name(volumes):
+    await chunks(DOUBLE, THREE, volume_name="replaced")
+    (folder,) = (volumes / "replaced" / ".rlm-batch" / "complete").iterdir()
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    folder.write_text("")
+    with pytest.raises(
+        VolumeError, match=r"completion markers in \.rlm-batch/complete/\w+ on the volume cannot be read"
+    ):
+        await chunks(DOUBLE, THREE, volume_name="replaced")
+
+
+LOOK = """
+import os
+try:
+    with open(data) as file:
+        found = file.read()
+except OSError as error:
+    found = type(error).__name__
+SUBMIT(found=found, environment=dict(os.environ))
+"""
+
+
+@pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")]
+)
+async def test_code_finds_the_key_neither_in_its_file_nor_in_its_environment(volumes, tmp_path, monkeypatch, level):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    await chunks(LOOK, {"0": ""}, volume_name="key")  # makes the key
+    path = tmp_path / "rlm-batch" / "marker.key"
+    key = path.read_text().strip()
+    looks = await chunks(LOOK, {"1": str(path)}, volume_name="key", provider=f"local:{level}")
+    assert looks["1"].found in ("FileNotFoundError", "PermissionError")
+    monkeypatch.setenv("RLM_BATCH_MARKER_KEY", key)
+    looks = await chunks(LOOK, {"2": str(path)}, volume_name="key", provider=f"local:{level}")
+    assert key not in str(looks["2"].outputs)
