@@ -113,7 +113,7 @@ def test_every_setting_is_one_that_there_is(settings: set[str]) -> None:
         for where, environment in environments()
         for name in environment
         if name not in settings
-        and not (name.startswith("RLM_BATCH_") and f'"{name}"' in source)
+        and not (name.startswith(("RLM_BATCH_", "XDG_")) and f'"{name}"' in source)
         and name not in ("DO_NOT_TRACK", "PYTHONUNBUFFERED", "OPENAI_API_KEY")
         and name not in {"DAYTONA_API_KEY", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"}
     ]
@@ -210,6 +210,7 @@ def test_ports_names_and_volumes_agree() -> None:
             assert volume in COMPOSE["volumes"] or (ROOT / "deployments" / volume).is_file()
     (mounted,) = [volume.partition(":")[2] for volume in SERVICES["worker"]["volumes"]]
     assert {Path(in_image()[name]).parent for name in ("RLM_BATCH_RESULTS", "RLM_BATCH_VOLUMES")} == {Path(mounted)}
+    assert in_image()["XDG_DATA_HOME"] == mounted
 
 
 @pytest.mark.requires("haproxy")
