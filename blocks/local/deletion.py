@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
+from ...sandbox.outcomes.text_escape import escape_text
 from .inventory import FOLDER_PATTERN, FOLDER_PREFIX, LABELS_FILE, compute_mark, is_own_directory
 
 FIRST_UID = 0x5A000000  # of the users that code runs as where the host is root: far from those that systems hand out
@@ -73,8 +74,7 @@ async def kill_processes(folder: Path) -> str:
 def _read_name(pid: int) -> str:
     """A process's name, which the code may have chosen; a question mark where it has ended."""
     with suppress(OSError):
-        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-        return "".join(character if character.isprintable() else "?" for character in name)
+        return escape_text(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
     return "?"
 
 
