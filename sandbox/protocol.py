@@ -259,7 +259,7 @@ class DriverProtocol:
 
     def close_at_silence(self, pending: PendingExecution) -> None:
         """Closes, because an execution has outlived its timeout by far."""
-        self.close(f"it has not answered {self._compute_grace():.0f} s after the timeout of {pending.timeout:g} s")
+        self.close(f"it has not answered {self._compute_grace():.0f} s after the timeout of {pending.timeout or 0:g} s")
 
     def _compute_grace(self) -> float:
         return ANSWER_GRACE_SECONDS + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)

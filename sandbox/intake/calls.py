@@ -12,7 +12,7 @@ from typing import Any
 MAX_CALLS = 256  # of one execution that run at a time; those of plain functions have a thread each
 MAX_WAITING_CALLS = 10_000  # besides; a thread of the code waits for one at a time
 MAX_CALLS_BYTES = 128 * 1024 * 1024  # of what the calls of one execution hand over, until each is answered
-STARTS_AT_ONCE = 16  # of calls, before the event loop does other things
+STARTS_AT_ONCE = 8  # of calls, before the event loop does other things
 
 Frame = tuple[dict[str, Any], bytes]
 

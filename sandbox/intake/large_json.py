@@ -17,7 +17,7 @@ T = TypeVar("T")
 Parts = Generator[None, None, T]  # work in parts of a few milliseconds, and what comes of it
 
 QUICK_BYTES = 64 * 1024  # that take no 10 ms, whatever they are
-QUICK_TEXT_BYTES = 1024 * 1024  # that take no 10 ms where there are few values in them
+QUICK_TEXT_BYTES = 256 * 1024  # that take no 10 ms where there are few values in them
 QUICK_VALUES = 40_000  # that take no 10 ms, lists of lists included
 VALUES_AT_ONCE = 2_000
 CHARACTERS_AT_ONCE = 128 * 1024
@@ -30,11 +30,19 @@ TEXT = re.compile(
 )
 
 
-def read_json(body: bytes) -> Parts[Any]:
-    """The value of compact JSON. Raises ValueError or RecursionError, also for text that UTF-8 cannot hold."""
-    if len(body) > QUICK_TEXT_BYTES or (len(body) > QUICK_BYTES and _count_values(body) > QUICK_VALUES):
+def is_large(body: bytes) -> bool:
+    """Whether JSON is read in parts."""
+    return len(body) > QUICK_TEXT_BYTES or (len(body) > QUICK_BYTES and _count_values(body) > QUICK_VALUES)
+
+
+def read_json(body: bytes, max_depth: int = MAX_DEPTH) -> Parts[Any]:
+    """The value of compact JSON. Raises ValueError or RecursionError, also for text that UTF-8 cannot hold.
+
+    Of large JSON also for more than `MAX_CONTAINERS` lists and dicts, or `max_depth` of them inside one another.
+    """
+    if is_large(body):
         text = yield from _decode(body)
-        return (yield from _read_values(text, has_escapes=b"\\u" in body))
+        return (yield from _read_values(text, max_depth, has_escapes=b"\\u" in body))
     value = loads(body.decode("utf-8"))
     if b"\\u" in body:  # the driver escapes no letters; whoever wrote this may have escaped half a one
         dumps(value).encode("utf-8")
@@ -79,9 +87,10 @@ def _decode(body: bytes) -> Parts[str]:
     return "".join(parts)
 
 
-def _read_values(text: str, *, has_escapes: bool) -> Parts[Any]:
+def _read_values(text: str, max_depth: int, *, has_escapes: bool) -> Parts[Any]:
     """The value, by a loop of Python's own around the scanner, which reads texts and numbers."""
     at, count, containers = 0, 0, 0
+    pause_at = CHARACTERS_AT_ONCE
     around: list[tuple[Any, str, str]] = []  # the lists and dicts around the one that is read: what follows is theirs
     inner: Any = None
     end, key = "", ""  # the mark that ends it, and the key that the next value has in it
@@ -89,8 +98,8 @@ def _read_values(text: str, *, has_escapes: bool) -> Parts[Any]:
     while True:
         mark = text[at : at + 1]
         if mark == "[" or mark == "{":
-            if len(around) == MAX_DEPTH:
-                raise RecursionError("nested too deeply")
+            if len(around) == max_depth:
+                raise RecursionError(f"nested too deeply, more than {max_depth} levels")
             value: Any = [] if mark == "[" else {}
             value_end = "]" if mark == "[" else "}"
             at += 1
@@ -107,7 +116,8 @@ def _read_values(text: str, *, has_escapes: bool) -> Parts[Any]:
         else:
             value, at = yield from _read_scalar(text, at, has_escapes)
         count += 1
-        if not count % VALUES_AT_ONCE:
+        if count >= VALUES_AT_ONCE or at > pause_at:
+            count, pause_at = 0, at + CHARACTERS_AT_ONCE
             yield
         while end:
             if end == "]":

@@ -19,9 +19,9 @@ from ..errors import (
     SubmitError,
     VolumeError,
 )
-from ..intake.large_json import Parts, read_json
+from ..intake.large_json import Parts, is_large, read_json
 from ..result import Result
-from ..wire.submission import SubmissionError, check_submission
+from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError, check_submission
 
 if TYPE_CHECKING:
     from ..meta import Meta
@@ -67,10 +67,10 @@ def decode_end(
 def _decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Parts[dict[str, Any]]:
     """The fields that were submitted. Raises SubmissionError."""
     try:
-        value = yield from read_json(body)
+        value = yield from read_json(body, MAX_SUBMIT_DEPTH + 1)
     except (ValueError, RecursionError) as error:
         raise SubmissionError(f"it is no strict JSON ({type(error).__name__}: {str(error)[:100]})") from None
-    return check_submission(value, body, expected)
+    return check_submission(value, body, expected, is_within_limits=is_large(body))
 
 
 def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:

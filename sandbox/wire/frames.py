@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_HEADER_BYTES = 64 * 1024  # headers hold ids and short names only
-MAX_CALL_BYTES = 16 * 1024 * 1024  # of the body with which code calls a function of the host
+MAX_CALL_BYTES = 4 * 1024 * 1024  # of the body with which code calls a function of the host, and of any other to it
 
 
 class BadFrameError(Exception):
@@ -53,45 +53,55 @@ class FrameReader:
 
     def __init__(self, body_limit: int | None = None) -> None:
         self._body_limit = body_limit
-        self._parts: list[bytes] = []  # of a frame that is not complete yet
-        self._size = 0  # bytes in it
-        self._size_needed = 0  # bytes that it takes at least
+        self._line = b""  # of a header that is not complete yet
+        self._header: dict[str, Any] | None = None  # of a body that is not complete yet
+        self._parts: list[bytes] = []  # of that body and the newline after it, copied once, for it may be large
+        self._missing = 0  # bytes of them
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes | None]]:
         """The frames that these bytes complete. Raises BadFrameError; the stream is lost after that."""
-        if self._parts:
-            self._parts.append(data)
-            self._size += len(data)
-            if self._size < self._size_needed:
-                return []
-            data = b"".join(self._parts)
-            self._parts = []
         frames: list[tuple[dict[str, Any], bytes | None]] = []
-        begin, size = 0, len(data)
+        begin = 0
+        if self._line:
+            data, self._line = self._line + data, b""
+        size = len(data)
         while begin < size:
+            if self._header is not None:
+                taken = data[begin : begin + self._missing]
+                self._parts.append(taken)
+                self._missing -= len(taken)
+                begin += len(taken)
+                if not self._missing:
+                    frames.append((self._header, self._finish_body()))
+                    self._header = None
+                continue
             end = data.find(b"\n", begin)
             if end < 0:
                 if size - begin > MAX_HEADER_BYTES:
                     raise BadFrameError("a header longer than any of ours")
-                self._keep_rest(data[begin:], 0)
+                self._line = data[begin:]
                 break
             header = self._parse_header(data[begin:end])
-            body = None
-            if "body" in header:
-                stop = end + 1 + header["body"]
-                if stop >= size:
-                    self._keep_rest(data[begin:], stop + 1 - begin)
-                    break
+            begin = end + 1
+            if "body" not in header:
+                frames.append((header, None))
+                continue
+            stop = begin + header["body"]
+            if stop < size:  # most of them
                 if data[stop] != 10:
                     raise BadFrameError("a body that is longer than its header says")
-                body = data[end + 1 : stop]
-                end = stop
-            frames.append((header, body))
-            begin = end + 1
+                frames.append((header, data[begin:stop]))
+                begin = stop + 1
+            else:
+                self._header, self._missing = header, header["body"] + 1
         return frames
 
-    def _keep_rest(self, rest: bytes, size_needed: int) -> None:
-        self._parts, self._size, self._size_needed = [rest], len(rest), size_needed
+    def _finish_body(self) -> bytes:
+        parts, self._parts = self._parts, []
+        if parts[-1][-1] != 10:
+            raise BadFrameError("a body that is longer than its header says")
+        parts[-1] = parts[-1][:-1]
+        return b"".join(parts)
 
     def _parse_header(self, line: bytes) -> dict[str, Any]:
         try:

@@ -38,13 +38,18 @@ def check_fields(fields: dict[str, Any], expected: list[dict[str, str]]) -> None
             raise SubmissionError(f"the field {field['name']!r} must be {kind}, not {type(value).__name__}")
 
 
-def check_limits(fields: dict[str, Any], body: bytes) -> None:
-    """Raises SubmissionError where the fields, which are that JSON, are too large, too many or nested too deeply."""
+def check_size(body: bytes) -> None:
+    """Raises SubmissionError for JSON that is too large."""
     if len(body) > MAX_SUBMIT_BYTES:
         raise SubmissionError(
             f"SUBMIT was given {len(body):,} bytes of JSON, more than the {MAX_SUBMIT_BYTES:,} that it takes: "
             "save the data to the volume with save_to_volume and submit its path"
         )
+
+
+def check_limits(fields: dict[str, Any], body: bytes) -> None:
+    """Raises SubmissionError where the fields, which are that JSON, are too large, too many or nested too deeply."""
+    check_size(body)
     if has_too_many_containers(fields, body):
         raise SubmissionError(
             f"SUBMIT was given more than {MAX_CONTAINERS:,} lists and dicts: save the data to the volume with "
@@ -59,17 +64,23 @@ def check_limits(fields: dict[str, Any], body: bytes) -> None:
                 )
 
 
-def check_submission(value: Any, body: bytes, expected: list[dict[str, str]] | None) -> dict[str, Any]:
+def check_submission(
+    value: Any, body: bytes, expected: list[dict[str, str]] | None, *, is_within_limits: bool
+) -> dict[str, Any]:
     """The fields that came out of a sandbox, whose code may have written them past SUBMIT: checked as SUBMIT does.
 
-    `body` is their JSON. `expected` are the fields that were asked for, None for any. Raises SubmissionError.
+    `body` is their JSON. `expected` are the fields that were asked for, None for any. `is_within_limits` says that
+    whoever read them has counted lists and levels already. Raises SubmissionError.
     """
     if type(value) is not dict:
         raise SubmissionError("it has no fields")
     submitted: dict[str, Any] = value  # type: ignore[reportUnknownVariableType]
     if expected is not None:
         check_fields(submitted, expected)
-    check_limits(submitted, body)
+    if is_within_limits:
+        check_size(body)
+    else:
+        check_limits(submitted, body)
     return submitted
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import time
 from collections.abc import Callable
@@ -95,6 +94,7 @@ MIB = 1 << 20
 BODIES = {
     "empty lists": """b'{"x":[' + b'[],' * (MIB // 3 - 10) + b'0]}'""",
     "nested lists": """b'{"x":[' + b'[[[[[]]]]],' * (MIB // 11 - 10) + b'0]}'""",
+    "as many lists as may be": """b'{"x":[' + b'[0,0,0],' * 99_990 + b'0]}'""",
     "integers": """b'{"x":[' + b'0,' * (MIB // 2 - 10) + b'0]}'""",
     "long integers": """b'{"x":[' + (b'9' * 4300 + b',') * (MIB // 4301 - 1) + b'0]}'""",
     "keys": """b'{' + b','.join(b'"%x":0' % i for i in range(MIB // 10)) + b'}'""",
@@ -124,10 +124,10 @@ run()
     "calls of empty lists": CALL + """call(b'{"args":[[' + b'[],' * (2 * MIB // 3 - 30) + b'0]],"kwargs":{}}')""",
     "calls of one text": CALL
     + """
-call(b'{"args":["' + b'a' * (16 * MIB - 99) + '\\U0001f600'.encode() + b'"],"kwargs":{}}')
+call(b'{"args":["' + b'a' * (4 * MIB - 99) + '\\U0001f600'.encode() + b'"],"kwargs":{}}')
 """,
-    "large calls": CALL + """call(b'{"args":[[' + b'[],' * (16 * MIB // 3 - 30) + b'0]],"kwargs":{}}')""",
-    "calls of escapes": CALL + """call(b'{"args":["' + b'\\\\\\"' * (8 * MIB - 99) + b'"],"kwargs":{}}')""",
+    "large calls": CALL + """call(b'{"args":[[' + b'[],' * (4 * MIB // 3 - 30) + b'0]],"kwargs":{}}')""",
+    "calls of escapes": CALL + """call(b'{"args":["' + b'\\\\\\"' * (2 * MIB - 99) + b'"],"kwargs":{}}')""",
     "large answers that are never read": CALL + """call(b'{"args":[],"kwargs":{}}', "answer")""",
     "a million prompts": "llm_query_batched([''] * 1_000_000)",
     "a million prompts by hand": CALL
@@ -261,14 +261,10 @@ def make_interpreter(flood: Flood, block: LocalSandbox, seconds: float) -> Inter
 
 
 async def measure_pause(flood: Flood | None, block: LocalSandbox, seconds: float = FLOOD_SECONDS) -> Pause:
-    """The longest pause of the loop, from the flood's first byte to the end of its sandbox.
-
-    None is no flood, and one full run of Python's garbage collector, which whatever a process does brings now and then.
-    """
+    """The longest pause of the loop, from the flood's first byte to the end of its sandbox; None: idle."""
     if flood is None:
         async with Pause() as pause:
             await asyncio.sleep(seconds)
-            gc.collect()
         return pause
     interpreter = make_interpreter(flood, block, seconds)
     await interpreter.start()

@@ -3,24 +3,35 @@
 `make chaos` measures every flood; `make test-full` some of each kind.
 """
 
+import gc
 import logging
+from collections.abc import Iterator
 
 import pytest
 
 from rlm_batch import LocalSandbox
 
 from ..infra.isolation_levels import find_strongest_level
-from .floods import CODE, FLOODS, Flood, measure_pause
+from .floods import FLOODS, Flood, measure_pause
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left", "frozen_heap"), pytest.mark.timeout(120)]
 
 LIMIT_SECONDS = 0.05  # beyond what the loop stands still without a flood, in the same process
-TRIES = 4  # other processes of a machine take their time too: what holds the loop does so each time
+TRIES = 6  # other processes of a machine take their time too: what holds the loop does so each time
 SHORT = (
     "slow calls that nobody waits for", "large calls", "calls of escapes", "a million prompts by hand",
-    "SUBMIT of integers", "output in one frame", "file names", "headers without fields", "one result that is too large",
+    "SUBMIT of as many lists as may be", "output in one frame", "file names", "headers without fields", "one result that is too large",
 )  # fmt: skip
 FLOOD_OF = {flood.name: flood for flood in FLOODS}
+
+
+@pytest.fixture
+def frozen_heap() -> Iterator[None]:
+    """Python's garbage collector passes over what the tests have loaded: what it takes for that is not the flood's."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 async def check_pause(flood: Flood) -> None:
@@ -48,8 +59,3 @@ async def test_no_flood_holds_the_event_loop(name: str) -> None:
 @pytest.mark.parametrize("name", SHORT)
 async def test_some_floods_of_each_kind_do_not_hold_the_event_loop(name: str) -> None:
     await check_pause(FLOOD_OF[name])
-
-
-def test_there_are_floods_of_every_kind() -> None:
-    assert len(CODE) >= 12
-    assert set(SHORT) <= set(FLOOD_OF)

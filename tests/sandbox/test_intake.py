@@ -102,6 +102,17 @@ def test_more_lists_than_a_garbage_collector_looks_through_in_a_moment_are_refus
     assert read("[" + "[]," * MAX_CONTAINERS + "[]]") == "refused"
 
 
+def test_large_json_is_read_no_deeper_than_a_result_may_be() -> None:
+    wide = "0," * 200_000
+    for levels, is_refused in ((101, False), (102, True)):
+        body = f"{'[' * levels}{wide}0{']' * levels}".encode()
+        if is_refused:
+            with pytest.raises(RecursionError, match="more than 101 levels"):
+                finish(read_json(body, 101))
+        else:
+            assert finish(read_json(body, 101))
+
+
 def test_code_is_told_that_it_submits_too_many_lists(local: LocalSandbox) -> None:
     code = "try: SUBMIT(x=[[]] * 100_001)\nexcept ValueError as error: SUBMIT(said=str(error), text='[{' * 200_000)"
     with LocalInterpreter(isolation=local.isolation) as interpreter:
