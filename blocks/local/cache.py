@@ -37,8 +37,9 @@ async def check_out_repository(url: str, commit: str, token: SecretStr | None) -
         try:
             await run_fetch("--depth", "1", "--", url, commit)
         except ConfigurationError:
-            # Some servers hand out only what a branch or a tag names: all of those, then.
-            await run_fetch("--", url, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
+            # Some servers hand out only what a branch or a tag names: all of those, then. They are no branches of the
+            # clone's own: git refuses to fetch into the one that is checked out, as a new repository's first one is.
+            await run_fetch("--", url, "+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
         await run_here("checkout", "--quiet", "--detach", commit, timeout=FETCH_TIMEOUT_SECONDS)
         (folder / ".git" / "FETCH_HEAD").unlink(missing_ok=True)  # it has the address, with what stands in it
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import importlib.util
 import os
 import subprocess
 import tarfile
+import threading
 import traceback
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch
 from rlm_batch.blocks.git import resolve_commit, run_git
+from rlm_batch.blocks.local.cache import check_out_repository
 from rlm_batch.blocks.local.packages import install_packages
 
 pytestmark = pytest.mark.anyio
@@ -80,6 +84,59 @@ async def test_a_branch_a_tag_a_commit_and_by_default_the_head(repository: Path,
         async with LocalSandbox(repo_url=str(repository), repo_ref=ref).interpreter(timeout=20) as interpreter:
             result = await interpreter.execute("from answers import ANSWER\nSUBMIT(answer=ANSWER)")
             assert result.answer == expected, ref
+
+
+@pytest.fixture(params=["git", "files"])
+def branches_only(repository: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server of the repository that hands out what a branch or a tag names, and no other commit.
+
+    One is git's own, which looks at allowAnySHA1InWant in the protocol's first version; the other hands out files.
+    """
+    subprocess.run(["git", "-C", str(repository), "config", "uploadpack.allowAnySHA1InWant", "false"], check=True)
+    # The branch that a new repository is on, as the clone in the cache is: the one that is fetched.
+    settings = {"protocol.version": "0", "init.defaultBranch": "main"}
+    for number, (name, value) in enumerate(settings.items()):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", name)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", str(len(settings)))
+    if request.param == "git":
+        yield f"file://{repository}"
+        return
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            subprocess.run(["git", "-C", str(repository), "update-server-info"], check=True)
+            super().do_GET()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    handler = partial(Files, directory=str(repository))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/.git"
+        server.shutdown()
+
+
+def test_a_server_that_hands_out_branches_only_is_enough_also_where_one_was_pushed_by_force(
+    repository: Path, commit: Commit, branches_only: str
+) -> None:
+    def check_out(ref: str) -> str:
+        async def main() -> Path:
+            found = await LocalSandbox(repo_url=branches_only, repo_ref=ref).commit()
+            return await check_out_repository(branches_only, found or "", None)
+
+        return (asyncio.run(main()) / "answers.py").read_text()
+
+    first, second = commit("first"), commit("second")
+    subprocess.run(["git", "-C", str(repository), "tag", "v1"], check=True)
+    commit("third")
+    for ref, expected in (("main", "third"), ("v1", "second"), (first, "first")):
+        assert check_out(ref) == f"ANSWER = {expected!r}\n", ref
+    subprocess.run(["git", "-C", str(repository), "reset", "--quiet", "--hard", second], check=True)
+    forced = commit("forced")
+    for ref in ("main", forced):
+        assert check_out(ref) == "ANSWER = 'forced'\n", ref
 
 
 async def test_all_sandboxes_of_a_block_see_one_commit_and_a_new_commit_is_another_key(
