@@ -3,6 +3,7 @@
 0: all well. 1: some executions failed. 2: wrong usage or set-up. 130: interrupted.
 """
 
+import logging
 import os
 import sys
 
@@ -19,6 +20,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the command that the arguments (by default the process's) name, and exits with its status."""
     for name, value in QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
+    # For the same reason: a log line that a server which is gone has not got is an error of logging, to Prefect.
+    logging.raiseExceptions = False
     from cyclopts import CycloptsError
 
     from ..sandbox.errors import RlmBatchError

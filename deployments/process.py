@@ -3,20 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
+from ..flows.child_process import build_module_command
 from ..flows.prefect_server import server_environment
 
-# Runs a module as `python -m` does, in a process that is told to end when its parent does, were it by SIGKILL. A shell
-# starts what is in its background with SIGINT ignored, and a Prefect worker that inherits that never ends.
-WITH_PARENT_PROGRAM = (
-    "import ctypes, os, runpy, signal, sys; parent = os.getppid(); "
-    "signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); os.getppid() == parent or sys.exit(); "
-    "del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-)
 END_GRACE_SECONDS = 10.0  # seconds to end by itself: a server writes what it has taken in
 
 
@@ -47,14 +39,11 @@ class PrefectProcess:
         return environment
 
     def _launch(self, *words: str, environment: dict[str, str]) -> None:
-        """Starts `python -m` with these words, in a session of its own: Ctrl-C ends the flow runs first.
-
-        The process ends with the thread that calls this.
-        """
+        """Starts `python -m` with these words, in a session of its own: Ctrl-C ends the flow runs first."""
         with self.log.open("ab") as output:
             self._log_offset = output.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", WITH_PARENT_PROGRAM, *words],
+                build_module_command(*words),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

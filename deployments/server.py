@@ -1,6 +1,5 @@
 """A Prefect server as a process of ours, on loopback, with the settings that suit us."""
 
-import re
 import socket
 import time
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import Self
 import httpx
 from prefect.settings import get_current_settings
 
+from ..flows.child_process import read_failure_reason
 from ..flows.origin_guard import APP_DIR, FACTORY, build_origin_settings
 from ..sandbox.errors import ConfigurationError
 from .process import PrefectProcess, end_process
@@ -96,17 +96,8 @@ class PrefectServer(PrefectProcess):
                 if httpx.get(f"{self.url}/health", timeout=2.0).status_code == 200:
                     return
             time.sleep(0.1)
-        raise ConfigurationError(
-            f"the Prefect server did not start: {self._read_failure_reason()} (its log is {self.log})"
-        )
-
-    def _read_failure_reason(self) -> str:
-        """What the log has of it since this start: the last error, or else the last line."""
-        with self.log.open("rb") as log:
-            log.seek(self._log_offset)
-            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b", line)]
-        return (errors or lines or ["it said nothing"])[-1]
+        reason = read_failure_reason(self.log, self._log_offset)
+        raise ConfigurationError(f"the Prefect server did not start: {reason} (its log is {self.log})")
 
     def end(self) -> None:
         """Ends it, whatever it is doing; one that has ended is no error."""

@@ -30,6 +30,7 @@ from prefect.settings import (
 from prefect.states import Crashed
 
 from ..blocks.worker_consent import ALLOWED_PATHS
+from ..flows.child_process import describe_exit_status
 from ..sandbox.errors import ConfigurationError
 from .deploy import deploy
 from .server import WORK_POOL, PrefectServer
@@ -101,7 +102,7 @@ async def _start_and_watch(server: PrefectServer, worker: PrefectWorker, home: P
             status = process.poll_exit_status()
             if status is not None:
                 raise ConfigurationError(
-                    f"the Prefect {what} has ended by itself, with {_describe_status(status)}: see {process.log}"
+                    f"the Prefect {what} has ended by itself, with {describe_exit_status(status)}: see {process.log}"
                 )
         _reap_adopted_children(but=(server.pid, worker.pid))
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
@@ -127,10 +128,6 @@ def _reap_adopted_children(but: tuple[int | None, ...]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def _describe_status(status: int) -> str:
-    return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
-
-
 async def _read_last_heartbeat(name: str) -> Any:
     """When the server last heard of a worker of that name, None if never."""
     async with get_client() as client:
@@ -144,7 +141,7 @@ async def _wait_for_worker(worker: PrefectWorker, since: Any) -> None:
         status = worker.poll_exit_status()
         if status is not None:
             raise ConfigurationError(
-                f"the Prefect worker did not start, but ended with {_describe_status(status)}: see {worker.log}"
+                f"the Prefect worker did not start, but ended with {describe_exit_status(status)}: see {worker.log}"
             )
         await asyncio.sleep(0.2)
 

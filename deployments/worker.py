@@ -35,7 +35,7 @@ class PrefectWorker(PrefectProcess):
         self.allowed_paths = allowed_paths
 
     def launch(self) -> None:
-        """Starts its process, which ends with the thread that calls this."""
+        """Starts its process."""
         environment = self._environment()
         environment.setdefault("PREFECT_WORKER_QUERY_SECONDS", QUERY_SECONDS)
         environment[ALLOWED_PATHS] = self.allowed_paths

@@ -30,6 +30,7 @@ class BatchFlow(Flow[P, T]):
     """
 
     listener: FlowListener | None = None
+    results_path: str | None = None  # of a run that goes on in this process, as soon as it has a ledger
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Runs the flow; a coroutine, as the function's own call would be."""
@@ -46,8 +47,9 @@ class BatchFlow(Flow[P, T]):
         parameters = spill_long_parameters(dict(_positional(self.fn).bind(*args, **kwargs).arguments))
         if parameters.get("shards") is not None:
             require_server_url()  # rather than start one that has no workers
-        async with embedded_server():
-            return await super().__call__(**options, **parameters)  # type: ignore[misc]
+        run = copy.copy(self)  # which is told where its results are
+        async with embedded_server(lambda: run.results_path):
+            return await Flow.__call__(run, **options, **parameters)  # type: ignore[misc]
 
 
 def _positional(function: Callable[..., Any]) -> inspect.Signature:

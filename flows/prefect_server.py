@@ -14,17 +14,21 @@ import contextvars
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..sandbox.errors import ConfigurationError
+from ..sandbox.errors import ConfigurationError, RlmBatchError
+from .child_process import describe_exit_status, read_last_error
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
+    from prefect.server.api.server import SubprocessASGIServer
+
+POLL_INTERVAL_SECONDS = 0.5  # between two looks at the embedded server's process
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
@@ -45,12 +49,14 @@ def server_environment() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def embedded_server() -> AsyncIterator[None]:
+async def embedded_server(find_results_path: Callable[[], str | None] = lambda: None) -> AsyncIterator[None]:
     """Where no server is configured, the one that Prefect embeds runs within this, with our settings.
 
-    Raises ConfigurationError where there is neither, and where the configured one wants a password. The embedded one
-    outlives a Ctrl-C in the terminal, which goes to every process there: the flow run that it ends has to be told to
-    the server. So the server starts in a thread that does not take the signal, and inherits that.
+    Raises ConfigurationError where there is neither, where the configured one wants a password, and where the embedded
+    one fails: what runs within this is cancelled when its process ends, and told where the results so far are, as
+    `find_results_path` knows then. The embedded one outlives a Ctrl-C in the terminal, which goes to every process
+    there: the flow run that it ends has to be told to the server. So the server starts in a thread that does not take
+    the signal, and inherits that.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
@@ -63,12 +69,66 @@ async def embedded_server() -> AsyncIterator[None]:
         yield
         return
     with _apply_server_settings():
-        started = Future[None]()
+        started = Future["SubprocessASGIServer"]()
         started.set_running_or_notify_cancel()  # whoever waits for it may be cancelled: the thread goes on
         # A daemon: what is cancelled meanwhile does not wait for the server.
         threading.Thread(target=contextvars.copy_context().run, args=(_start_server, started), daemon=True).start()
-        await asyncio.wrap_future(started)
-        yield
+        async with _end_with_server(await asyncio.wrap_future(started), find_results_path):
+            yield
+
+
+@asynccontextmanager
+async def _end_with_server(
+    server: "SubprocessASGIServer", find_results_path: Callable[[], str | None]
+) -> AsyncIterator[None]:
+    """What runs within this is cancelled when the server's process ends. Raises ConfigurationError where it failed."""
+    from .server_app import answer_for_ended_server
+
+    process = server.server_process
+    assert process is not None
+
+    async def watch() -> None:
+        while process.poll() is None:  # noqa: ASYNC110 - a process, which tells nobody
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+        answer_for_ended_server(server)
+        ending.reschedule(asyncio.get_running_loop().time())
+
+    watching: asyncio.Task[None] | None = None
+    try:
+        async with asyncio.timeout(None) as ending:
+            watching = asyncio.create_task(watch())
+            yield
+    except RlmBatchError:
+        raise
+    except Exception as error:
+        status = process.poll()
+        # Prefect's client has no type of its own for a server that does not tell its version.
+        if status is None and not (isinstance(error, httpx.HTTPError) or "Failed to reach API" in str(error)):
+            raise
+        raise ConfigurationError(_describe_failure(server, status, error, find_results_path())) from error
+    finally:
+        if watching is not None:
+            watching.cancel()
+
+
+def _describe_failure(
+    server: "SubprocessASGIServer", status: int | None, error: Exception, results_path: str | None
+) -> str:
+    """What became of an embedded server, where its log is, and what is left of the run."""
+    from .server_app import GuardedSubprocessServer, get_log_path
+
+    what, reason, log = "has failed", str(error).partition("\n")[0], ""
+    if status is not None:
+        what, reason = f"has ended by itself, with {describe_exit_status(status)},", ""
+    if isinstance(server, GuardedSubprocessServer):  # one of Prefect's own has no log
+        reason = read_last_error(get_log_path(), server.log_offset) or reason
+        log = f"; its log is {get_log_path()}"
+    if results_path is None:
+        return f"Prefect's embedded server {what} before anything ran{reason and f' ({reason})'}{log}. Run it again"
+    return (
+        f"Prefect's embedded server {what} while the flow ran{reason and f' ({reason})'}{log}; the results so far are "
+        f"in {results_path}: run again with the same results_path (--results-path, or --resume) to run only the rest"
+    )
 
 
 async def check_server(client: "PrefectClient", url: str, alternative: str) -> None:
@@ -103,27 +163,28 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
 _start_lock = threading.Lock()  # two flows that begin at one time share one server
 
 
-def _start_server(started: Future[None]) -> None:
+def _start_server(started: "Future[SubprocessASGIServer]") -> None:
     """Starts the embedded server, without the terminal's Ctrl-C, and says in `started` how that went."""
-    from .server_app import GuardedSubprocessServer
+    from .server_app import GuardedSubprocessServer, get_log_path
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with _start_lock:
         try:
             server = GuardedSubprocessServer()
-            if not isinstance(server, GuardedSubprocessServer) and not server.running:
-                # One of Prefect's own that did not start: it would be asked to start again.
+            process = server.server_process
+            if process is None or process.poll() is not None:
+                # One of Prefect's own that did not start would be asked to start again, and one that has ended not.
                 server.stop()
                 server = GuardedSubprocessServer()
             server.start()
         except Exception as cause:  # noqa: BLE001 - it is raised where the server was asked for
             error = ConfigurationError(
-                f"Prefect's embedded server did not start: {cause}. Look at PREFECT_HOME, or start a server and name "
-                "it in PREFECT_API_URL"
+                f"Prefect's embedded server did not start: {cause} (its log is {get_log_path()}). Nothing was run: "
+                "look at PREFECT_HOME, or start a server and name it in PREFECT_API_URL"
             )
             started.set_exception(error)
             return
-    started.set_result(None)
+    started.set_result(server)
 
 
 @contextmanager

@@ -1,16 +1,27 @@
 """Prefect's server with our guard around it: what uvicorn serves in the servers that rlm-batch starts."""
 
+import atexit
+import json
 import os
 import subprocess
-import sys
+import threading
+import time
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import httpx
 from prefect.server.api.middleware import CsrfMiddleware
 from prefect.server.api.server import SubprocessASGIServer, create_app
-from prefect.settings import get_current_settings
+from prefect.settings import PREFECT_HOME, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
 from starlette.middleware import Middleware
 
+from .child_process import build_module_command, read_failure_reason
 from .origin_guard import APP_DIR, EXTERNAL, FACTORY, OriginGuard, build_origin_settings, split_origins
+
+START_ATTEMPTS = 3  # for a port that somebody takes between the look and the start
 
 
 def create_guarded_app() -> OriginGuard:
@@ -33,10 +44,51 @@ class ExternalCsrfMiddleware(CsrfMiddleware):
 
 
 class GuardedSubprocessServer(SubprocessASGIServer):
-    """The server that Prefect embeds in a program, with the guard around it. Prefect's clients find it as its own."""
+    """The server that Prefect embeds in a program, with the guard around it. Prefect's clients find it as its own.
+
+    What it says goes to `embedded-server.log` in PREFECT_HOME, from the byte `log_offset` on.
+    """
+
+    log_offset = 0
+
+    def start(self, timeout: int | None = None) -> None:
+        """Returns when it answers. Raises RuntimeError, with its own words, where it ends instead or takes too long.
+
+        Prefect's own starts a server that has ended with status 3, whose database cannot be opened, again and again,
+        and waits two minutes for one that has ended with another.
+        """
+        if self.running:
+            return
+        self.running = True  # Prefect's clients ask for it too, and start what does not run
+        seconds = timeout or PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()
+        deadline, reason = time.monotonic() + seconds, ""
+        try:
+            for _ in range(START_ATTEMPTS):
+                self.port = self.find_available_port()
+                self.server_process = self._run_uvicorn_command()
+                while self.server_process.poll() is None and time.monotonic() < deadline:
+                    if self._answers():
+                        atexit.register(self.stop)
+                        return
+                    time.sleep(0.1)
+                if self.server_process.poll() is None:
+                    raise RuntimeError(f"it did not answer within {seconds} s")
+                reason = read_failure_reason(get_log_path(), self.log_offset)
+                if "address already in use" not in reason:  # by somebody who was faster
+                    break
+            raise RuntimeError(reason)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.api_url}/health", timeout=5.0).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
 
     def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
-        """Starts its process, as Prefect does but for the application and the origins."""
+        """Starts its process, as Prefect does but for the application, the origins and the log; it ends with ours."""
         assert self.port is not None
         environment = {
             **os.environ,
@@ -47,8 +99,56 @@ class GuardedSubprocessServer(SubprocessASGIServer):
             **build_origin_settings(self.port),
         }
         environment.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # of a server for others
-        command = [sys.executable, "-m", "uvicorn", "--factory", FACTORY, "--host", "127.0.0.1"]
+        # The command line sets it for itself, and the log is where a person looks for what went wrong.
+        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
+        command = build_module_command("uvicorn", "--factory", FACTORY, "--host", "127.0.0.1")
         # As for the server of `rlm-batch up`.
         options = ["--app-dir", APP_DIR, "--workers", "1", "--port", str(self.port)]
         options += ["--log-level", "error", "--lifespan", "on"]
-        return subprocess.Popen([*command, *options], env=environment)
+        path = get_log_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as log:
+            self.log_offset = log.tell()
+            return subprocess.Popen(
+                [*command, *options], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+
+class _GoneHandler(BaseHTTPRequestHandler):
+    """Answers everything, web sockets too, with a status that no client tries again."""
+
+    def _answer(self) -> None:
+        body = json.dumps({"detail": "Prefect's embedded server has ended."}).encode()
+        self.send_response(HTTPStatus.GONE)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: whoever called the flow is told."""
+
+
+_ended_ports: set[int] = set()
+
+
+def answer_for_ended_server(server: SubprocessASGIServer) -> None:
+    """Answers at the address of an embedded server whose process has ended, for as long as this process lives.
+
+    Prefect's clients try again for minutes where nobody answers: for the run's last state, and at the end of the
+    process for each event and each line of the log that is still to be delivered.
+    """
+    if server.port is None or server.port in _ended_ports:
+        return
+    with suppress(OSError):  # somebody else has the port: then they are told nothing
+        gone = ThreadingHTTPServer(("127.0.0.1", server.port), _GoneHandler)
+        _ended_ports.add(server.port)
+        threading.Thread(target=gone.serve_forever, daemon=True).start()
+
+
+def get_log_path() -> Path:
+    """Where embedded servers write why they end."""
+    return PREFECT_HOME.value() / "embedded-server.log"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prefect.context import FlowRunContext
 
@@ -79,6 +80,14 @@ class OutcomeRecorder:
         """The same for an execution that was never started here, which whoever watches counts as started first."""
         self.listener.on_execution_start(execution.index)
         self.record_failure(execution, error)
+
+
+def announce_results_path(path: str) -> None:
+    """Tells the flow of the current flow run, one of ours, where its results are; whoever called it may ask."""
+    context = FlowRunContext.get()
+    flow: Any = None if context is None else context.flow
+    if hasattr(flow, "results_path"):
+        flow.results_path = path
 
 
 def find_listener() -> FlowListener:

@@ -31,7 +31,7 @@ from ..sharding.coordinator import ShardingExecutor
 from ..sharding.planner import plan_shards
 from .artifacts import ArtifactPublisher
 from .context import Label, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
-from .events import OutcomeRecorder, find_listener
+from .events import OutcomeRecorder, announce_results_path, find_listener
 from .executor import LaneExecutor
 from .failures import Outcomes
 from .outcome_store import MemoryStore
@@ -115,6 +115,7 @@ async def open_job(
     ledger = Ledger(get_results_root() / flow_run.id if not named else locate_ledger(named))
     context = await open_run_context(provider, options, label, ledger, total)
     await asyncio.to_thread(ledger.create)
+    announce_results_path(str(ledger.path))
     log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)
     spec = report_spec or ReportSpec()
     record = RunRecord(

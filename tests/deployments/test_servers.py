@@ -17,7 +17,7 @@ import pytest
 from prefect.deployments import run_deployment
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from rlm_batch.deployments.process import WITH_PARENT_PROGRAM
+from rlm_batch.flows.child_process import build_module_command
 
 from ..infra.csrf import get_csrf_headers
 from ..infra.servers import SERVICES, Servers
@@ -63,7 +63,7 @@ def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     program, *arguments = SERVICES["worker"]["command"]
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", WITH_PARENT_PROGRAM, program, *arguments],
+            build_module_command(program, *arguments),
             env={**os.environ, **given},
             stdin=subprocess.DEVNULL,
             stdout=log,

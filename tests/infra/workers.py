@@ -31,9 +31,9 @@ from urllib.parse import urlsplit
 from prefect.client.orchestration import SyncPrefectClient
 
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.deployments.process import WITH_PARENT_PROGRAM
 from rlm_batch.deployments.server import WORK_POOL, PrefectServer
 from rlm_batch.deployments.worker import QUERY_SECONDS
+from rlm_batch.flows.child_process import build_module_command
 from rlm_batch.flows.prefect_server import SERVER_SETTINGS
 
 from .machine import list_descendants
@@ -171,7 +171,7 @@ class Worker(Machine):
         which = ("--pool", WORK_POOL, "--type", "process", "--name", name, "--install-policy", "never")
         most = () if limit is None else ("--limit", str(limit))
         super().__init__(
-            [sys.executable, "-c", WITH_PARENT_PROGRAM, "prefect", "worker", "start", *which, *most],
+            build_module_command("prefect", "worker", "start", *which, *most, parent=0),
             folder=folder,
             log=folder / "worker.log",
             name=name,

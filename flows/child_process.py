@@ -1,0 +1,84 @@
+"""Python modules as processes of ours that end when we do, however we end, and what their logs say of why they ended.
+
+This file is itself what such a process runs first: `python -m rlm_batch.flows.child_process PARENT MODULE ARGUMENTS`.
+"""
+
+import os
+import re
+import runpy
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+POLL_INTERVAL_SECONDS = 0.2  # between two looks at who the parent is
+END_GRACE_SECONDS = 0.5  # from SIGTERM to SIGKILL, for what nobody waits for any more
+
+
+def build_module_command(*words: object, parent: int | None = None) -> list[str]:
+    """The command that runs a module with these arguments, in a process that is gone within a second of its parent.
+
+    `parent` is the id of the process that starts it, by default this one; 0 stands for whichever it turns out to be.
+    """
+    parent = os.getpid() if parent is None else parent
+    return [sys.executable, "-m", __name__, str(parent), *map(str, words)]
+
+
+def read_failure_reason(log: Path, offset: int) -> str:
+    """What a log has, from that byte on, of why its process ended: the last error, or else the last line."""
+    lines = _read_lines(log, offset)
+    return (_find_errors(lines) or lines or ["it said nothing"])[-1]
+
+
+def read_last_error(log: Path, offset: int) -> str:
+    """The last error that a log has from that byte on, empty where it has none."""
+    return next(reversed(_find_errors(_read_lines(log, offset))), "")
+
+
+def _read_lines(log: Path, offset: int) -> list[str]:
+    with log.open("rb") as file:
+        file.seek(offset)
+        return [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+
+
+def _find_errors(lines: list[str]) -> list[str]:
+    return [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Refused)\b", line)]
+
+
+def describe_exit_status(status: int) -> str:
+    """How a process has ended, for people: `status 1`, `signal SIGKILL`."""
+    return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+
+
+def _end_with_parent(parent: int) -> None:
+    """Waits until this process is another one's child, and ends it: first by SIGTERM, and then with all it has started.
+
+    The kernel gives away the children of a process that dies. Linux's own signal for that comes when the *thread* ends
+    that started this process, and macOS has none. What a Prefect worker leaves are its flow runs, whose sandboxes end
+    with them.
+    """
+    while os.getppid() == parent:
+        time.sleep(POLL_INTERVAL_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(END_GRACE_SECONDS)
+    with suppress(OSError):
+        for children in Path("/proc/self/task").glob("*/children"):
+            for child in map(int, children.read_text().split()):
+                with suppress(ProcessLookupError):
+                    (os.killpg if os.getpgid(child) == child else os.kill)(child, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _main() -> None:
+    # A shell starts what is in its background with SIGINT ignored, and a Prefect worker that inherits that never ends.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    parent = int(sys.argv[1]) or os.getppid()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    del sys.argv[:2]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()

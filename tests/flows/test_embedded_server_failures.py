@@ -1,0 +1,171 @@
+"""What a person is told whose embedded server fails: soon, in one sentence, with what is done; and what is left of it.
+
+Each runs the command as a person does, which takes seconds of Prefect's imports.
+"""
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ..infra.machine import list_descendants
+from ..infra.prefect_database import make_prefect_home
+
+pytestmark = [pytest.mark.timeout(300)]
+END_SECONDS = (
+    15.0  # from the failure to the end of the process, on cores that are shared; Prefect's client takes minutes
+)
+COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
+START_SECONDS = 100.0  # for the imports and a server that fails, with as much beside them
+CODE = """
+import pathlib, time
+while x > 1 and not pathlib.Path(folder, "go").exists():
+    time.sleep(0.05)
+SUBMIT(x=x)
+"""
+Run = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A PREFECT_HOME with a database that is ready."""
+    return make_prefect_home(tmp_path / "home")
+
+
+@pytest.fixture
+def run(tmp_path: Path, no_process_left: None) -> Iterator[Run]:
+    """Starts the command without a server; the last two of its four executions wait for the file `go`."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(home: Path) -> subprocess.Popen[str]:
+        environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+        # Where it is killed, the folders of its sandboxes stay.
+        environment |= {"PREFECT_HOME": str(home), "TMPDIR": str(tmp_path)}
+        (tmp_path / "code.py").write_text(CODE)
+        (tmp_path / "in.csv").write_text("x,folder\n" + "".join(f"{x},{tmp_path}\n" for x in range(4)))
+        command = [COMMAND, "batch", "code.py", "--inputs", "in.csv", "--provider", "local:none"]
+        command += ["--timeout", "200", "--results-path", "results"]
+        started.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+        )
+        return started[-1]
+
+    yield start
+    for program in started:
+        program.kill()
+        program.wait()
+        assert program.stderr is not None
+        program.stderr.close()
+
+
+def read_results(tmp_path: Path) -> int:
+    return sum(part.read_bytes().count(b"\n") for part in (tmp_path / "results").glob("part-*"))
+
+
+def wait_for_server(tmp_path: Path, program: subprocess.Popen[str], processes: Callable[[], dict[int, str]]) -> int:
+    """The id of the program's server, once two executions are done and two are under way."""
+    until = time.monotonic() + START_SECONDS
+    while read_results(tmp_path) < 2:
+        assert time.monotonic() < until
+        assert program.poll() is None
+        time.sleep(0.05)
+    below = list_descendants(program.pid)
+    (server,) = [
+        pid for pid, command in processes().items() if pid in below and "rlm_batch.flows.server_app" in command
+    ]
+    return server
+
+
+def read_sentence(program: subprocess.Popen[str], seconds: float = END_SECONDS) -> str:
+    """What the program says as it ends, which is within that time."""
+    _, errors = program.communicate(timeout=seconds)
+    assert program.returncode == 2, errors
+    sentences = [line for line in errors.splitlines() if line.startswith("rlm-batch: ")]
+    assert len(sentences) == 1, errors
+    assert "Traceback" not in errors, errors
+    return sentences[0]
+
+
+@pytest.mark.full
+def test_a_server_that_is_killed_ends_the_flow_with_a_sentence_and_what_was_done_is_kept(
+    home: Path, tmp_path: Path, run: Run, processes: Callable[[], dict[int, str]]
+) -> None:
+    program = run(home)
+    os.kill(wait_for_server(tmp_path, program, processes), signal.SIGKILL)
+    sentence = read_sentence(program)
+    assert "Prefect's embedded server has ended by itself, with signal SIGKILL, while the flow ran" in sentence
+    assert f"its log is {home}/embedded-server.log" in sentence
+    assert f"the results so far are in {tmp_path}/results: run again with the same results_path" in sentence
+    assert read_results(tmp_path) == 2
+    (tmp_path / "go").touch()
+    again = run(home)
+    assert "4 of 4 done" in again.communicate(timeout=START_SECONDS)[1]
+    assert (again.returncode, read_results(tmp_path)) == (0, 4)
+
+
+@pytest.mark.full
+def test_a_database_that_can_no_longer_be_written_is_a_sentence_when_the_executions_are_done(
+    home: Path, tmp_path: Path, run: Run, processes: Callable[[], dict[int, str]]
+) -> None:
+    program = run(home)
+    server = wait_for_server(tmp_path, program, processes)
+    resource.prlimit(server, resource.RLIMIT_FSIZE, (4096, 4096))  # as a disk that is full, to SQLite
+    (tmp_path / "go").touch()
+    sentence = read_sentence(program)
+    assert (
+        "Prefect's embedded server has failed while the flow ran (sqlite3.OperationalError: disk I/O error)" in sentence
+    )
+    assert f"the results so far are in {tmp_path}/results" in sentence
+    assert read_results(tmp_path) == 4
+
+
+@pytest.mark.full
+def test_a_database_that_is_none_is_a_sentence_at_the_start(home: Path, run: Run) -> None:
+    (home / "prefect.db").write_bytes(b"no database at all" * 1000)
+    sentence = read_sentence(run(home), START_SECONDS)
+    assert "Prefect's embedded server did not start: sqlalchemy.exc.DatabaseError" in sentence
+    assert "file is not a database" in sentence
+    assert f"its log is {home}/embedded-server.log). Nothing was run: look at PREFECT_HOME" in sentence
+
+
+@pytest.mark.full
+def test_a_database_that_somebody_else_holds_is_a_sentence_at_the_start(
+    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "20")  # and not two minutes
+    with sqlite3.connect(home / "prefect.db") as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        sentence = read_sentence(run(home), START_SECONDS)
+    assert "Prefect's embedded server did not start" in sentence
+    assert f"its log is {home}/embedded-server.log" in sentence
+
+
+@pytest.mark.full
+def test_a_home_that_cannot_be_written_is_a_sentence_at_the_start(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "file").touch()
+    sentence = read_sentence(run(tmp_path / "file" / "home"), START_SECONDS)
+    assert "Prefect's embedded server did not start" in sentence
+    assert f"{tmp_path}/file" in sentence
+
+
+@pytest.mark.full
+def test_a_program_that_is_killed_leaves_no_server_behind(
+    home: Path, tmp_path: Path, run: Run, processes: Callable[[], dict[int, str]]
+) -> None:
+    program = run(home)
+    server = wait_for_server(tmp_path, program, processes)
+    program.kill()
+    program.wait()
+    until = time.monotonic() + 1.5  # a second, and what a machine with other work takes
+    while server in processes():
+        assert time.monotonic() < until
+        time.sleep(0.02)
