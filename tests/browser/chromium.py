@@ -23,6 +23,8 @@ from typing import Any, Self
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
+from ..infra.bound_process import start_bound_process
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--headless",
@@ -84,12 +86,11 @@ class Chromium:
         program = installed()
         assert program is not None, "there is no chromium"
         size = f"--window-size={self._size[0]},{self._size[1]}"
-        self._process = subprocess.Popen(
+        self._process = start_bound_process(
             [program, *FLAGS, size, f"--user-data-dir={self._folder}", "about:blank"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
         )
         try:
             port = self._port()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlm_batch.flows.child_process import build_module_command
+
 from .chromium import Chromium
 
 POOL = "rlm-batch"
@@ -42,7 +44,7 @@ def served(ui: str, server: str, tmp_path_factory: pytest.TempPathFactory) -> It
     assert done.returncode == 0, done.stdout + done.stderr
     log = (folder / "worker.log").open("w")
     worker = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
+        build_module_command("prefect", "worker", "start", "--pool", POOL, "--type", "process"),
         env=environment,
         cwd=folder,
         stdout=log,

@@ -14,6 +14,8 @@ import pytest
 from rlm_batch.cli.main import QUIET_PREFECT, main
 
 from ..conftest import STANDINS
+from ..infra.bound_process import start_bound_process
+from ..infra.machine import list_descendants
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
@@ -29,18 +31,17 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def kept(server: str) -> Iterator[subprocess.Popen[str]]:
     """The process that commands are forked from."""
     kept = Path(__file__).with_name("fork_server.py")
-    process = subprocess.Popen(
+    process = start_bound_process(
         [sys.executable, str(kept)],
         env={**QUIET_PREFECT, **os.environ},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    STANDINS.add(process.pid)
+    STANDINS.update((process.pid, *list_descendants(process.pid)))
     yield process
     process.stdin.close()
     process.wait(30)

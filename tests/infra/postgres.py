@@ -3,22 +3,28 @@
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Self
 
+from .bound_process import start_bound_process
+
+END_SIGNAL = signal.SIGQUIT  # an immediate end, whoever is connected; its shared memory goes with it
+
 
 def find_programs() -> Path | None:
-    """The directory of `initdb` and `pg_ctl`, None where there is none.
+    """The directory of `initdb` and `postgres`, None where there is none.
 
     Debian has them beside PATH. Where RLM_BATCH_TESTS_PATH_ONLY is set, as .ci/hide-programs sets it, only PATH counts.
     """
     found = [Path(path).resolve() for path in [shutil.which("initdb")] if path]
     if not os.environ.get("RLM_BATCH_TESTS_PATH_ONLY"):
         found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
-    return next((path.parent for path in found if (path.parent / "pg_ctl").exists()), None)
+    return next((path.parent for path in found if (path.parent / "postgres").exists()), None)
 
 
 class Postgres:
@@ -32,6 +38,7 @@ class Postgres:
         if found is None:
             raise RuntimeError("no initdb here: install Debian's package postgresql")
         self._programs = found
+        self._process: subprocess.Popen[bytes] | None = None
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -51,16 +58,45 @@ class Postgres:
         os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
         try:
             self._call("initdb", "--username=tests", "--auth=trust", "--encoding=UTF8", "--no-sync")
-            options = f"-p {self._port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
-            self._call("pg_ctl", "start", "-w", "-o", options, "-l", str(self._folder / "log"))
+            self._start()
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._call("pg_ctl", "stop", "-w", "-m", "immediate")
+        if self._process is not None:
+            self._process.send_signal(END_SIGNAL)
+            self._process.wait(30)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self) -> None:
+        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"}
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        command = [self._programs / "postgres", "-D", self._folder / "data", "-p", str(self._port), *options]
+        with (self._folder / "log").open("ab") as log:
+            self._process = start_bound_process(
+                command,
+                end_signal=END_SIGNAL,
+                user=self._user.pw_uid,
+                group=self._user.pw_gid,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+            )
+        until = time.monotonic() + 60
+        while not self._is_ready():
+            if time.monotonic() > until or self._process.poll() is not None:
+                raise RuntimeError(f"postgres did not start: {(self._folder / 'log').read_text()}")
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        """Whether it takes connections, as it notes in the last line of its file."""
+        try:
+            return (self._folder / "data" / "postmaster.pid").read_text().split()[-1] == "ready"
+        except (OSError, IndexError):
+            return False
 
     def _call(self, program: str, *arguments: str) -> None:
         root = os.getuid() == 0

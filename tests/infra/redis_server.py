@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Self
 
+from .bound_process import start_bound_process
+
 
 class RedisServer:
     """A context manager; `port` is where it listens.
@@ -20,10 +22,6 @@ class RedisServer:
             listener.bind(("127.0.0.1", 0))
             self.port = int(listener.getsockname()[1])
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="redis-"))
         self.start()
@@ -33,7 +31,7 @@ class RedisServer:
         """Starts it, also after `end`, with what it had."""
         where = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder))
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = start_bound_process(
                 ["redis-server", *where, "--appendonly", "yes"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         until = time.monotonic() + 30

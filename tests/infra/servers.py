@@ -15,8 +15,7 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from rlm_batch.deployments.process import WITH_PARENT_PROGRAM
-
+from .bound_process import start_bound_process
 from .postgres import Postgres
 from .redis_server import RedisServer
 
@@ -109,7 +108,7 @@ class Servers:
         if port is not None:
             arguments[arguments.index("--host") + 1] = "127.0.0.1"
             arguments[arguments.index("--port") + 1] = str(port)
-        return self._spawn(name, [sys.executable, "-c", WITH_PARENT_PROGRAM, program, *arguments], {**there, **given})
+        return self._spawn(name, [sys.executable, "-m", program, *arguments], {**there, **given})
 
     def _balance(self) -> None:
         """Starts the balancer with its own file, but for the addresses, which an engine's names stand for there."""
@@ -125,9 +124,7 @@ class Servers:
     def _spawn(self, name: str, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         self._home.mkdir(parents=True, exist_ok=True)
         with (self._home / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            process = start_bound_process(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.processes[name] = process
         return process
 

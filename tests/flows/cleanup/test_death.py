@@ -22,6 +22,7 @@ from prefect.states import Cancelling
 from rlm_batch import DaytonaSandbox, Failure, LocalSandbox, batch, reap
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.deployments.server import PrefectServer
+from rlm_batch.flows.child_process import build_module_command
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ..conftest import becomes, sandboxes_are_open
@@ -76,7 +77,7 @@ async def test_a_deadline_leaves_no_sandbox_at_its_provider(daytona: Any) -> Non
 def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process worker of a pool of its own."""
     pool = f"pool-{uuid.uuid4().hex[:8]}"
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool]
+    command = build_module_command("prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool)
     with (tmp_path / "worker.log").open("wb") as log:
         environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
