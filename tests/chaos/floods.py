@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -195,26 +196,33 @@ FLOODS = [
 class Pause:
     """The longest time for which the event loop ran nothing else, in seconds. A context manager, on the loop.
 
-    `work` is the most CPU seconds of the loop's own thread in one such time: what other processes took is not in it.
+    What its thread waited for a processor that other processes had is not in it, where the kernel tells that.
     """
 
     async def __aenter__(self) -> Pause:
-        self.longest = self.work = 0.0
+        self.longest = 0.0
         self._task = asyncio.create_task(self._tick())
         await asyncio.sleep(0)
         return self
 
     async def _tick(self) -> None:
-        last, last_work = time.monotonic(), time.thread_time()
+        last = time.monotonic() - _read_processor_wait()
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            now, work = time.monotonic(), time.thread_time()
+            now = time.monotonic() - _read_processor_wait()
             self.longest, last = max(self.longest, now - last - TICK_SECONDS), now
-            self.work, last_work = max(self.work, work - last_work), work
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.sleep(TICK_SECONDS * 2)  # a pause that lasts until now counts too
         self._task.cancel()
+
+
+def _read_processor_wait() -> float:
+    """The seconds for which this thread could have run, and no processor was free."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 class QuickModel:

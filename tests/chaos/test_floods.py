@@ -17,10 +17,11 @@ from .floods import FLOODS, Flood, measure_pause
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left", "frozen_heap"), pytest.mark.timeout(120)]
 
 LIMIT_SECONDS = 0.05  # beyond what the loop stands still without a flood, in the same process
-TRIES = 6  # other processes of a machine take their time too: what holds the loop does so each time
+TRIES = 3  # other processes of a machine take their time too: what holds the loop does so each time
 SHORT = (
     "slow calls that nobody waits for", "large calls", "calls of escapes", "a million prompts by hand",
-    "SUBMIT of as many lists as may be", "output in one frame", "file names", "headers without fields", "one result that is too large",
+    "SUBMIT of as many lists as may be", "output in one frame", "file names", "headers without fields",
+    "one result that is too large",
 )  # fmt: skip
 FLOOD_OF = {flood.name: flood for flood in FLOODS}
 
