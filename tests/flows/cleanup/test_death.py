@@ -79,7 +79,7 @@ def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Pop
     pool = f"pool-{uuid.uuid4().hex[:8]}"
     command = build_module_command("prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool)
     with (tmp_path / "worker.log").open("wb") as log:
-        environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+        environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1", "RLM_BATCH_ALLOW_NO_ISOLATION": "1"}
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     process.pool = pool  # type: ignore[attr-defined]
     try:
