@@ -71,7 +71,11 @@ def installed() -> str | None:
 
 
 class Chromium:
-    """A browser with one page, a context manager. `asked` are the addresses that it was led to fetch from."""
+    """A browser with one page, a context manager.
+
+    `asked` are the addresses that it was led to fetch from, `errors` its exceptions, `refused` the answers with a
+    status of 400 and more and the requests that had no answer.
+    """
 
     def __init__(self, width: int = 1280, height: int = 900) -> None:
         self._size = width, height
@@ -81,6 +85,7 @@ class Chromium:
         self._numbers = itertools.count(1)
         self.asked: list[str] = []
         self.errors: list[str] = []
+        self.refused: list[str] = []
 
     def __enter__(self) -> Self:
         program = installed()
@@ -144,6 +149,12 @@ class Chromium:
                 return heard["result"]
             if heard.get("method") == "Network.requestWillBeSent":
                 self.asked.append(heard["params"]["request"]["url"])
+            elif heard.get("method") == "Network.responseReceived":
+                answer = heard["params"]["response"]
+                if answer["status"] >= 400:
+                    self.refused.append(f"{answer['status']} {answer['url']}")
+            elif heard.get("method") == "Network.loadingFailed":
+                self.refused.append(heard["params"]["errorText"])
             elif heard.get("method") == "Runtime.exceptionThrown":
                 self.errors.append(json.dumps(heard["params"])[:500])
 
@@ -165,7 +176,8 @@ class Chromium:
             if found:
                 return found
             if time.monotonic() > end:
-                raise AssertionError(f"{said}: not on the page, which shows:\n{self.text()[:3000]}")
+                shown = f"{said}: not on the page, which shows:\n{self.text()[:3000]}"
+                raise AssertionError(f"{shown}\nrefused: {self.refused}\nexceptions: {self.errors}")
             time.sleep(0.2)
 
     def text(self) -> str:

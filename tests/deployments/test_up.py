@@ -143,7 +143,7 @@ def empty(tmp_path: Path, no_process_left: None) -> Path:
 # Python runs it at its start: the worker leaves a process behind, which ends by itself.
 LEAVING = """
 import os, pathlib, sys, time
-if sys.orig_argv[3:6] == ["prefect", "worker", "start"]:
+if "prefect worker start" in " ".join(sys.orig_argv):
     if (child := os.fork()) == 0:
         if os.fork() == 0:
             pathlib.Path(__file__).with_name("left").write_text(str(os.getpid()))

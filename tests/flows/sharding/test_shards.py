@@ -18,11 +18,12 @@ from prefect.filesystems import RemoteFileSystem
 
 from rlm_batch import CodeError, ExecutionsFailed, Failure, batch, chunks, sweep
 from rlm_batch.deployments.deploy import deploy
+from rlm_batch.deployments.server import WORK_POOL
 from rlm_batch.sandbox.errors import DeadlineExceeded
 from rlm_batch.tasks.ledger.ledger import Ledger
 
-from ...infra.workers import Worker, its_own
-from ..conftest import last_run
+from ...infra.workers import ONLINE_TIMEOUT, Worker, its_own
+from ..conftest import becomes, last_run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -38,7 +39,18 @@ def worker(server: str, s3_process: Any, tmp_path_factory: pytest.TempPathFactor
         "RLM_BATCH_ALLOWED_PATHS": str(tmp_path_factory.getbasetemp()),
     }
     with Worker(folder / "machine", server, "worker-of-shards", limit=3, ports=ports, environment=consent) as found:
+        asyncio.run(wait_until_online(found.name))
         yield found
+
+
+async def wait_until_online(name: str) -> None:
+    """Returns once the server has heard of that worker, which imports Prefect first, on cores that are shared."""
+    async with get_client() as client:
+
+        async def is_online() -> bool:
+            return name in {worker.name for worker in await client.read_workers_for_work_pool(WORK_POOL)}
+
+        await becomes(is_online, ONLINE_TIMEOUT)
 
 
 @pytest.fixture
