@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from .inventory import FOLDER_PATTERN, FOLDER_PREFIX, LABELS_FILE, compute_mark,
 
 FIRST_UID = 0x5A000000  # of the users that code runs as where the host is root: far from those that systems hand out
 END_GRACE_SECONDS = 5.0  # for the driver to end what runs, before it is ended itself
+KILL_SECONDS = 10.0  # for those that fork meanwhile, and leave few processors to us
+MAX_STOPS = 20  # in a row, before what cannot be stopped is killed as it is
 ROUND_SECONDS = 0.05
 MAX_NAMES = 10  # in a sentence
 REMOVAL_SECONDS = 60.0  # for a folder: a repository of half a million files takes less
@@ -35,13 +38,13 @@ async def delete_sandbox(sandbox_id: str) -> None:
     if not is_own_directory(folder):
         return  # it has gone, or somebody else has put something there
     pids = await asyncio.to_thread(_find_processes, folder)
-    ancestors = {pid: _count_ancestors(pid, pids) for pid in pids}
-    for pid in pids:
-        # The topmost end what is below them. A driver that saw its code end by our signal would report a crash.
-        if not ancestors[pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-    for _ in range(int(END_GRACE_SECONDS / ROUND_SECONDS)):
+    # The topmost driver ends what is below it. A driver that saw its code end by our signal would report a crash.
+    drivers = [pid for pid in pids if _is_driver(pid, folder) and not _count_ancestors(pid, pids)]
+    for pid in drivers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + (END_GRACE_SECONDS if drivers else 0.0)
+    while time.monotonic() < until:
         if not await asyncio.to_thread(_find_processes, folder):
             break
         await asyncio.sleep(ROUND_SECONDS)
@@ -54,19 +57,26 @@ async def delete_sandbox(sandbox_id: str) -> None:
 
 
 async def kill_processes(folder: Path) -> str:
-    """Kills a sandbox's processes; those that are left after a while, by name."""
-    pids: set[int] = set()
-    for _ in range(int(END_GRACE_SECONDS / ROUND_SECONDS)):
-        if not (pids := await asyncio.to_thread(_find_processes, folder)):
-            return ""
+    """Kills a sandbox's processes; those that are left after a while, by name.
+
+    Those that are stopped keep their places below the limit on processes, so that the others find none to fork into:
+    they are stopped until none runs, and then all are killed.
+    """
+    until, stops = time.monotonic() + KILL_SECONDS, 0
+    while pids := await asyncio.to_thread(_find_processes, folder):
+        if time.monotonic() > until:
+            break
         with suppress(FileNotFoundError):
             await asyncio.to_thread(_kill_user, (folder / "work").stat().st_uid)
-        # Those that are stopped keep their places, so that the others run out of them.
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in pids:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-        await asyncio.sleep(ROUND_SECONDS)
+        running = [pid for pid, state in pids.items() if state not in "Tt"]
+        stops = stops + 1 if running and stops < MAX_STOPS else 0
+        for pid in running if stops else pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP if stops else signal.SIGKILL)
+        if not stops:
+            await asyncio.sleep(ROUND_SECONDS)
+    else:
+        return ""
     names = [f"{pid} ({_read_name(pid)})" for pid in sorted(pids)[:MAX_NAMES]]
     return ", ".join(names) + (f" and {len(pids) - MAX_NAMES} more" if len(pids) > MAX_NAMES else "")
 
@@ -86,13 +96,19 @@ def _kill_user(uid: int) -> None:
         subprocess.run(command, cwd="/", env={}, stderr=subprocess.DEVNULL, check=False, **who)
 
 
-def _find_processes(folder: Path) -> set[int]:
-    """The ids of a sandbox's processes, those of its code that went elsewhere included.
+def _is_driver(pid: int, folder: Path) -> bool:
+    """Whether a process has the sandbox's folder in its command line, as its driver and bubblewrap have."""
+    with suppress(OSError):
+        return os.fsencode(folder / "work") in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return False
 
-    A driver or a bubblewrap has the sandbox's folder in its command line; the code's have its mark, and most of them
-    the folder as their directory.
+
+def _find_processes(folder: Path) -> dict[int, str]:
+    """The ids of a sandbox's processes, those that went elsewhere included, and the letters of their states.
+
+    The code's have the sandbox's mark, and most of them its folder as their directory.
     """
-    pids: set[int] = set()
+    pids: dict[int, str] = {}
     work = os.fsencode(folder / "work")
     mark = b" %d " % compute_mark(folder) if FOLDER_PATTERN.fullmatch(folder.name) else None
     for name in os.listdir("/proc"):
@@ -101,14 +117,14 @@ def _find_processes(folder: Path) -> set[int]:
                 process = Path("/proc", name)
                 if (
                     (mark is not None and mark in (process / "limits").read_bytes())
-                    or work in (process / "cmdline").read_bytes().split(b"\0")
+                    or _is_driver(int(name), folder)
                     or os.readlink(os.fsencode(process / "cwd")) == work
-                ) and b"\nState:\tZ" not in (process / "status").read_bytes():
-                    pids.add(int(name))
+                ) and (state := (process / "stat").read_bytes().rpartition(b")")[2].split()[0].decode()) != "Z":
+                    pids[int(name)] = state
     return pids
 
 
-def _count_ancestors(pid: int, pids: set[int]) -> int:
+def _count_ancestors(pid: int, pids: Collection[int]) -> int:
     """How many of these processes are above one, also by way of others, which no user may look into."""
     count = 0
     with suppress(OSError):  # it ended meanwhile
