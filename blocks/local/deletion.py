@@ -17,6 +17,7 @@ from .inventory import FOLDER_PATTERN, FOLDER_PREFIX, LABELS_FILE, compute_mark,
 
 FIRST_UID = 0x5A000000  # of the users that code runs as where the host is root: far from those that systems hand out
 END_GRACE_SECONDS = 5.0  # for the driver to end what runs, before it is ended itself
+DRIVER_GRACE_SECONDS = 12.0  # for another host's driver, which gives what it ends ten itself
 KILL_SECONDS = 10.0  # for those that fork meanwhile, and leave few processors to us
 MAX_STOPS = 20  # in a row, before what cannot be stopped is killed as it is
 ROUND_SECONDS = 0.05
@@ -38,12 +39,13 @@ async def delete_sandbox(sandbox_id: str) -> None:
     if not is_own_directory(folder):
         return  # it has gone, or somebody else has put something there
     pids = await asyncio.to_thread(_find_processes, folder)
-    # The topmost driver ends what is below it. A driver that saw its code end by our signal would report a crash.
-    drivers = [pid for pid in pids if _is_driver(pid, folder) and not _count_ancestors(pid, pids)]
-    for pid in drivers:
+    # The topmost end what is below them. A driver that saw its code end by our signal would report a crash.
+    topmost = [pid for pid in pids if not _count_ancestors(pid, pids)]
+    has_driver = any(map(_may_be_driver, topmost))
+    for pid in topmost:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    until = time.monotonic() + (END_GRACE_SECONDS if drivers else 0.0)
+    until = time.monotonic() + (DRIVER_GRACE_SECONDS if has_driver else 0.0)
     while time.monotonic() < until:
         if not await asyncio.to_thread(_find_processes, folder):
             break
@@ -96,17 +98,18 @@ def _kill_user(uid: int) -> None:
         subprocess.run(command, cwd="/", env={}, stderr=subprocess.DEVNULL, check=False, **who)
 
 
-def _is_driver(pid: int, folder: Path) -> bool:
-    """Whether a process has the sandbox's folder in its command line, as its driver and bubblewrap have."""
+def _may_be_driver(pid: int) -> bool:
+    """Whether no filter of system calls is on a process, as on the driver and on bubblewrap, and on none's code."""
     with suppress(OSError):
-        return os.fsencode(folder / "work") in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b"\nSeccomp:\t0" in Path(f"/proc/{pid}/status").read_bytes()
     return False
 
 
 def _find_processes(folder: Path) -> dict[int, str]:
     """The ids of a sandbox's processes, those that went elsewhere included, and the letters of their states.
 
-    The code's have the sandbox's mark, and most of them its folder as their directory.
+    A driver or a bubblewrap has the sandbox's folder in its command line; the code's have its mark, and most of them
+    the folder as their directory.
     """
     pids: dict[int, str] = {}
     work = os.fsencode(folder / "work")
@@ -117,7 +120,7 @@ def _find_processes(folder: Path) -> dict[int, str]:
                 process = Path("/proc", name)
                 if (
                     (mark is not None and mark in (process / "limits").read_bytes())
-                    or _is_driver(int(name), folder)
+                    or work in (process / "cmdline").read_bytes().split(b"\0")
                     or os.readlink(os.fsencode(process / "cwd")) == work
                 ) and (state := (process / "stat").read_bytes().rpartition(b")")[2].split()[0].decode()) != "Z":
                     pids[int(name)] = state
