@@ -32,6 +32,7 @@ STALL_SECONDS = (
     60.0  # in which a driver on this machine takes some of its input, unless it is frozen: it does nothing else
 )
 ANSWER_GRACE_SECONDS = 30.0  # beyond a timeout, after which a driver that has not reported it is taken for lost
+SIGKILL = 9
 FILE_ABOVE_BYTES = 256 * 1024  # of JSON, above which a value goes into the sandbox as a file and not in a frame
 
 # A driver hands on 64 KiB of output at a time, of which JSON may make six times that.
@@ -244,6 +245,11 @@ class DriverProtocol:
         if pending.listener_error is not None:
             raise pending.listener_error
         header, body = pending.end
+        if header["status"] == "crashed":
+            limit = self.sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
+            header = {**header, "limit": limit}
+            if limit == "disk_mib":  # its files are still there, and whoever comes next would be killed
+                self.close("its files took more than its disk_mib")
         meta = replace(pending.build_meta(), files=(yield from _read_file_names(pending.files)))
         return (yield from decode_end(header, body, meta, pending.timeout, pending.output_fields))
 

@@ -41,6 +41,13 @@ class Sandbox(ABC):
         """The end of what the driver's process wrote on its standard error; empty where that is not known."""
         return ""
 
+    def find_exceeded_limit(self) -> str:
+        """The option that limits the sandbox as a whole for which something in it was killed since this was last asked.
+
+        Empty where there was none.
+        """
+        return ""
+
     async def refresh_volume(self) -> None:
         """Lets code see what others have saved to the volume since; for volumes that have to be asked.
 

@@ -10,8 +10,18 @@ from ...sandbox.errors import SandboxStartError
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import compute_mark, pick_folder, write_locked_labels
-from .isolation import PACKAGES_MOUNT, IsolationLevel, build_bubblewrap_command, build_confinement, resolve_mount_point
+from .isolation import (
+    PACKAGES_MOUNT,
+    IsolationLevel,
+    build_bubblewrap_command,
+    build_confinement,
+    list_layers,
+    resolve_mount_point,
+)
 from .settings import LocalSettings
+from .totals.cgroups import MIB, build_group, try_remove_groups
+from .totals.plan import plan_totals
+from .totals.watcher import WatchedSandbox
 from .volume import UMASK, LocalVolume, find_volumes_root
 
 
@@ -26,6 +36,8 @@ def create_sandbox(
         gid = volume.create()
         mount = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
     folder = pick_folder()
+    plan = plan_totals(settings, level)
+    group = build_group(folder.name, plan.grouped)
     has_own_user = os.geteuid() == 0 and level != "none"
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if has_own_user else None
     try:
@@ -38,11 +50,14 @@ def create_sandbox(
             # The code may go through the folder itself, and no more than that.
             os.chown(folder, 0, uid)
             folder.chmod(0o710)
-        lock = write_locked_labels(folder, labels)
+        # Before there is a group: whoever finds the folder finds the group too.
+        lock = write_locked_labels(folder, labels, [str(path) for path in group.directories])
+        group.create()
     except OSError as error:
+        try_remove_groups([str(path) for path in group.directories])
         remove_folder(folder)
         raise SandboxStartError(
-            f"no folder for a sandbox could be made in {folder.parent}: {error.strerror}"
+            f"no folder or group for a sandbox could be made ({error.filename or folder.parent}): {error.strerror}"
         ) from error
     work, tmp = ("/sandbox", "/tmp") if is_bubblewrap else (str(folder / "work"), str(folder / "tmp"))
     installed = None if packages is None else PACKAGES_MOUNT if is_bubblewrap else str(packages)
@@ -75,9 +90,14 @@ def create_sandbox(
         mounts = [] if volume is None or mount is None else [("--bind", str(volume.path), mount)]
         if packages is not None:
             mounts.append(("--ro-bind", str(packages), PACKAGES_MOUNT))
-        command = [*build_bubblewrap_command(folder, mounts), *command]
+        # Of the sandbox's memory half at most: what is there stays when the code that wrote it has been killed.
+        shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
+        command = [*build_bubblewrap_command(folder, mounts, shm_mib * MIB), *command]
     cwd = "/" if is_bubblewrap else work
-    return LocalSandboxHandle(folder, level, driver_settings, command, cwd, volume, lock)
+    folders = (folder / "work", folder / "tmp")
+    watched = WatchedSandbox(folders, plan.watched, has_own_shm=is_bubblewrap) if plan.watched else None
+    layers = (*list_layers(level), *plan.layers)
+    return LocalSandboxHandle(folder, level, layers, driver_settings, command, cwd, volume, lock, group, watched)
 
 
 def _build_boot_program(is_watched: bool) -> str:

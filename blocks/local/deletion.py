@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.outcomes.text_escape import escape_text
-from .inventory import FOLDER_PATTERN, FOLDER_PREFIX, LABELS_FILE, compute_mark, is_own_directory
+from .inventory import FOLDER_PATTERN, FOLDER_PREFIX, LABELS_FILE, compute_mark, is_own_directory, read_groups
+from .totals.cgroups import remove_groups
 
 FIRST_UID = 0x5A000000  # of the users that code runs as where the host is root: far from those that systems hand out
 END_GRACE_SECONDS = 5.0  # for the driver to end what runs, before it is ended itself
@@ -54,6 +55,7 @@ async def delete_sandbox(sandbox_id: str) -> None:
         raise RlmBatchError(
             f"these processes of sandbox {sandbox_id} could not be ended: {left} -- reap again when they can be"
         )
+    await asyncio.to_thread(remove_groups, read_groups(folder))
     if not await asyncio.to_thread(remove_folder, folder):
         raise RlmBatchError(describe_rest(folder))
 

@@ -20,7 +20,9 @@ from ..storage.safe_paths import read_file_below, write_file_below
 from ..subprocess_runner import run_command
 from .channel import LocalChannel
 from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder
-from .isolation import INSTALL_HINT, IsolationLevel, list_layers
+from .isolation import INSTALL_HINT, IsolationLevel
+from .totals.cgroups import SandboxGroup, remove_groups, try_remove_groups
+from .totals.watcher import WatchedSandbox, watcher
 from .volume import LocalVolume
 
 log = logging.getLogger("rlm_batch.local")
@@ -35,21 +37,23 @@ class LocalSandboxHandle(Sandbox):
     provider = "local"
     folder: Path
     level: IsolationLevel
+    layers: tuple[str, ...]
     settings: DriverSettings
     command: list[str]
     cwd: str  # where the command is started
     volume: LocalVolume | None
     lock: int  # the locked file of the labels
+    group: SandboxGroup
+    watched: WatchedSandbox | None
 
     def __post_init__(self) -> None:
         self.id = self.folder.name
         self.isolation = self.level
-        self.layers = list_layers(self.level)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: LocalChannel | None = None
         self._stderr = b""
         # A program that ends without shutting down leaves no folder either; the processes end with the wire.
-        self._finalizer = weakref.finalize(self, _remove_unclosed, self.folder, self.lock)
+        self._finalizer = weakref.finalize(self, _remove_unclosed, self.folder, self.lock, self._list_groups())
 
     async def copy_repository(self, clone: Path) -> None:
         """Copies the clone to where the code runs. Raises SandboxStartError."""
@@ -86,6 +90,7 @@ class LocalSandboxHandle(Sandbox):
     async def attach(self) -> tuple[int, int]:
         reads, writes = self._launch()
         try:
+            await self._hold_to_totals()
             await LocalChannel(writes).send(build_driver_code())
         except SandboxLost:
             words = self.read_stderr_tail() or "its process ended at once"
@@ -116,6 +121,29 @@ class LocalSandboxHandle(Sandbox):
             os.set_blocking(pipe.fileno(), False)
         widen_pipe(process.stdin.fileno(), PIPE_BYTES)
         return process.stdout.fileno(), process.stdin.fileno()
+
+    async def _hold_to_totals(self) -> None:
+        """Puts what was started into its group before the driver is sent. Raises SandboxStartError."""
+        assert self._process is not None
+        if self.group.directories:
+            try:
+                await asyncio.to_thread(self.group.add, self._process.pid)
+            except ProcessLookupError:
+                pass  # it has ended already, as the sending will tell
+            except OSError as error:
+                raise SandboxStartError(
+                    f"sandbox {self.id} could not be put into its control group {error.filename}: {error.strerror}"
+                ) from error
+        if self.watched is not None:
+            self.watched.pid = self._process.pid
+            watcher.add(self.watched)
+
+    def find_exceeded_limit(self) -> str:
+        exceeded = "" if self.watched is None else self.watched.take_exceeded_limit()
+        return exceeded or ("total_memory_mib" if self.group.has_new_memory_kill() else "")
+
+    def _list_groups(self) -> list[str]:
+        return [str(directory) for directory in self.group.directories]
 
     def read_stderr_tail(self) -> str:
         """The end of what came on the standard error of the driver, or of bubblewrap."""
@@ -157,6 +185,8 @@ class LocalSandboxHandle(Sandbox):
     async def remove(self) -> None:
         """Closes the wire, upon which the driver ends everything; ends the driver itself if it does not."""
         process, self._process = self._process, None
+        if self.watched is not None:
+            watcher.remove(self.watched)
         if self._channel is not None:
             self._channel.close()
         if process is not None:
@@ -179,7 +209,7 @@ class LocalSandboxHandle(Sandbox):
                 if self._finalizer.detach():
                     os.close(self.lock)  # it is nobody's now
                 return
-        if remove_empty_folder(self.folder):
+        if try_remove_groups(self._list_groups()) and remove_empty_folder(self.folder):
             self._finalizer()
         else:
             await asyncio.to_thread(self._finalizer)
@@ -206,6 +236,7 @@ async def _wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> boo
     return process.poll() is not None
 
 
-def _remove_unclosed(folder: Path, lock: int) -> None:
+def _remove_unclosed(folder: Path, lock: int, groups: list[str]) -> None:
+    remove_groups(groups)
     remove_folder(folder)
     os.close(lock)

@@ -64,6 +64,15 @@ def _read_info(folder: Path) -> SandboxInfo | None:
     return None
 
 
+def read_groups(folder: Path) -> list[str]:
+    """The directories of a sandbox's control groups, which are named after it."""
+    try:
+        paths = json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))["groups"]
+        return [path for path in paths if isinstance(path, str) and os.path.basename(path) == folder.name]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
 def _is_locked(file: IO[str]) -> bool:
     """Whether somebody holds the file: the kernel lets go of it for a process that has died, however it did."""
     try:
@@ -73,16 +82,17 @@ def _is_locked(file: IO[str]) -> bool:
     return False
 
 
-def write_locked_labels(folder: Path, labels: dict[str, str]) -> int:
-    """Writes the labels, and returns the file's descriptor, which is locked before the file has its name.
+def write_locked_labels(folder: Path, labels: dict[str, str], groups: list[str]) -> int:
+    """Writes the labels and the paths of the sandbox's control groups, and returns the file's descriptor.
 
+    It is locked before the file has its name.
     Not by `replace_atomically`: the lock has to stay, and with it the file.
     """
     hidden = folder / f"{LABELS_FILE}.new"
     descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, json.dumps({"labels": labels}).encode())
+        os.write(descriptor, json.dumps({"labels": labels, "groups": groups}).encode())
         hidden.rename(folder / LABELS_FILE)
     except BaseException:
         os.close(descriptor)

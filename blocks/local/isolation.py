@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -52,13 +53,16 @@ def build_confinement(
     """What the driver confines the code with: limits, Landlock's rules, the system call filter and the user."""
     mib = 1024 * 1024
     limits = {"AS": settings.memory_mib * mib, "FSIZE": settings.file_size_mib * mib, "CORE": 0}
+    limits["NOFILE"] = settings.open_files
     if settings.cpu_seconds is not None:
         limits["CPU"] = settings.cpu_seconds
     if level == "none":
         return {"limits": limits}
     bubblewrap = level == "bubblewrap"
     # In a user namespace the kernel counts for the sandbox alone, and so it does for a user of the sandbox's own.
-    limits["NPROC"] = settings.processes + (0 if bubblewrap or uid is not None else _count_user_tasks())
+    has_own_count = bubblewrap or uid is not None
+    processes = min(settings.processes, settings.total_processes or settings.processes)
+    limits["NPROC"] = processes + (0 if has_own_count else _count_user_tasks())
     writable = own_directories if volume is None else (*own_directories, volume)
     readable = (*_list_readable_paths(), *([packages] if packages is not None else []))
     policy = confinement_policy.Policy(
@@ -111,8 +115,8 @@ def _count_user_tasks() -> int:
     return total
 
 
-def build_bubblewrap_command(folder: Path, mounts: list[tuple[str, str, str]]) -> list[str]:
-    """The words that go before a sandbox's program."""
+def build_bubblewrap_command(folder: Path, mounts: list[tuple[str, str, str]], shm_bytes: int) -> list[str]:
+    """The words that go before a sandbox's program; `shm_bytes` is what its /dev/shm may hold."""
     # Root needs no user namespace, and without one its children can become a user of their own.
     capabilities = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
     return [
@@ -125,10 +129,18 @@ def build_bubblewrap_command(folder: Path, mounts: list[tuple[str, str, str]]) -
         # Before the system, for a Python may lie below the host's /tmp.
         *("--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"),
         *_build_system_binds(has_landlock=find_landlock_abi() > 0),
-        *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
+        *("--proc", "/proc", "--dev", "/dev", "--perms", "1777"),
+        *(*(["--size", str(shm_bytes)] if _can_size_tmpfs() else []), "--tmpfs", "/dev/shm"),
         *(word for mount in mounts for word in _build_bind(*mount)),
         *("--chdir", "/sandbox", "--remount-ro", "/"),
     ]
+
+
+@cache
+def _can_size_tmpfs() -> bool:
+    """Whether this bubblewrap knows `--size`: from 0.7 on."""
+    done = subprocess.run([shutil.which("bwrap") or "bwrap", "--help"], check=False, capture_output=True)
+    return b"--size" in done.stdout + done.stderr
 
 
 @cache

@@ -14,6 +14,7 @@ from .isolation import list_layers
 from .isolation_level import resolve_level
 from .packages import install_packages
 from .settings import LocalSettings
+from .totals.plan import describe_totals, plan_totals
 from .volume import LocalVolume, find_volumes_root
 
 
@@ -39,9 +40,10 @@ class LocalProvider(LocalSettings, SandboxProvider):
         return sandbox
 
     async def check(self) -> str:
-        """The level of isolation in force, and its layers."""
+        """The level of isolation in force, its layers, and what holds limits for a sandbox as a whole."""
         level = await resolve_level(self.isolation)
-        return f"{level} ({', '.join(list_layers(level)) or 'the code can do what you can'})"
+        layers = ", ".join((*list_layers(level), *plan_totals(self, level).layers)) or "the code can do what you can"
+        return f"{level} ({layers}); for a sandbox as a whole: {describe_totals(level)}"
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """The local sandboxes of this user and this temporary directory."""

@@ -29,11 +29,45 @@ class LocalSettings(SandboxSettings):
     file_size_mib: int = Field(
         default=1024, ge=1, title="File size", description="MiB that one file written by the code may have."
     )
+    open_files: int = Field(
+        default=1024,
+        ge=32,
+        title="Open files",
+        description="Files that each process of the code may have open; 1024 is what most programs expect.",
+    )
     cpu_seconds: int | None = Field(
         default=None,
         ge=1,
         title="CPU seconds",
-        description="CPU seconds for each process of the code; unlimited by default, for the timeout ends it anyway.",
+        description="CPU seconds for each process of the code; by default what all processors can do in an "
+        "execution's timeout.",
+    )
+    total_memory_mib: int | None = Field(
+        default=None,
+        ge=64,
+        title="Total memory",
+        description="MiB of memory for the sandbox as a whole, files in memory included; unlimited by default, for "
+        "what is right depends on how many sandboxes there are.",
+    )
+    total_processes: int | None = Field(
+        default=None,
+        ge=8,
+        title="Total processes",
+        description="Processes and threads of the sandbox as a whole; by default as many as the code may have.",
+    )
+    disk_mib: int | None = Field(
+        default=None,
+        ge=1,
+        title="Disk",
+        description="MiB that the files in the sandbox's own folders may take together; unlimited by default, and "
+        "looked at every half second.",
+    )
+    cpus: float | None = Field(
+        default=None,
+        ge=0.01,
+        title="Processors",
+        description="Processors that the sandbox as a whole may keep busy, such as 0.5; unlimited by default, and only "
+        "where there are control groups that may be used.",
     )
     volume_root: str | None = Field(
         default=None,

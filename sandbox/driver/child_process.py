@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CHANNEL_PIPE_BYTES = 1024 * 1024  # of pipe to a child, the most that an ordinary user may ask for
 NEVER = float("inf")  # a moment
+CPU_GRACE_SECONDS = 10.0  # beyond its timeout that an execution has to be interrupted, and to be ended
+MAX_CPU_SECONDS = 1e9  # above which there is no limit
 INHERIT_EXIT = 70  # a child that could not even report why it failed (EX_SOFTWARE)
 
 
@@ -97,8 +99,12 @@ class ChildProcess:
             execution.status, execution.outcome = "unconfined", self.unconfined
         if len(body) > READ_BYTES:
             widen_pipe(self.writes, CHANNEL_PIPE_BYTES)
-        header = {"op": "execute", "token": execution.token, "call_token": execution.call_token}
-        self.send({**header, "once": self.context is None}, body)
+        header: dict[str, Any] = {"op": "execute", "token": execution.token, "call_token": execution.call_token}
+        header["once"] = self.context is None
+        if self.context is None and execution.timeout < MAX_CPU_SECONDS:
+            # What all processors can do in that time: for what outlives it although it should not.
+            header["cpu_seconds"] = int((execution.timeout + CPU_GRACE_SECONDS) * (os.cpu_count() or 1)) + 1
+        self.send(header, body)
 
     def send(self, header: dict[str, Any], body: bytes) -> None:
         self._backlog += encode_frame(header, body)

@@ -153,6 +153,12 @@ class Confinement:
             self._prctl("PR_SET_SECCOMP", 2, self._ctypes.addressof(self._filter))
         self._prctl("PR_SET_DUMPABLE", 0)  # closed to other executions until it has its own
 
+    def limit_cpu_seconds(self, seconds: int) -> None:
+        """Limits the calling process, and each that it starts, for good; a lower limit that it has stays."""
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        if hard == resource.RLIM_INFINITY or hard > seconds:
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+
     def open_own_proc(self) -> None:
         """Opens the calling process's own /proc/self to the code that it is about to run."""
         self._prctl("PR_SET_DUMPABLE", 1)

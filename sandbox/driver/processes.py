@@ -43,12 +43,12 @@ def list_children() -> list[int]:
         with open(f"/proc/{me}/task/{me}/children") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:
-        return [pid for pid, (parent, _) in _read_processes().items() if parent == me]
+        return [pid for pid, (parent, _) in read_processes().items() if parent == me]
 
 
 def list_descendants(*pids: int) -> dict[int, int]:
     """What is below some processes, the oldest generation first: ids, and the clock ticks when each was started."""
-    processes = _read_processes()
+    processes = read_processes()
     below: dict[int, list[int]] = {}
     for pid, (parent, _) in processes.items():
         below.setdefault(parent, []).append(pid)
@@ -80,7 +80,7 @@ def _read_process(pid: int) -> tuple[int, int, str]:
     return int(words[1]), int(words[19]), words[0].decode()
 
 
-def _read_processes() -> dict[int, tuple[int, int]]:
+def read_processes() -> dict[int, tuple[int, int]]:
     """Every process that has not ended: its parent, and the clock ticks from the machine's start to its own."""
     found: dict[int, tuple[int, int]] = {}
     try:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SIGXCPU = 24
+LIMITS = {  # of a sandbox as a whole, by the options: what it did
+    "total_memory_mib": "held more memory", "disk_mib": "had more on disk",
+    "total_processes": "had more processes and threads", "processes": "had more processes and threads",
+}  # fmt: skip
 MAX_SECONDS = 1e9  # that code may have run, thirty years: what says more is no clock of ours
 
 
@@ -97,7 +101,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             f"{text}.{state_note}" if state_note else text,
             exit_code=_read_integer(header, "exit_code"),
             signal=_read_integer(header, "signal"),
-            out_of_memory=bool(header.get("out_of_memory")),
+            out_of_memory=bool(header.get("out_of_memory")) or header.get("limit") == "total_memory_mib",
             **details,
         )
     if status == "channel":
@@ -158,6 +162,11 @@ def _read_integer(values: dict[str, Any], name: str) -> int | None:
 
 
 def _describe_crash(header: dict[str, Any]) -> str:
+    if option := header.get("limit"):  # the host's own word
+        return (
+            f"the sandbox as a whole {LIMITS[option]} than its {option} allows, and the code was killed: do less at a "
+            f"time, or set a higher {option}"
+        )
     if header.get("out_of_memory"):
         return "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"
     signal, exit_code = _read_integer(header, "signal"), _read_integer(header, "exit_code")

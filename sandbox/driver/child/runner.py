@@ -66,6 +66,8 @@ class CodeRunner:
         """Waits for an execution. The process ends with a stateless one; a context's others follow on its globals."""
         channel = self._channel
         header, body = channel.wait(channel.NEXT, channel.expect_execution())
+        if "cpu_seconds" in header:
+            confinement.limit_cpu_seconds(header["cpu_seconds"])
         confinement.open_own_proc()
         self._is_stateless = header["once"]
         while True:

@@ -105,3 +105,19 @@ SUBMIT(done=done, refused=refused, largest=max(os.path.getsize(name) for name in
 """)
     assert set(found["done"]) == {"small"}
     assert found["largest"] <= 1 << 20
+
+
+@pytest.mark.each_once
+def test_open_files_and_processor_seconds_have_limits_by_default(own_box: Boxes) -> None:
+    found = own_box().outputs(
+        """
+import resource
+files, seconds = (resource.getrlimit(which) for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU))
+attempt("files", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files[1] + 1, files[1] + 1)))
+SUBMIT(files=files[1], seconds=seconds[1], done=done)
+""",
+        timeout=20,
+    )
+    assert found["files"] == 1024
+    assert 20 <= found["seconds"] <= 31 * (os.cpu_count() or 1) + 2
+    assert found["done"] == {}

@@ -1,0 +1,219 @@
+"""Control groups: where this process may make some, and one for each sandbox, with its limits."""
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+GROUP_PREFIX = "rlm-batch-"  # of a group's name, which is its sandbox's id
+CONTROLLERS = ("memory", "pids", "cpu")
+PERIOD_US = 100_000  # in which a group may use its share of the processors; the kernel's default
+ROUND_SECONDS = 0.01
+REMOVE_SECONDS = 1.0  # for those that were killed to leave their group
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A group below which this process may make others, and the version of its hierarchy."""
+
+    path: Path
+    version: int
+
+
+@cache
+def find_parents() -> dict[str, Parent]:
+    """The group below which each controller's groups can be made; a controller that is missing cannot be used here.
+
+    Found out once in a process, by making a group. What a killed process has left there and is empty is removed.
+    """
+    parents: dict[str, Parent] = {}
+    if not os.path.exists("/proc/thread-self/children"):
+        return parents  # bubblewrap's first process could not be found to be moved
+    for controller, own, top, version in _list_hierarchies():
+        candidates = [own] if version == 1 else list_delegated(own, top)
+        for path in candidates:
+            names = [controller] if version == 1 else enable_controllers(path)
+            found = {name: Parent(path, version) for name in names if _can_hold_group(path, name, version)}
+            if found:
+                _remove_empty_groups(path)
+                parents = {**found, **parents}
+                break
+    return parents
+
+
+def _list_hierarchies() -> Iterator[tuple[str, Path, Path, int]]:
+    """Each mounted hierarchy: its controller (none for version 2), this process's group, the top, the version."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    groups = {name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")}
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        root, mount = before.split()[3:5]
+        kind, _, options = after.split(maxsplit=2)
+        names = [""] if kind == "cgroup2" else [name for name in CONTROLLERS if name in options.split(",")]
+        for name in names if kind in ("cgroup", "cgroup2") else ():
+            own = groups.get(name)
+            if own is not None and (root == "/" or own == root or own.startswith(root + "/")):
+                inside = own if root == "/" else own.removeprefix(root)
+                yield name, Path(mount + inside), Path(mount), 2 if kind == "cgroup2" else 1
+
+
+def list_delegated(own: Path, top: Path) -> list[Path]:
+    """This process's group and those above it, as far as it may move processes between them."""
+    found: list[Path] = []
+    for path in (own, *own.parents):
+        if not (os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)):
+            break
+        found.append(path)
+        if path == top:
+            break
+    return found
+
+
+def enable_controllers(path: Path) -> list[str]:
+    """The controllers of the groups below a group of version 2, once those that it has are switched on.
+
+    The kernel refuses that where processes are in the group itself: then it is the one above that may serve.
+    """
+    with suppress(OSError):
+        for name in CONTROLLERS:
+            enabled = (path / "cgroup.subtree_control").read_text().split()
+            if name not in enabled and name in (path / "cgroup.controllers").read_text().split():
+                (path / "cgroup.subtree_control").write_text(f"+{name}")
+    with suppress(OSError):
+        return [name for name in CONTROLLERS if name in (path / "cgroup.subtree_control").read_text().split()]
+    return []
+
+
+def _can_hold_group(parent: Path, controller: str, version: int) -> bool:
+    group = parent / f"{GROUP_PREFIX}probe-{uuid.uuid4().hex[:12]}"
+    try:
+        group.mkdir()
+    except OSError:
+        return False
+    name = {"memory": "memory.limit_in_bytes", "cpu": "cpu.cfs_quota_us"}.get(controller, f"{controller}.max")
+    is_usable = os.access(group / (f"{controller}.max" if version == 2 else name), os.W_OK)
+    with suppress(OSError):
+        group.rmdir()
+    return is_usable
+
+
+def _remove_empty_groups(parent: Path) -> None:
+    """Removes the groups of sandboxes that are over; one that a live host has just made is made again by it."""
+    for group in parent.glob(GROUP_PREFIX + "*"):
+        with suppress(OSError):  # the kernel keeps those that have processes
+            group.rmdir()
+
+
+def build_group(name: str, limits: dict[str, float]) -> "SandboxGroup":
+    """The group of a sandbox, not made yet; `limits` are by controller: bytes, processes, processors."""
+    group = SandboxGroup()
+    for controller, limit in limits.items():
+        parent = find_parents()[controller]
+        files: dict[str, int | str]
+        if parent.version == 1:
+            memory = {"memory.limit_in_bytes": int(limit), "memory.memsw.limit_in_bytes": int(limit)}
+            cpu = {"cpu.cfs_period_us": PERIOD_US, "cpu.cfs_quota_us": int(limit * PERIOD_US)}
+        else:
+            memory = {"memory.max": int(limit), "memory.swap.max": 0}
+            cpu = {"cpu.max": f"{int(limit * PERIOD_US)} {PERIOD_US}"}
+        files = {"memory": memory, "pids": {"pids.max": int(limit)}, "cpu": cpu}[controller]  # type: ignore[assignment]
+        group.directories.setdefault(parent.path / name, {}).update(files)
+    return group
+
+
+@dataclass
+class SandboxGroup:
+    """A sandbox's group: its directory in each hierarchy, with the files that are its limits."""
+
+    directories: dict[Path, dict[str, int | str]] = field(default_factory=dict[Path, dict[str, int | str]])
+    _memory_kills: int = 0
+
+    def create(self) -> None:
+        """Makes it, with its limits. Raises OSError."""
+        for directory, limits in self.directories.items():
+            directory.mkdir(exist_ok=True)
+            for name, value in limits.items():
+                # Where the kernel does not count what is swapped out there is no such file.
+                if "sw" not in name or (directory / name).exists():
+                    (directory / name).write_text(str(value))
+
+    def add(self, pid: int) -> None:
+        """Moves a process in, and what it has started. Raises OSError.
+
+        The first move of a while takes the kernel some 10 ms, in which it waits for all processors.
+        """
+        for directory in self.directories:
+            for is_last_try in (False, True):
+                try:
+                    _move(pid, directory)
+                    break
+                except FileNotFoundError:  # another host has just taken it for one that was left behind
+                    if is_last_try:
+                        raise
+                    self.create()
+
+    def has_new_memory_kill(self) -> bool:
+        """Whether the kernel has killed for want of memory in this group since this was last asked."""
+        before, self._memory_kills = self._memory_kills, self._count_memory_kills()
+        return self._memory_kills > before
+
+    def _count_memory_kills(self) -> int:
+        for directory in self.directories:
+            for name in ("memory.oom_control", "memory.events"):
+                with suppress(OSError):
+                    lines = (line.split() for line in (directory / name).read_text().splitlines())
+                    return next((int(words[1]) for words in lines if words[0] == "oom_kill"), 0)
+        return 0
+
+    def remove(self) -> None:
+        """Kills what is in it, and removes it. One that has gone is no error."""
+        remove_groups([str(directory) for directory in self.directories])
+
+
+def _move(pid: int, directory: Path) -> None:
+    moving = [pid]
+    for process in moving:
+        try:
+            (directory / "cgroup.procs").write_text(str(process))
+        except ProcessLookupError:
+            if process == pid:
+                raise
+        # Those that it starts from now on are born there; those from before are in this list.
+        for task in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(OSError):
+                moving += map(int, task.read_text().split())
+
+
+def try_remove_groups(directories: list[str]) -> bool:
+    """Removes groups that are empty; whether none is left."""
+    for directory in directories:
+        with suppress(FileNotFoundError):
+            try:
+                os.rmdir(directory)
+            except OSError:
+                return False
+    return True
+
+
+def remove_groups(directories: list[str]) -> None:
+    """Kills what is in these groups, and removes them; what cannot be ended stays there, to be found again."""
+    until = time.monotonic() + REMOVE_SECONDS
+    while not try_remove_groups(directories) and time.monotonic() < until:
+        for directory in directories:
+            with suppress(OSError):
+                (Path(directory) / "cgroup.kill").write_text("1")
+            with suppress(OSError):
+                for pid in (Path(directory) / "cgroup.procs").read_text().split():
+                    with suppress(OSError):
+                        os.kill(int(pid), signal.SIGKILL)
+        time.sleep(ROUND_SECONDS)

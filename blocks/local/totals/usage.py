@@ -1,0 +1,121 @@
+"""What processes and folders hold, as a process of the same user, or of root, can see it."""
+
+import os
+import stat
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BLOCK_BYTES = 512  # of `st_blocks`
+MEMORY_FILES = ("/memfd:", "/dev/shm/", "/dev/zero", "/SYSV")
+
+
+@dataclass
+class Usage:
+    """What some processes hold together, in bytes, and by the process; `tasks` are their processes and threads."""
+
+    tasks: dict[int, int] = field(default_factory=dict[int, int])
+    memory: dict[int, int] = field(default_factory=dict[int, int])
+    total_memory: int = 0
+    deleted_files: int = 0
+
+
+def measure_processes(pids: Collection[int], shm_bytes: int, enough: int) -> Usage:
+    """What these processes hold; `shm_bytes` is what is in their /dev/shm.
+
+    Below `enough` bytes of memory it may be an overestimate: pages that processes share are told apart only where that
+    decides something, as the kernel walks all their pages for it.
+    """
+    usage = Usage()
+    anonymous, shared = {}, {}
+    for pid in pids:
+        usage.tasks[pid], anonymous[pid], shared[pid] = _read_status(pid)
+    memory_files, usage.deleted_files = _measure_open_files(pids)
+    if sum(anonymous.values()) + sum(shared.values()) + sum(memory_files.values()) + shm_bytes > enough:
+        for pid in pids:
+            anonymous[pid], shared[pid] = _read_shares(pid) or (anonymous[pid], shared[pid])
+    # The pages of a memory file that is mapped are in both.
+    in_files = max(sum(shared.values()), sum(memory_files.values()) + shm_bytes)
+    usage.total_memory = sum(anonymous.values()) + in_files
+    usage.memory = {pid: anonymous[pid] + max(shared[pid], memory_files.get(pid, 0)) for pid in pids}
+    return usage
+
+
+def _read_status(pid: int) -> tuple[int, int, int]:
+    """The threads of a process, its bytes of memory of its own, and those of memory that may be shared."""
+    found = {"Threads": 0, "RssAnon": 0, "RssShmem": 0, "VmSwap": 0}
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/status", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0])
+    return found["Threads"], (found["RssAnon"] + found["VmSwap"]) * 1024, found["RssShmem"] * 1024
+
+
+def _read_shares(pid: int) -> tuple[int, int] | None:
+    """As the last two of `_read_status`, with a process's share of pages that it has in common with others."""
+    found = {"Pss_Anon": 0, "Pss_Shmem": 0, "SwapPss": 0}
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name in found:
+                    found[name] = int(value.split()[0])
+    except OSError:  # it has ended, or closed itself to others
+        return None
+    return (found["Pss_Anon"] + found["SwapPss"]) * 1024, found["Pss_Shmem"] * 1024
+
+
+def _measure_open_files(pids: Iterable[int]) -> tuple[dict[int, int], int]:
+    """Bytes of the files that have no name any more and are held open: those in memory, by a process, and on disk."""
+    memory: dict[int, int] = {}
+    disk, seen = 0, set[tuple[int, int]]()
+    for pid in pids:
+        folder = f"/proc/{pid}/fd"
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                with suppress(OSError):
+                    target = os.readlink(f"{folder}/{name}")
+                    if not target.endswith(" (deleted)"):
+                        continue
+                    status = os.stat(f"{folder}/{name}")
+                    if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in seen:
+                        continue
+                    seen.add((status.st_dev, status.st_ino))
+                    size = status.st_blocks * BLOCK_BYTES
+                    if target.startswith(MEMORY_FILES):
+                        memory[pid] = memory.get(pid, 0) + size
+                    else:
+                        disk += size
+    return memory, disk
+
+
+def measure_file_system(path: str) -> int:
+    """Bytes in use on the file system of a path; 0 where it cannot be seen."""
+    with suppress(OSError):
+        status = os.statvfs(path)
+        return (status.f_blocks - status.f_bfree) * status.f_frsize
+    return 0
+
+
+def measure_folders(folders: Iterable[Path]) -> int:
+    """Bytes on disk of all that is below these folders, each file once."""
+    total, seen = 0, set[tuple[int, int]]()
+    below = [str(folder) for folder in folders]
+    while below:
+        try:
+            with os.scandir(below.pop()) as entries:
+                for entry in entries:
+                    with suppress(OSError):
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+                            if (status.st_dev, status.st_ino) in seen:
+                                continue
+                            seen.add((status.st_dev, status.st_ino))
+                        total += status.st_blocks * BLOCK_BYTES
+                        if stat.S_ISDIR(status.st_mode):
+                            below.append(entry.path)
+        except OSError:
+            continue  # removed meanwhile, or closed to us
+    return total

@@ -1,0 +1,123 @@
+"""The watcher: a thread that sums what sandboxes hold, and kills what goes beyond their limits."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ....sandbox.driver.processes import kill_exactly, read_processes
+from .usage import measure_file_system, measure_folders, measure_processes
+
+INTERVAL_SECONDS = 0.5
+MAX_SHARE = 0.1  # of one processor's time that it takes, however much there is to sum
+MIB = 1024 * 1024
+
+Processes = dict[int, tuple[int, int]]  # each one's parent, and when it was started
+
+
+@dataclass(eq=False)
+class WatchedSandbox:
+    """A sandbox that is watched: the process that was started for it, its folders, its limits by their options' names.
+
+    `has_own_shm`: /dev/shm is a file system of its own.
+    """
+
+    folders: tuple[Path, ...]
+    limits: dict[str, int]
+    has_own_shm: bool
+    pid: int = 0
+    _exceeded: list[str] = field(default_factory=list[str])
+
+    def take_exceeded_limit(self) -> str:
+        """The limit for which something was killed since this was last asked; empty where there was none."""
+        exceeded, self._exceeded = self._exceeded, []
+        return exceeded[0] if exceeded else ""
+
+    def check(self, processes: Processes) -> None:
+        """Kills the execution that holds the most, where the limit on something is passed; all, for disk space."""
+        children: dict[int, list[int]] = {}
+        for pid, (parent, _) in processes.items():
+            children.setdefault(parent, []).append(pid)
+        # Below the first process is the supervisor, and below that are the executions.
+        supervisors = children.get(self.pid, [])
+        executions = {pid: _list_tree(pid, children) for parent in supervisors for pid in children.get(parent, [])}
+        if not executions:
+            return
+        everything = list(_list_tree(self.pid, children))
+        shm = measure_file_system(f"/proc/{supervisors[0]}/root/dev/shm") if self.has_own_shm else 0
+        memory_limit = self.limits.get("total_memory_mib", 0) * MIB
+        usage = measure_processes(everything, shm, memory_limit or 1 << 62)
+        if memory_limit and usage.total_memory > memory_limit:
+            self._kill("total_memory_mib", executions, usage.memory, processes)
+        for name in ("total_processes", "processes"):
+            if name in self.limits and sum(usage.tasks.values()) > self.limits[name]:
+                self._kill(name, executions, usage.tasks, processes)
+        disk_limit = self.limits.get("disk_mib", 0) * MIB
+        if disk_limit and usage.deleted_files + measure_folders(self.folders) > disk_limit:
+            self._kill("disk_mib", executions, None, processes)
+
+    def _kill(
+        self, limit: str, executions: dict[int, list[int]], shares: dict[int, int] | None, processes: Processes
+    ) -> None:
+        self._exceeded.append(limit)
+        pids = list(executions)
+        if shares is not None:
+            pids = [max(pids, key=lambda pid: sum(shares.get(below, 0) for below in executions[pid]))]
+        for pid in pids:
+            kill_exactly(pid, processes[pid][1])  # what it has started ends with it: the supervisor sees to that
+
+
+def _list_tree(pid: int, children: dict[int, list[int]]) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for above in found:
+        found += children.get(above, [])
+    return found
+
+
+class Watcher:
+    """Watches the sandboxes of this process, in one thread, for as long as there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sandboxes: set[WatchedSandbox] = set()
+        self._thread: threading.Thread | None = None
+        self._owner = os.getpid()
+
+    def add(self, sandbox: WatchedSandbox) -> None:
+        """Watches a sandbox, whose process has been started, until it is removed."""
+        with self._lock:
+            if self._owner != os.getpid():  # a fork has the names of its parent's sandboxes, and none of its threads
+                self._owner, self._thread, self._sandboxes = os.getpid(), None, set()
+            self._sandboxes.add(sandbox)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rlm-batch-limits", daemon=True)
+                self._thread.start()
+
+    def remove(self, sandbox: WatchedSandbox) -> None:
+        """Watches it no longer."""
+        with self._lock:
+            self._sandboxes.discard(sandbox)
+
+    def _run(self) -> None:
+        for sandboxes in self._list_rounds():
+            started = time.thread_time()
+            processes = read_processes()
+            for sandbox in sandboxes:
+                sandbox.check(processes)
+            spent = time.thread_time() - started  # and not what a busy machine kept it waiting
+            time.sleep(max(INTERVAL_SECONDS, spent / MAX_SHARE))
+
+    def _list_rounds(self) -> Iterator[list[WatchedSandbox]]:
+        while True:
+            with self._lock:
+                if not self._sandboxes:
+                    self._thread = None
+                    return
+                sandboxes = list(self._sandboxes)
+            yield sandboxes
+
+
+watcher = Watcher()

@@ -1,0 +1,243 @@
+"""Limits for a local sandbox as a whole: by control groups where the machine has them, and by the watcher elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rlm_batch import LocalSandbox
+from rlm_batch.blocks.local.totals import cgroups
+
+if TYPE_CHECKING:
+    from ..boxes import Box, Boxes
+    from ..hosts import Hosts
+
+# One process holds 600 MiB that no limit on its address space sees, in pieces, until it is ended.
+IN_MEMORY_FILES = """
+held = []
+for number in range(6):
+    held.append(os.memfd_create(str(number)))
+    for _ in range(100):
+        os.write(held[-1], bytes(1 << 20))
+time.sleep(20)
+SUBMIT(held=len(held))
+"""
+IN_PROCESSES = """
+for _ in range(6):
+    if os.fork() == 0:
+        data = os.urandom(1 << 20) * 100
+        time.sleep(4)
+        os._exit(0)
+SUBMIT(ended=[os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(6)])
+"""
+FILES = """
+for number in range(8):
+    with open(f"file{number}", "wb") as file:
+        file.write(os.urandom(1 << 20) * 8)
+time.sleep(20)
+SUBMIT(works=True)
+"""
+DELETED_FILE = """
+file = open("file", "wb")
+os.unlink("file")
+file.write(os.urandom(1 << 20) * 64)
+file.flush()
+time.sleep(20)
+SUBMIT(works=True)
+"""
+FORKS = """
+for _ in range(50):
+    try:
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+    except OSError:
+        break
+time.sleep(20)
+"""
+
+
+def run_beyond(box: Box, limit: str, code: str) -> dict[str, Any]:
+    """The error of code that goes beyond a limit of the sandbox as a whole, which must name it."""
+    answer = box.run(code)
+    assert "error" in answer, answer
+    error = answer["error"]
+    assert error["error"] == "CodeCrashed"
+    assert limit in error["text"], error["text"]
+    return error
+
+
+def list_groups() -> list[Path]:
+    """The groups of sandboxes below where this process makes its own."""
+    paths = {parent.path for parent in cgroups.find_parents().values()}
+    return [group for path in paths for group in path.glob(cgroups.GROUP_PREFIX + "*")]
+
+
+def test_memory_of_all_together_has_a_limit(own_box: Boxes) -> None:
+    box = own_box(memory_mib=256, total_memory_mib=300)
+    error = run_beyond(box, "total_memory_mib", IN_MEMORY_FILES)
+    assert error["out_of_memory"] is True
+    assert box.outputs("SUBMIT(works=True)") == {"works": True}
+
+
+@pytest.mark.full
+def test_what_processes_hold_together_has_a_limit(own_box: Boxes) -> None:
+    box = own_box(memory_mib=256, total_memory_mib=300)
+    answer = box.run(IN_PROCESSES)
+    # The kernel takes one process after the other, and the watcher the execution.
+    killed = answer["outputs"]["ended"].count(-signal.SIGKILL) if "outputs" in answer else 0
+    assert killed >= 3 or "total_memory_mib" in answer["error"]["text"]
+    assert box.outputs("SUBMIT(works=True)") == {"works": True}
+
+
+@pytest.mark.full
+def test_memory_below_the_limit_is_let_be(own_box: Boxes) -> None:
+    box = own_box(total_memory_mib=300)
+    # A fork has the same pages: they count once.
+    code = """
+data = os.urandom(1 << 20) * 150
+if os.fork() == 0:
+    time.sleep(2)
+    os._exit(0)
+time.sleep(2)
+SUBMIT(works=True)
+"""
+    assert box.outputs(code) == {"works": True}
+
+
+def test_files_on_disk_have_a_limit_together(own_box: Boxes) -> None:
+    box = own_box(file_size_mib=128, disk_mib=32)
+    assert box.outputs('open("small", "wb").write(bytes(1 << 20)); SUBMIT(works=True)') == {"works": True}
+    run_beyond(box, "disk_mib", FILES)
+    # Its files are still there: it takes no more, and who comes next takes a new one.
+    assert box.run("pass")["error"]["error"] == "SandboxLost"
+
+
+@pytest.mark.full
+def test_a_deleted_file_that_is_open_counts(own_box: Boxes) -> None:
+    run_beyond(own_box(file_size_mib=128, disk_mib=32), "disk_mib", DELETED_FILE)
+
+
+def test_the_layers_say_what_holds_the_limits(own_box: Boxes) -> None:
+    box = own_box(total_memory_mib=300)
+    layers = box.run("pass")["layers"]
+    assert [layer for layer in layers if layer == "watcher" or layer.startswith("cgroup-v")] != []
+    if box.host.uid == 0 and "memory" in cgroups.find_parents():
+        assert f"cgroup-v{cgroups.find_parents()['memory'].version}" in layers
+
+
+def test_doctor_says_what_would_hold_the_limits(level: str) -> None:
+    text = asyncio.run(LocalSandbox(isolation=level).check())  # type: ignore[arg-type]
+    version = getattr(cgroups.find_parents().get("memory"), "version", None)
+    assert f"total_memory_mib by {'a watcher' if version is None else f'cgroup v{version}'}" in text
+    assert "disk_mib by a watcher" in text
+
+
+def test_what_is_in_shared_memory_has_a_limit(own_box: Boxes) -> None:
+    box = own_box(memory_mib=256, total_memory_mib=128)
+    if box.level == "landlock":
+        pytest.skip("there is no /dev/shm on this level")
+    found = box.tried('attempt("written", lambda: open("/dev/shm/x", "wb").write(bytes(100 << 20)))')
+    assert found.done == {}
+    # What was written stays, and leaves room for others.
+    assert box.outputs("SUBMIT(works=len(bytearray(20 << 20)))") == {"works": 20 << 20}
+
+
+@pytest.mark.requires("root", "landlock")
+def test_processors_have_a_limit(hosts: Hosts, box_type: type[Box]) -> None:
+    if "cpu" not in cgroups.find_parents():
+        pytest.skip("no control groups with the cpu controller here")
+    box = box_type(hosts("root"), "landlock", None, {"cpus": 0.2})
+    found = box.outputs("""
+end = time.monotonic() + 2
+while time.monotonic() < end: pass
+SUBMIT(used=time.process_time())
+""")
+    box.close()
+    assert found["used"] < 1.0
+
+
+@pytest.mark.requires("root", "landlock for users")
+def test_a_limit_that_nothing_can_hold_is_refused(hosts: Hosts, box_type: type[Box]) -> None:
+    error = box_type(hosts("user"), "landlock", None, {"cpus": 0.2}).run("pass")["error"]
+    assert error["error"] == "ConfigurationError"
+    assert "cpus=0.2" in error["text"]
+    assert "Delegate=yes" in error["text"]
+
+
+@pytest.mark.requires("root", "landlock for users")
+def test_processes_have_a_limit_where_the_kernel_counts_all_of_the_user(hosts: Hosts, box_type: type[Box]) -> None:
+    host = hosts("user")
+    others = subprocess.Popen(["sh", "-c", "for i in $(seq 60); do sleep 300 & done; wait"], **host.as_user())
+    below = Path(f"/proc/{others.pid}/task/{others.pid}/children")
+    while len(own := below.read_text().split()) < 60:
+        time.sleep(0.05)
+    box = box_type(host, "landlock", None, {"processes": 20})
+    box.run("pass")
+    # With them go the places that they had, and the sandbox could have as many more.
+    for pid in map(int, own):
+        os.kill(pid, signal.SIGKILL)
+    others.wait()  # it has reaped them: the dead count too
+    run_beyond(box, "processes", FORKS)
+    assert box.outputs("SUBMIT(works=True)") == {"works": True}
+    box.close()
+
+
+def test_no_group_is_left_when_a_sandbox_is_removed(own_box: Boxes) -> None:
+    box = own_box(total_memory_mib=300)
+    sandbox = box.run("pass")["sandbox"]
+    box.close()
+    assert [group for group in list_groups() if group.name == sandbox] == []
+
+
+@pytest.mark.full
+@pytest.mark.requires("root", "landlock")
+def test_the_group_of_a_killed_host_goes_with_its_folder(new_host: Hosts, hosts: Hosts, box_type: type[Box]) -> None:
+    if "memory" not in cgroups.find_parents():
+        pytest.skip("no control groups with the memory controller here")
+    host = new_host("root")
+    sandbox = box_type(host, "landlock", None, {"total_memory_mib": 300}).run("pass")["sandbox"]
+    assert sandbox in [group.name for group in list_groups()]
+    host.process.kill()
+    host.process.wait()
+    hosts("root").delete_sandbox(sandbox)
+    assert sandbox not in [group.name for group in list_groups()]
+
+
+@pytest.mark.requires("root")
+def test_an_empty_group_is_removed_by_the_next_process() -> None:
+    if "memory" not in cgroups.find_parents():
+        pytest.skip("no control groups with the memory controller here")
+    group = cgroups.find_parents()["memory"].path / f"{cgroups.GROUP_PREFIX}00000000dead"
+    group.mkdir()
+    cgroups.find_parents.cache_clear()
+    assert "memory" in cgroups.find_parents()
+    assert not group.exists()
+
+
+def make_delegated_tree(folder: Path, busy: str) -> Path:
+    """Folders as those of version 2; the group of that name cannot switch controllers on, as processes are in it."""
+    for path in (folder, folder / "service", folder / "service" / "main"):
+        path.mkdir(exist_ok=True)
+        for name in ("cgroup.procs", "cgroup.subtree_control"):
+            (path / name).write_text("")
+        (path / "cgroup.controllers").write_text("cpu memory pids")
+        if path.name == busy:
+            (path / "cgroup.subtree_control").unlink()
+            (path / "cgroup.subtree_control").mkdir()
+    return folder / "service" / "main"
+
+
+def test_a_delegated_group_of_version_2_serves_once_no_process_is_in_it(tmp_path: Path) -> None:
+    own = make_delegated_tree(tmp_path, busy="main")
+    assert cgroups.list_delegated(own, tmp_path) == [own, tmp_path / "service", tmp_path]
+    assert cgroups.enable_controllers(own) == []
+    (own.parent / "cgroup.subtree_control").write_text("memory pids cpu")
+    assert cgroups.enable_controllers(own.parent) == ["memory", "pids", "cpu"]
