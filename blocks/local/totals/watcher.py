@@ -1,5 +1,6 @@
 """The watcher: a thread that sums what sandboxes hold, and kills what goes beyond their limits."""
 
+import logging
 import os
 import threading
 import time
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from ....sandbox.driver.processes import kill_exactly, read_processes
 from .usage import measure_file_system, measure_folders, measure_processes
+
+log = logging.getLogger("rlm_batch.local")
 
 INTERVAL_SECONDS = 0.5
 MAX_SHARE = 0.1  # of one processor's time that it takes, however much there is to sum
@@ -106,7 +109,10 @@ class Watcher:
             started = time.thread_time()
             processes = read_processes()
             for sandbox in sandboxes:
-                sandbox.check(processes)
+                try:
+                    sandbox.check(processes)
+                except Exception as error:  # noqa: BLE001 - whatever one sandbox brings about, the others stay watched
+                    log.warning("the limits of a local sandbox could not be looked at: %r", error)
             spent = time.thread_time() - started  # and not what a busy machine kept it waiting
             time.sleep(max(INTERVAL_SECONDS, spent / MAX_SHARE))
 
