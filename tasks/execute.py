@@ -14,7 +14,7 @@ from ..sandbox.meta import Meta
 from ..sandbox.result import Failure, Result
 from .concurrency_tags import add_tags, build_tags, has_tag_limit
 from .execution import Execution
-from .lane import Lane
+from .lane import Lane, ProviderUnusable
 from .retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, compute_backoff, get_requested_wait
 from .task_batch import TaskBatch
 from .task_log import EXECUTE_TASK_NAME
@@ -77,7 +77,7 @@ async def _attempt_execution(
         await lane.acquire_for_work()
         try:
             return await lane.execute(execution, on_output)
-        except QuotaExceeded as error:
+        except (QuotaExceeded, ProviderUnusable) as error:
             if not lane.should_wait_out(error) or batch.policy.is_too_late(error):
                 raise
             if get_requested_wait(error) > KEEP_SANDBOX_SECONDS:

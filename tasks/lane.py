@@ -20,7 +20,10 @@ from .ledger.marker_signature import MarkerSigner
 
 
 class ProviderUnusable(Exception):
-    """No sandbox can be opened, now or later: the whole flow run ends, with the error that is this one's cause."""
+    """The provider says that its configuration is wrong, in the error that is this one's cause.
+
+    Before the flow run has had a sandbox that ends it. Later no execution is begun any more.
+    """
 
 
 class Lane:
@@ -74,9 +77,14 @@ class Lane:
         return self._permit is not None
 
     async def acquire_for_work(self) -> None:
-        """Waits for a slot and a permit, unless it has them, also where other lanes have found no more work."""
-        while not await self.acquire(has_work=True):
-            pass
+        """Waits for a slot and a permit, unless it has them, also where other lanes have found no more work.
+
+        Raises ProviderUnusable where this run opens no sandbox any more.
+        """
+        while self._permit is None:
+            if (error := self._slots.admission.error) is not None:
+                raise ProviderUnusable from error
+            await self.acquire(has_work=True)
 
     async def release_if_wanted(self) -> None:
         """Between two executions, gives up the slot and the sandbox where other runs have waited for it long enough."""
@@ -165,7 +173,9 @@ class Lane:
             await interpreter.start()
         except BaseException as error:
             refusal = _find_refusal(error)
-            if refusal is None:
+            if isinstance(error, ConfigurationError) and admission.has_opened_sandbox:
+                admission.record_refusal(permit, None, error.summary)
+            elif refusal is None:
                 admission.record_failure(permit)
             else:
                 admission.record_refusal(permit, refusal.retry_after, refusal.summary)
@@ -176,9 +186,23 @@ class Lane:
         admission.record_opening(permit)
         self._permit = permit
 
-    def should_wait_out(self, error: RlmBatchError) -> bool:
-        """Whether a refusal does not count as a failed attempt, because the run has sandboxes and goes on."""
-        return isinstance(error, QuotaExceeded) and self._permit is None and self._slots.admission.has_recent_sandbox
+    def should_wait_out(self, error: BaseException) -> bool:
+        """Whether a refusal does not count as a failed attempt, because the run has sandboxes and goes on.
+
+        Whoever has had sandboxes with a configuration has no wrong one: providers answer 400 to 404 in troubles of
+        their own, and a key that was taken back ends what cannot be begun, not what runs.
+        """
+        admission = self._slots.admission
+        if self._permit is not None or admission.error is not None:
+            return False
+        if isinstance(error, QuotaExceeded):
+            return admission.has_recent_sandbox
+        return isinstance(error, ProviderUnusable) and admission.has_opened_sandbox and not self.has_given_up
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether this run has had no sandbox for so long as one may take to start."""
+        return not self._slots.admission.had_sandbox_within(self.provider.start_timeout)
 
     async def release_while_waiting(self) -> None:
         """Removes the sandbox and gives back its slot and permit, before a long wait, unless the sandbox has state."""

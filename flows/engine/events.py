@@ -65,8 +65,8 @@ class OutcomeRecorder:
             self.artifacts.add_outcome(outcome)
         self.listener.on_outcome(outcome, cached=cached)
 
-    def record_failure(self, execution: Execution, error: RlmBatchError) -> None:
-        """Stores and publishes the failure of an execution that has no outcome of its own. No ledger has it."""
+    def build_failure(self, execution: Execution, error: RlmBatchError) -> Failure:
+        """The failure of an execution that has no outcome of its own."""
         meta = Meta(
             index=execution.index,
             variables=execution.variables,
@@ -74,7 +74,11 @@ class OutcomeRecorder:
             attempt=execution.attempt,
             earlier_errors=execution.earlier_errors,
         )
-        self.record(execution, Failure(error, meta))
+        return Failure(error, meta)
+
+    def record_failure(self, execution: Execution, error: RlmBatchError) -> None:
+        """Stores and publishes the failure of an execution that has no outcome of its own. No ledger has it."""
+        self.record(execution, self.build_failure(execution, error))
 
     def record_failure_before_start(self, execution: Execution, error: RlmBatchError) -> None:
         """The same for an execution that was never started here, which whoever watches counts as started first."""

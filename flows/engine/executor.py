@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...sandbox.errors import RlmBatchError
+from ...sandbox.errors import RlmBatchError, SandboxStartError
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.capacity.slots import Slots
 from ...tasks.execute import configure_task, execute
@@ -43,6 +43,7 @@ class LaneExecutor:
     _in_flight: dict[int, Execution] = field(default_factory=dict[int, Execution])
     _has_failed: bool = False  # any of the executions
     _is_out_of_time: bool = False  # the provider asked a lane to wait for longer than there is time
+    _last_refusal: RlmBatchError | None = None  # after which no sandbox is opened any more
     _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # until a task run that is being made started
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
@@ -65,12 +66,14 @@ class LaneExecutor:
             raise find_first_error(errors) from None
         if self._is_out_of_time:
             self._fail_unfinished(batches, "is over before the provider opens more sandboxes")
+        if self._last_refusal is not None:
+            await self._fail_refused(batches, self._last_refusal)
 
     async def _run_lane(self, task: Any, batches: "_Peekable") -> None:
         lane = self.context.make_lane(self.slots, self.uploads, self.state_context)
         try:
             # A slot first: a batch that is taken before would wait for it while other lanes have nothing to do.
-            while not (self._has_failed and self.stop_on_failure) and batches.has_next() and await lane.acquire():
+            while self._may_go_on() and batches.has_next() and await lane.acquire():
                 batch = batches.pop_next()
                 if batch is None:
                     break
@@ -80,6 +83,9 @@ class LaneExecutor:
             self.slots.dismiss_waiters()
         finally:
             await self.context.usage.close_lane(lane)
+
+    def _may_go_on(self) -> bool:
+        return self._last_refusal is None and not (self._has_failed and self.stop_on_failure)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
         """Makes the task run of a batch; False where the lane cannot go on in time. Raises what ends the flow run."""
@@ -99,12 +105,23 @@ class LaneExecutor:
                 self._is_out_of_time = True
                 self.slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
                 return False
-            if isinstance(error, ProviderUnusable) and error.__cause__ is not None:
-                raise error.__cause__
+            if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
+                if not self.slots.admission.has_opened_sandbox:
+                    raise error.__cause__
+                self._end_openings(error.__cause__)
+                return False
             if isinstance(error, BaseException):
                 raise error
             raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
+        if isinstance(batch.last_error, SandboxStartError) and lane.has_given_up:
+            self._end_openings(batch.last_error)
+            return False
         return True
+
+    def _end_openings(self, refusal: RlmBatchError) -> None:
+        """Sees that no lane asks for a sandbox any more, and waits as long as this one did."""
+        self._last_refusal = self._last_refusal or refusal
+        self.slots.end(refusal)
 
     def _skip_cached(self, executions: Iterator[Execution], find_result: FindResult) -> Iterator[Execution]:
         """The executions without a result; the others are recorded as they come by."""
@@ -144,6 +161,19 @@ class LaneExecutor:
         for execution in list(self._in_flight.values()):
             self.recorder.record_failure(execution, self.context.deadline.build_error(execution, reason))
         self._in_flight.clear()
+
+    async def _fail_refused(self, batches: "_Peekable", refusal: RlmBatchError) -> None:
+        """What was not begun fails with what the provider said last; the ledger has it, so that a report tells."""
+        seconds = self.context.provider.start_timeout
+        text = f"not begun, for the provider has opened no sandbox for {seconds:g} s: {refusal.text}"
+        while (batch := batches.pop_next()) is not None:
+            for execution in batch.remaining_executions:
+                self.recorder.listener.on_execution_start(execution.index)
+        for execution in list(self._in_flight.values()):
+            failure = self.recorder.build_failure(execution, type(refusal)(text))
+            self.context.ledger.write_outcome(execution.key, failure)
+            self._record_outcome(execution, failure)
+            await asyncio.sleep(0)  # there may be many, and others use this loop
 
 
 class _Peekable:

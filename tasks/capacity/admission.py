@@ -11,6 +11,8 @@ import math
 from collections import deque
 from typing import Any
 
+from ...sandbox.errors import RlmBatchError
+
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
 INITIAL_PERMITS = 8  # sandboxes that a run opens at once
@@ -44,6 +46,7 @@ class AdmissionLimit:
         self._period = 0
         self._refusal_count = 0  # since a sandbox was opened that was asked for after a refusal
         self._opened_count = 0  # in this period
+        self.has_opened_sandbox = False  # ever
         self._grows_at = now + 1 / FIRST_OPENINGS_PER_SECOND
         self._resumes_at: float | None = None
         self._last_open_at = now
@@ -72,6 +75,7 @@ class AdmissionLimit:
     def record_opening(self, permit: Permit) -> None:
         """Records that the permit's sandbox is open."""
         permit.is_open = True
+        self.has_opened_sandbox = True
         self.open_count += 1
         self.max_permits = max(self.max_permits, self.open_count)
         if permit.period == self._period:
@@ -103,9 +107,9 @@ class AdmissionLimit:
             self.open_count -= 1
             self._last_open_at = now
 
-    def has_recent_sandbox(self, now: float) -> bool:
-        """Whether this run has a sandbox, or had one a short while ago: then it will get more by itself."""
-        return self.open_count > 0 or now - self._last_open_at < REFUSAL_PATIENCE_SECONDS
+    def had_sandbox_within(self, seconds: float, now: float) -> bool:
+        """Whether this run has a sandbox, had one so short a while ago, or began so short a while ago."""
+        return self.open_count > 0 or now - self._last_open_at < seconds
 
 
 class Admission:
@@ -120,9 +124,15 @@ class Admission:
         self._waiters: deque[asyncio.Future[Permit | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._log_again_at = -math.inf
+        self._error: RlmBatchError | None = None
 
     async def acquire(self, *, is_urgent: bool = False) -> Permit | None:
-        """Waits for a permit; None once `dismiss_waiters` was called. An urgent call is before the others that wait."""
+        """Waits for a permit; None once `dismiss_waiters` was called. An urgent call is before the others that wait.
+
+        None at once where `end` was called.
+        """
+        if self._error is not None:
+            return None
         waiter: asyncio.Future[Permit | None] = asyncio.get_running_loop().create_future()
         (self._waiters.appendleft if is_urgent else self._waiters.append)(waiter)
         self._issue_permits()
@@ -174,10 +184,29 @@ class Admission:
             if not waiter.done():
                 waiter.set_result(None)
 
+    def had_sandbox_within(self, seconds: float) -> bool:
+        """Whether this run has a sandbox, had one so short a while ago, or began so short a while ago."""
+        return self.limit.had_sandbox_within(seconds, read_clock())
+
     @property
     def has_recent_sandbox(self) -> bool:
-        """Whether a refusal is to be waited out: this run has a sandbox, or had one a short while ago."""
-        return self.limit.has_recent_sandbox(read_clock())
+        """Whether a refusal for now is to be waited out: this run has a sandbox, or had one a short while ago."""
+        return self.had_sandbox_within(REFUSAL_PATIENCE_SECONDS)
+
+    @property
+    def has_opened_sandbox(self) -> bool:
+        """Whether any sandbox of this run has been ready."""
+        return self.limit.has_opened_sandbox
+
+    @property
+    def error(self) -> RlmBatchError | None:
+        """What `end` was given, None before."""
+        return self._error
+
+    def end(self, error: RlmBatchError) -> None:
+        """Issues no permit any more, for that reason, of which the first is kept."""
+        self._error = self._error or error
+        self.dismiss_waiters()
 
     def _issue_permits(self) -> None:
         """Hands out the permits that are free, and sets a timer for the next."""

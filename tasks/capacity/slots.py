@@ -16,6 +16,7 @@ import httpx
 
 from ...blocks.provider import SandboxProvider
 from ...sandbox.cancellation import run_shielded
+from ...sandbox.errors import RlmBatchError
 from .admission import Admission, Log, read_clock
 from .server_limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
 
@@ -114,6 +115,11 @@ class Slots:
         self.admission.dismiss_waiters()
         self._dismissal.set()
         self._dismissal = asyncio.Event()
+
+    def end(self, error: RlmBatchError) -> None:
+        """Has no sandbox opened any more, for that reason; those that are open stay."""
+        self.admission.end(error)
+        self.dismiss_waiters()
 
     async def wait_for_creation(self) -> None:
         """Waits until a sandbox may be created."""
