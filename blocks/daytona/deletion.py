@@ -3,52 +3,65 @@
 import asyncio
 import logging
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import daytona
 
 from .client import SharedClient
-from .errors import CALL_SECONDS, get_message, is_transient, retry_call
+from .errors import CALL_SECONDS, get_message, retry_call, says_gone
+
+DELETE_SECONDS = 60.0  # for which a removal is tried: Daytona removes none whose state is just changing
+NOTICE_SECONDS = 1.0  # after which whoever waits for the removal of a sandbox that is starting is told of it
 
 log = logging.getLogger("rlm_batch.daytona")
 
 
 async def find_sandbox(
-    client: SharedClient, name: str, looks: int = 1, tries: int | None = None
+    client: SharedClient, name: str, looks: int = 1, *, tries: int | None = None, seconds: float = 0.0
 ) -> daytona.AsyncSandbox | None:
-    """The sandbox of that name or id, looked for several times where a call that creates it may be under way."""
+    """The sandbox of that name or id, looked for several times where a call that creates it may be under way.
+
+    `tries` and `seconds` are those of `retry_call`, for each look. Raises DaytonaError.
+    """
     for look in range(looks):
         if look:
             await asyncio.sleep(0.5 * 2 ** (look - 1))
         try:
-            return await retry_call(lambda: client.sdk.get(name, CALL_SECONDS), tries)
+            return await retry_call(lambda: client.sdk.get(name, CALL_SECONDS), tries, seconds=seconds)
         except daytona.DaytonaNotFoundError:
             continue
     return None
 
 
 async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> None:
-    """Deletes it; with `wait`, returns when it has gone, for until then it counts at the provider.
+    """Deletes it, and tries to for a minute; with `wait`, returns when it has gone, for until then it counts.
 
     That it has gone already is success. Raises DaytonaError.
     """
 
-    def is_passing(error: Exception) -> bool:
-        # A conflict: its state is just changing, and it cannot be removed meanwhile.
-        return is_transient(error) or isinstance(error, daytona.DaytonaConflictError)
+    async def delete() -> None:
+        try:
+            await remote.delete(CALL_SECONDS, wait)
+        except daytona.DaytonaConflictError:  # its state is just changing: it may be on its way out
+            await remote.refresh_data(CALL_SECONDS)
+            if wait or remote.state not in (daytona.SandboxState.DESTROYING, daytona.SandboxState.DESTROYED):
+                raise
 
     try:
-        await retry_call(lambda: remote.delete(CALL_SECONDS, wait), is_passing=is_passing)
-    except daytona.DaytonaNotFoundError:
-        return
+        await retry_call(delete, seconds=DELETE_SECONDS, is_passing=lambda error: not says_gone(error))
+    except daytona.DaytonaError as error:
+        if not says_gone(error):
+            raise
 
 
 async def delete_leftover(client: SharedClient, creating: asyncio.Future[Any], name: str, wait: bool) -> None:
-    """Deletes the sandbox of a creation that failed, or that nobody waits for any more, as soon as it can be seen."""
-    pause = 0.05
+    """Deletes the sandbox of a creation that failed, or that nobody waits for any more, as soon as that can be done."""
+    pause, notice = 0.05, _notices.setdefault(asyncio.get_running_loop(), _StartingNotice())
+    notice.add()
     try:
         while True:
             is_last_look = creating.done()
-            remote = await find_sandbox(client, name)
+            remote = await find_sandbox(client, name, seconds=DELETE_SECONDS)
             if remote is not None:
                 await delete_sandbox(remote, wait)
             if remote is not None or is_last_look:
@@ -56,8 +69,47 @@ async def delete_leftover(client: SharedClient, creating: asyncio.Future[Any], n
             await asyncio.wait((creating,), timeout=pause)
             pause = min(2 * pause, 2.0)
     except daytona.DaytonaError as error:
-        log.warning("sandbox %s could not be removed, and ends with its lifetime: %s", name, get_message(error))
-    creating.cancel()
-    await asyncio.wait((creating,))
-    if not creating.cancelled():
-        creating.exception()
+        warn_of_leftover(name, error)
+    finally:
+        notice.remove()
+        creating.cancel()
+        await asyncio.wait((creating,))
+        if not creating.cancelled():
+            creating.exception()
+
+
+def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:
+    """Says in the log that a sandbox, by its id or name, is left, and what will remove it."""
+    log.warning(
+        "sandbox %s could not be removed within %.0f s (%s): Daytona removes it when it was idle or at the end of its "
+        "lifetime, `rlm-batch reap --provider daytona` when it can be",
+        *(sandbox, DELETE_SECONDS, get_message(error)),
+    )
+
+
+class _StartingNotice:
+    """Tells whoever waits how many sandboxes are still starting that are to be removed: once for all of a loop."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self) -> None:
+        self._count += 1
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._tell)
+
+    def remove(self) -> None:
+        self._count -= 1
+        if not self._count and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tell(self) -> None:
+        if self._count == 1:
+            log.warning("1 sandbox is still starting; removing it")
+        else:
+            log.warning("%d sandboxes are still starting; removing them", self._count)
+
+
+_notices: WeakKeyDictionary[asyncio.AbstractEventLoop, _StartingNotice] = WeakKeyDictionary()

@@ -69,7 +69,7 @@ def test_no_key_at_all(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_snapshot(daytona: Any) -> None:
     error = refusal(DaytonaSandbox(snapshot="no-such"))
     assert isinstance(error, ConfigurationError)
-    assert "no snapshot 'no-such'" in str(error)
+    assert "Snapshot no-such not found" in str(error)
     assert "name one of the account's with snapshot" in str(error)
     assert daytona.state()["counts"] == {CREATE: 1}
 
@@ -79,7 +79,7 @@ def test_an_unknown_snapshot_ends_a_batch(
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     DaytonaSandbox(snapshot="no-such").save("of-the-tests", overwrite=True)
-    with pytest.raises(ConfigurationError, match="no snapshot 'no-such'"):
+    with pytest.raises(ConfigurationError, match="Snapshot no-such not found"):
         asyncio.run(batch(["SUBMIT(1)"] * 5, provider="daytona-sandbox/of-the-tests", max_workers=1))
     assert daytona.state()["counts"][CREATE] == 1
 
@@ -121,7 +121,7 @@ def test_an_image_without_python(daytona: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_address_where_nobody_answers(daytona: Any) -> None:
     with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
-        asyncio.run(opened(DaytonaSandbox(api_url="http://127.0.0.1:9/api")))
+        asyncio.run(opened(DaytonaSandbox(api_url="http://127.0.0.1:9/api", start_timeout=1)))
 
 
 def test_settings_that_exclude_each_other() -> None:
