@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, QuotaExceeded, SandboxStartError, batch
+from rlm_batch.blocks.daytona import errors
 from rlm_batch.blocks.daytona.client import borrow_client
 from rlm_batch.blocks.daytona.handle import DaytonaSandboxHandle
 from rlm_batch.sandbox.errors import RlmBatchError
@@ -64,6 +65,31 @@ def test_no_key_at_all(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not DaytonaSandbox().has_credentials()
     with pytest.raises(ConfigurationError, match="DAYTONA_API_KEY"):
         asyncio.run(opened(DaytonaSandbox()))
+
+
+@pytest.mark.anyio
+async def test_other_credentials_in_the_environment_count_at_once(
+    daytona: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = DaytonaSandbox()
+    await provider.check()
+    monkeypatch.setattr(errors, "KEY_SECONDS", 0.1)
+    monkeypatch.setenv("DAYTONA_API_KEY", "a wrong key")
+    with pytest.raises(ConfigurationError, match="refused the API key"):
+        await provider.check()
+    monkeypatch.delenv("DAYTONA_API_KEY")
+    monkeypatch.setenv("DAYTONA_JWT_TOKEN", daytona.key)
+    monkeypatch.setenv("DAYTONA_ORGANIZATION_ID", "one")
+    await provider.check()
+    first = await borrow_client(provider)
+    monkeypatch.setenv("DAYTONA_ORGANIZATION_ID", "another")
+    second = await borrow_client(provider)
+    assert second is not first
+    monkeypatch.setenv("DAYTONA_JWT_TOKEN", "a wrong token")
+    with pytest.raises(ConfigurationError, match="refused the API key"):
+        await provider.check()
+    first.release()
+    second.release()
 
 
 def test_an_unknown_snapshot(daytona: Any) -> None:

@@ -347,6 +347,45 @@ async def test_an_idle_sandbox_is_kept_while_its_code_runs(standin: Any, monkeyp
     assert standin.state()["counts"]["POST /api/sandbox/*/last-activity"] > 3
 
 
+@pytest.mark.parametrize("unknown", [["ttlMinutes"], ["ttlMinutes", "autoStopInterval", "autoDeleteInterval"]])
+async def test_where_daytona_knows_no_lifetime_a_sandbox_that_nobody_calls_is_stopped_and_deleted(
+    standin: Any, unknown: list[str]
+) -> None:
+    """As with an older one, which drops the fields of a creation that it does not know."""
+    standin.set(unknown_fields=unknown, minute=0.2)  # 5 minutes without a call are a second here
+    await opened(DaytonaSandbox(lifetime=60))
+    (box,) = standin.state()["sandboxes"]
+    assert box["autoDestroyAt"] is None
+    assert (box["autoStopInterval"], box["autoDeleteInterval"]) == (5, 0)
+    assert await gone(standin)
+
+
+async def test_where_daytona_knows_a_lifetime_nothing_is_set_once_more(standin: Any) -> None:
+    box = await opened(DaytonaSandbox())
+    assert standin.state()["counts"] == {"POST /api/sandbox": 1}
+    assert standin.state()["sandboxes"][0]["autoDestroyAt"] is not None
+    await box.remove()
+
+
+async def test_where_daytona_knows_no_lifetime_the_host_keeps_no_sandbox_awake_beyond_it(
+    standin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handle, "KEEP_AWAKE_SECONDS", 0.2)
+    standin.set(unknown_fields=["ttlMinutes"], minute=0.2)
+    interpreter = DaytonaSandbox(lifetime=2).interpreter()
+    await interpreter.start()
+    await asyncio.sleep(1.2)
+    assert standin.state()["sandboxes"]
+    assert await gone(standin)
+    await interpreter.shutdown()
+
+
+async def test_a_start_that_is_queued_is_given_up_by_daytona_when_we_give_it_up(standin: Any) -> None:
+    box = await opened(DaytonaSandbox(start_timeout=90))
+    assert standin.state()["sandboxes"][0]["body"]["queueTimeout"] == 2
+    await box.remove()
+
+
 HOST = """
     import asyncio, sys
     from rlm_batch import DaytonaSandbox
