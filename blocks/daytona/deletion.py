@@ -3,15 +3,14 @@
 import asyncio
 import logging
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import daytona
 
+from ...sandbox.cancellation import announce_removal
 from .client import SharedClient
 from .errors import CALL_SECONDS, get_message, retry_call, says_gone
 
 DELETE_SECONDS = 60.0  # for which a removal is tried: Daytona removes none whose state is just changing
-NOTICE_SECONDS = 1.0  # after which whoever waits for the removal of a sandbox that is starting is told of it
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -56,26 +55,24 @@ async def delete_sandbox(remote: daytona.AsyncSandbox, wait: bool = False) -> No
 
 async def delete_leftover(client: SharedClient, creating: asyncio.Future[Any], name: str, wait: bool) -> None:
     """Deletes the sandbox of a creation that failed, or that nobody waits for any more, as soon as that can be done."""
-    pause, notice = 0.05, _notices.setdefault(asyncio.get_running_loop(), _StartingNotice())
-    notice.add()
+    pause = 0.05
     try:
-        while True:
-            is_last_look = creating.done()
-            remote = await find_sandbox(client, name, seconds=DELETE_SECONDS)
-            if remote is not None:
-                await delete_sandbox(remote, wait)
-            if remote is not None or is_last_look:
-                break
-            await asyncio.wait((creating,), timeout=pause)
-            pause = min(2 * pause, 2.0)
+        with announce_removal(log):
+            while True:
+                is_last_look = creating.done()
+                remote = await find_sandbox(client, name, seconds=DELETE_SECONDS)
+                if remote is not None:
+                    await delete_sandbox(remote, wait)
+                if remote is not None or is_last_look:
+                    break
+                await asyncio.wait((creating,), timeout=pause)
+                pause = min(2 * pause, 2.0)
     except daytona.DaytonaError as error:
         warn_of_leftover(name, error)
-    finally:
-        notice.remove()
-        creating.cancel()
-        await asyncio.wait((creating,))
-        if not creating.cancelled():
-            creating.exception()
+    creating.cancel()
+    await asyncio.wait((creating,))
+    if not creating.cancelled():
+        creating.exception()
 
 
 def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:
@@ -85,31 +82,3 @@ def warn_of_leftover(sandbox: str, error: daytona.DaytonaError) -> None:
         "lifetime, `rlm-batch reap --provider daytona` when it can be",
         *(sandbox, DELETE_SECONDS, get_message(error)),
     )
-
-
-class _StartingNotice:
-    """Tells whoever waits how many sandboxes are still starting that are to be removed: once for all of a loop."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self) -> None:
-        self._count += 1
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._tell)
-
-    def remove(self) -> None:
-        self._count -= 1
-        if not self._count and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _tell(self) -> None:
-        if self._count == 1:
-            log.warning("1 sandbox is still starting; removing it")
-        else:
-            log.warning("%d sandboxes are still starting; removing them", self._count)
-
-
-_notices: WeakKeyDictionary[asyncio.AbstractEventLoop, _StartingNotice] = WeakKeyDictionary()

@@ -56,10 +56,10 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
     async def delete_sandbox(self, sandbox_id: str) -> None:
         await _import_sdk()
         from .client import use_client
-        from .deletion import delete_sandbox, find_sandbox
+        from .deletion import DELETE_SECONDS, delete_sandbox, find_sandbox
 
         async with use_client(self, f"sandbox {sandbox_id} could not be removed") as client:
-            remote = await find_sandbox(client, sandbox_id)
+            remote = await find_sandbox(client, sandbox_id, seconds=DELETE_SECONDS)
             if remote is not None:
                 await delete_sandbox(remote)
 

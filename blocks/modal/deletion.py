@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import modal
 
+from ...sandbox.cancellation import announce_removal
 from ...sandbox.errors import RlmBatchError
 from .account import Account
 from .errors import get_last_line, retry_until_done
@@ -39,7 +40,8 @@ async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
 async def terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
     """Waits for a creation that nobody wants any more, and ends what it made."""
     try:
-        sandbox = await creating
+        with announce_removal(log):
+            sandbox = await creating
     except RlmBatchError:
         return
     await try_to_terminate(sandbox, wait=wait)

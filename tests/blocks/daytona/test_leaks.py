@@ -134,7 +134,7 @@ async def test_a_removal_that_is_repeated_while_the_first_is_under_way_is_done(s
 
 
 async def test_a_creation_that_takes_too_long_leaves_nothing(standin: Any) -> None:
-    standin.set(boot_s=3.0)
+    standin.set(boot_s=2.0)
     with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
         await opened(DaytonaSandbox(start_timeout=1))
     assert await gone(standin)

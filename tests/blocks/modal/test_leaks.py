@@ -108,6 +108,24 @@ async def test_cancelling_twenty_creations_under_way_leaves_nothing(
     assert not sandboxes(modal_standin)
 
 
+async def test_cold_starts_that_are_cancelled_are_waited_for_and_removed_and_whoever_waits_is_told(
+    modal_sandbox: Make, modal_standin: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    block = modal_sandbox()
+    await (await block.open(block.labels(""))).remove()
+    modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "delay": 2.0}])
+    opening = [asyncio.create_task(block.open(block.labels(""))) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    for task in opening:
+        task.cancel()
+    await asyncio.gather(*opening, return_exceptions=True)
+    assert modal_standin.ask("state")["peak"] > 1
+    assert not sandboxes(modal_standin)
+    assert [record.getMessage() for record in caplog.records if record.name == "rlm_batch.modal"] == [
+        "3 sandboxes are still starting; removing them"
+    ]
+
+
 async def test_cancelling_twenty_interpreters_that_start_leaves_nothing(
     modal_sandbox: Make, modal_standin: Any
 ) -> None:
@@ -157,13 +175,12 @@ async def test_a_creation_that_made_nothing_is_an_error(modal_sandbox: Make, mod
         await block.open(block.labels(""))
 
 
-async def test_a_sandbox_that_is_there_when_its_time_to_start_is_over_is_used(
+async def test_a_creation_that_takes_longer_than_the_blocks_start_timeout_is_an_error(
     modal_sandbox: Make, modal_standin: Any
 ) -> None:
-    block = modal_sandbox(start_timeout=1)
-    await block.check()
+    block = modal_sandbox()
     await (await block.open(block.labels(""))).remove()
-    modal_standin.ask("reset")
+    block = modal_sandbox(start_timeout=1)
     modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "delay": 3.0}])
     with pytest.raises(SandboxStartError, match=r"within 1 s \(start_timeout\)"):
         await block.open(block.labels(""))
