@@ -41,7 +41,8 @@ async def _warm(provider: DaytonaSandbox) -> None:
     (await borrow_client(provider)).release()
 
 
-def test_a_wrong_key(daytona: Any) -> None:
+def test_a_wrong_key(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "KEY_SECONDS", 0.3)
     error = refusal(DaytonaSandbox(api_key=SecretStr("a wrong key")))
     assert isinstance(error, ConfigurationError)
     assert "Invalid credentials" in str(error)
@@ -55,6 +56,7 @@ def test_a_wrong_key_ends_a_batch_before_anything_runs(
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.setenv("DAYTONA_API_KEY", "a wrong key")
+    monkeypatch.setattr(errors, "KEY_SECONDS", 0.3)
     with pytest.raises(ConfigurationError, match="refused the API key"):
         asyncio.run(batch(["SUBMIT(1)"] * 5, provider="daytona"))
     assert CREATE not in daytona.state()["counts"]
