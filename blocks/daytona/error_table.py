@@ -145,6 +145,7 @@ TABLE: tuple[Row, ...] = (
         "apps/api/src/sandbox/utils/volume-mount-path-validation.util.ts",
         "change volume_mount_path",
     ),
+    Row((400,), r"\b\w+ must (not )?be ", Meaning.FINAL, "apps/api/src/main.ts: the framework's check of each field"),
     # What Git says in the sandbox. Of a server that does not answer it says 500.
     Row(
         (400, 401, 403, 404),

@@ -99,6 +99,7 @@ REFUSALS = [
     Refusal(404, "Region not found", ("create",), ConfigurationError),
     Refusal(400, 'Invalid network format: "x". Missing CIDR prefix length', ("create",), ConfigurationError),
     Refusal(400, "Invalid mount path x (must be absolute)", ("create",), ConfigurationError),
+    Refusal(400, "cpu must not be less than 1, memory must be an integer number", ("create",), ConfigurationError),
     Refusal(401, "authentication required: Repository not found.", ("clone",), ConfigurationError),
     Refusal(404, "reference not found", ("clone",), ConfigurationError),
     Refusal(401, "Invalid credentials", ("create", "volume", "status", "delete"), ConfigurationError),
