@@ -142,7 +142,9 @@ class DaytonaChannel:
         header, body = _split_frame(data)
         self._body_number += 1
         header["file"] = f"{FILES}/in.{self._body_number}"
-        await retry_call(lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)))
+        await retry_call(
+            lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)), remote=self._remote
+        )
         return encode_frame(header)
 
     async def _send_input(self, text: str, futures: list[asyncio.Future[None]]) -> None:
@@ -192,7 +194,9 @@ class DaytonaChannel:
             if self._last_number > last_number:
                 attempt, last_number, last_progress = 0, self._last_number, loop.time()
             try:
-                state = await retry_call(lambda: process.get_session_command(session, command, CALL_SECONDS))
+                state = await retry_call(
+                    lambda: process.get_session_command(session, command, CALL_SECONDS), remote=self._remote
+                )
             except daytona.DaytonaError as error:
                 if not is_transient(error):
                     self._end(f"Daytona says: {get_message(error)}")
@@ -231,7 +235,7 @@ class DaytonaChannel:
 
     async def _fetch(self, path: str) -> bytes:
         """A body that was too large for the log."""
-        body = await retry_call(lambda: self._remote.fs.download_file(path, int(SETUP_SECONDS)))
+        body = await retry_call(lambda: self._remote.fs.download_file(path, int(SETUP_SECONDS)), remote=self._remote)
         try:
             await retry_call(lambda: self._remote.fs.delete_file(path, False, CALL_SECONDS))
         except daytona.DaytonaError as error:  # a call whose answer was lost may have removed it; the body is here

@@ -17,6 +17,7 @@ from .settings import DaytonaSettings
 
 CLIENT_IDLE_SECONDS = 30.0  # that a client without sandboxes stays open for the next
 NAME_PREFIX = "rlm-batch-"  # of what we make at Daytona
+ENVIRONMENT_NAMES = ("API_KEY", "JWT_TOKEN", "ORGANIZATION_ID", "API_URL", "SERVER_URL", "TARGET")
 
 
 class SharedClient:
@@ -66,15 +67,13 @@ async def borrow_client(settings: DaytonaSettings) -> SharedClient:
         # The SDK imports what a client is made of when it is asked for it, which takes seconds.
         await asyncio.to_thread(getattr, daytona, "AsyncDaytona")
     clients = _clients.setdefault(asyncio.get_running_loop(), {})
-    api_key = settings.api_key.get_secret_value() if settings.api_key is not None else None
-    # The SDK reads what is missing from the environment, once.
-    environment = tuple(os.environ.get(f"DAYTONA_{name}") for name in ("API_KEY", "API_URL", "TARGET"))
-    key = (api_key, settings.api_url, settings.target, *environment)
+    key = get_account_key(settings)
     client = clients.get(key)
     if client is None:
         config = daytona.DaytonaConfig(
+            api_key=_get_api_key(settings), api_url=settings.api_url, target=settings.target,
             # A log that is followed holds a connection: a pool with a limit would come to a standstill.
-            api_key=api_key, api_url=settings.api_url, target=settings.target, connection_pool_maxsize=None,
+            connection_pool_maxsize=None,
         )  # fmt: skip
         try:
             client = clients[key] = SharedClient(config, lambda: clients.pop(key, None))
@@ -85,6 +84,16 @@ async def borrow_client(settings: DaytonaSettings) -> SharedClient:
     return client.borrow()
 
 
+def get_account_key(settings: DaytonaSettings) -> tuple[str | None, ...]:
+    """Whose sandboxes a client makes, and where: what the block does not say the SDK reads in the environment, once."""
+    environment = (os.environ.get(f"DAYTONA_{name}") for name in ENVIRONMENT_NAMES)
+    return (_get_api_key(settings), settings.api_url, settings.target, *environment)
+
+
+def _get_api_key(settings: DaytonaSettings) -> str | None:
+    return settings.api_key.get_secret_value() if settings.api_key is not None else None
+
+
 @asynccontextmanager
 async def use_client(settings: DaytonaSettings, failure: str) -> AsyncIterator[SharedClient]:
     """This loop's client for one call. DaytonaErrors become ours: `failure` is what could not be done."""
@@ -92,6 +101,6 @@ async def use_client(settings: DaytonaSettings, failure: str) -> AsyncIterator[S
     try:
         yield client
     except daytona.DaytonaError as error:
-        raise map_error(error, failure, settings.snapshot) from error
+        raise map_error(error, failure) from error
     finally:
         client.release()

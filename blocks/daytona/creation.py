@@ -11,11 +11,12 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .client import NAME_PREFIX, SharedClient, borrow_client
 from .deletion import delete_leftover, find_sandbox
-from .errors import get_status, is_transient, is_unreachable, map_error, retry_call
+from .error_table import Meaning
+from .errors import KeyRefusals, find_row, get_delay, get_status, is_transient, is_unreachable, map_error, retry_call
 from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
 
-START_SECONDS = 120.0  # for a sandbox to start; a cold one takes seconds, one of a new image a minute or more
+LONGEST_DELAY_SECONDS = 8.0  # before a creation is asked for again
 STARTING = (
     "creating",
     "restoring",
@@ -31,47 +32,124 @@ STARTING = (
 async def open_sandbox(settings: DaytonaSettings, labels: dict[str, str], commit: str | None) -> DaytonaSandboxHandle:
     """A sandbox that has started, with the repository and the packages in it.
 
-    Raises ConfigurationError, QuotaExceeded or SandboxStartError, and leaves none then.
+    What may pass is tried again for the block's `start_timeout`; a set-up that was cut off, in another sandbox. That
+    the account's limits are reached is told at once, for it is the run that knows when to ask again. Raises
+    ConfigurationError, QuotaExceeded or SandboxStartError, and leaves none then.
     """
-    client = await borrow_client(settings)
-    try:
-        remote = await _create(settings, client, labels)
-    except BaseException:
-        client.release()
-        raise
-    handle = DaytonaSandboxHandle(settings, client, remote)
-    try:
-        await handle.set_up(commit)
-    except BaseException as error:
-        await run_shielded(handle.remove())
-        if isinstance(error, daytona.DaytonaError):
-            raise map_error(error, "the sandbox could not be set up", settings.snapshot) from error
-        raise
-    return handle
-
-
-async def _create(settings: DaytonaSettings, client: SharedClient, labels: dict[str, str]) -> daytona.AsyncSandbox:
-    """Its name is not used again, so that it can be found whatever the call came to."""
-    name = NAME_PREFIX + uuid.uuid4().hex[:16]
-    params = _make_params(settings, name, labels, await _mount_volume(settings, client))
-    start_by = asyncio.get_running_loop().time() + START_SECONDS
-    creating = asyncio.ensure_future(client.sdk.create(params, timeout=START_SECONDS))
-    may_be_created = True
-    try:
+    loop = asyncio.get_running_loop()
+    start_by = loop.time() + settings.start_timeout
+    while True:
+        client = await borrow_client(settings)
         try:
-            return await asyncio.shield(creating)
-        except daytona.DaytonaError as error:
-            may_be_created = get_status(error) not in (400, 401, 403, 404, 409, 422)
-            if not is_transient(error):
+            remote = await _create(settings, client, labels, start_by)
+        except BaseException:
+            client.release()
+            raise
+        handle = DaytonaSandboxHandle(settings, client, remote)
+        try:
+            await handle.set_up(commit)
+            return handle
+        except BaseException as error:
+            await run_shielded(handle.remove())
+            if not isinstance(error, daytona.DaytonaError):
                 raise
-            # The call, or one of those by which the SDK waits for the start, was lost: the sandbox may be there.
-            return await _find_started(client, name, error, start_by)
+            if not is_transient(error) or loop.time() > start_by:
+                raise map_error(error, "the sandbox could not be set up") from error
+
+
+async def _create(
+    settings: DaytonaSettings, client: SharedClient, labels: dict[str, str], start_by: float
+) -> daytona.AsyncSandbox:
+    name = NAME_PREFIX + uuid.uuid4().hex[:16]
+    creation = _Creation(client, _make_params(settings, name, labels, await _mount_volume(settings, client, start_by)))
+    try:
+        return await creation.run(start_by)
     except BaseException as error:
-        if may_be_created and not is_unreachable(error):
-            await run_shielded(delete_leftover(client, creating, name, settings.has_sandbox_limit))
+        await run_shielded(creation.undo(settings.has_sandbox_limit))
         if isinstance(error, daytona.DaytonaError):
-            raise map_error(error, "no sandbox could be opened", settings.snapshot) from error
+            raise map_error(error, "no sandbox could be opened") from error
         raise
+
+
+class _Creation:
+    """A sandbox on its way. Its name is used for it alone, so that it can be found whatever a call came to."""
+
+    def __init__(self, client: SharedClient, params: Any) -> None:
+        self._client = client
+        self._params = params
+        self._call: asyncio.Future[daytona.AsyncSandbox] | None = None
+        self._may_exist = False
+
+    async def run(self, start_by: float) -> daytona.AsyncSandbox:
+        """The sandbox, which has started. Raises DaytonaError or SandboxStartError."""
+        loop, key_refusals, attempt = asyncio.get_running_loop(), KeyRefusals(), 0
+        while True:
+            try:
+                return await self._ask(max(1.0, start_by - loop.time()))
+            except daytona.DaytonaError as error:
+                failure = error
+            if self._may_exist:
+                try:
+                    remote = await self._find_started(failure, start_by)
+                except daytona.DaytonaError as error:
+                    if not is_transient(error) or find_row(error).meaning is Meaning.KEY:  # it has been tried again
+                        self._may_exist = self._may_exist and not is_transient(error)
+                        raise
+                    failure, remote = error, None
+                if remote is not None:
+                    return remote
+            meaning = find_row(failure).meaning
+            if not is_transient(failure) or meaning is Meaning.THROTTLED:
+                raise failure
+            is_key = meaning is Meaning.KEY
+            delay = key_refusals.choose_delay() if is_key else get_delay(failure, attempt + 2, LONGEST_DELAY_SECONDS)
+            if delay is None or loop.time() + delay > start_by:
+                raise failure
+            await asyncio.sleep(delay)
+            attempt += 1
+
+    async def undo(self, wait: bool) -> None:
+        """Deletes the sandbox of a creation that failed, or that nobody waits for any more."""
+        if self._may_exist and self._call is not None:
+            await delete_leftover(self._client, self._call, self._params.name, wait)
+
+    async def _ask(self, seconds: float) -> daytona.AsyncSandbox:
+        may_exist, self._may_exist = self._may_exist, True
+        self._call = asyncio.ensure_future(self._client.sdk.create(self._params, timeout=seconds))
+        try:
+            return await asyncio.shield(self._call)
+        except daytona.DaytonaError as error:
+            # Those answers are of the creation itself. Another may be of a call by which the SDK waits for the start.
+            is_refused = find_row(error).meaning in (Meaning.FINAL, Meaning.QUOTA)
+            self._may_exist = may_exist or not (is_refused or is_unreachable(error))
+            raise
+
+    async def _find_started(self, failure: Exception, start_by: float) -> daytona.AsyncSandbox | None:
+        """The sandbox that a call has created before it failed, once it has started; None where there is none."""
+        loop = asyncio.get_running_loop()
+        while True:
+            # A call that was refused has either made nothing or was not the first; one that was lost may be under way.
+            status = get_status(failure)
+            looks = 3 if status is None or status >= 500 else 1
+            remote = await find_sandbox(self._client, self._params.name, looks)
+            if remote is None:
+                return None
+            state = _get_text(remote.state)
+            if state == "started":
+                return remote
+            if state in ("error", "build_failed"):
+                raise SandboxStartError(f"no sandbox could be opened: it ended as {state} ({remote.error_reason})")
+            if state not in STARTING:
+                raise SandboxStartError(f"no sandbox could be opened: it went away meanwhile (it is {state})")
+            if loop.time() + 1.0 > start_by:
+                raise failure
+            try:
+                await remote.wait_for_sandbox_start(timeout=start_by - loop.time())
+                return remote
+            except daytona.DaytonaError as error:
+                if not is_transient(error):
+                    raise
+                failure = error
 
 
 def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], mounts: list[Any]) -> Any:
@@ -82,6 +160,7 @@ def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], m
         "ephemeral": True,
         "auto_stop_interval": IDLE_MINUTES,
         "ttl_minutes": math.ceil(settings.lifetime / 60),
+        "queue_timeout": math.ceil(settings.start_timeout / 60),  # in which a machine is found for it
         "network_block_all": settings.network_block_all or None,
         "network_allow_list": settings.network_allow_list,
         "domain_allow_list": settings.domain_allow_list,
@@ -92,36 +171,11 @@ def _make_params(settings: DaytonaSettings, name: str, labels: dict[str, str], m
     return daytona.CreateSandboxFromImageParams(image=settings.image, resources=resources, **common)
 
 
-async def _find_started(client: SharedClient, name: str, failure: Exception, start_by: float) -> daytona.AsyncSandbox:
-    """The sandbox that a lost call has created, once it has started. Raises `failure` where there is none."""
-    loop = asyncio.get_running_loop()
-    while True:
-        # A call that was refused for now has either made nothing or was not the first. Where Daytona cannot be
-        # reached it is asked once more: nothing more can be done either.
-        is_away = is_unreachable(failure)
-        looks = 1 if is_away or get_status(failure) == 429 else 3
-        remote = await find_sandbox(client, name, looks, tries=2 if is_away else None)
-        state = _get_text(remote.state) if remote is not None else ""
-        if remote is not None and state == "started":
-            return remote
-        if remote is not None and state in ("error", "build_failed"):
-            raise SandboxStartError(f"no sandbox could be opened: it ended as {state} ({remote.error_reason})")
-        if remote is None or state not in STARTING or loop.time() + 1.0 > start_by:
-            raise failure
-        try:
-            await remote.wait_for_sandbox_start(timeout=start_by - loop.time())
-            return remote
-        except daytona.DaytonaError as error:
-            if not is_transient(error):
-                raise
-            failure = error
-
-
-async def _mount_volume(settings: DaytonaSettings, client: SharedClient) -> list[Any]:
+async def _mount_volume(settings: DaytonaSettings, client: SharedClient, start_by: float) -> list[Any]:
     """The mount of the volume, which is made where it is new and waited for; none where there is no volume."""
     if settings.volume_name is None:
         return []
-    name = settings.volume_name
+    name, loop = settings.volume_name, asyncio.get_running_loop()
 
     async def get_volume() -> Any:
         try:
@@ -130,17 +184,20 @@ async def _mount_volume(settings: DaytonaSettings, client: SharedClient) -> list
             return await client.sdk.volume.get(name)
 
     try:
-        volume = await retry_call(get_volume)
-        async with asyncio.timeout(START_SECONDS):
+        async with asyncio.timeout_at(start_by):
+            volume = await retry_call(get_volume, seconds=start_by - loop.time())
             pause = 0.1
             while volume.state in ("pending_create", "creating"):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)
-                volume = await retry_call(get_volume)
+                volume = await retry_call(get_volume, seconds=start_by - loop.time())
     except daytona.DaytonaError as error:
-        raise map_error(error, f"volume {name!r} could not be had", settings.snapshot) from error
+        raise map_error(error, f"volume {name!r} could not be had") from error
     except TimeoutError:
-        raise SandboxStartError(f"volume {name!r} was not ready within {START_SECONDS:.0f} s: try again") from None
+        seconds = settings.start_timeout
+        raise SandboxStartError(
+            f"volume {name!r} was not ready within {seconds} s (start_timeout): try again"
+        ) from None
     if volume.state != "ready":
         reason = f" ({volume.error_reason})" if getattr(volume, "error_reason", None) else ""
         raise ConfigurationError(

@@ -18,8 +18,8 @@ from ...sandbox.sandbox_api import Sandbox
 from ...sandbox.wire.frames import encode_frame
 from .channel import FILES, DaytonaChannel
 from .client import SharedClient
-from .deletion import delete_sandbox
-from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, get_status, is_transient, retry_call, says_gone
+from .deletion import delete_sandbox, warn_of_leftover
+from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .settings import DaytonaSettings
 from .setup import clone_repository, install_packages, open_session
 
@@ -64,10 +64,35 @@ class DaytonaSandboxHandle(Sandbox):
     async def set_up(self, commit: str | None) -> None:
         """Clones the repository, where the code then runs, and installs the packages. Raises as `setup` does."""
         settings = self._provider_settings
+        if self._remote.auto_destroy_at is None:
+            await self._ensure_end()
         if commit is not None:
-            self._directory = await clone_repository(self._remote, settings, commit)
+            # A clone whose answer was lost may be under way: only one that was turned away is made again here.
+            self._directory = await retry_call(
+                lambda: clone_repository(self._remote, settings, commit),
+                seconds=settings.start_timeout, remote=self._remote, is_passing=is_turned_away,
+            )  # fmt: skip
         if settings.packages:
-            await install_packages(self._remote, settings.packages)
+            await install_packages(self._remote, settings.packages, settings.start_timeout)
+
+    async def _ensure_end(self) -> None:
+        """Sees to it that a sandbox ends that nobody calls, where Daytona does not know of a lifetime.
+
+        An older one drops the fields that it does not know. The driver ends with the lifetime, by its own clock, from
+        then on nothing keeps the sandbox awake, and what is stopped is deleted.
+        """
+        remote = self._remote
+        try:
+            if not 0 < (remote.auto_stop_interval or 0) <= IDLE_MINUTES:
+                await retry_call(lambda: remote.set_autostop_interval(IDLE_MINUTES, CALL_SECONDS))
+            if remote.auto_delete_interval != 0:
+                await retry_call(lambda: remote.set_auto_delete_interval(0, CALL_SECONDS))
+        except daytona.DaytonaError as error:
+            log.warning(
+                "sandbox %s has no lifetime at this Daytona, and is not ended when it is idle either (%s): if this "
+                "process dies, `rlm-batch reap --provider daytona` removes it",
+                *(self.id, get_message(error)),
+            )
 
     async def _launch(self, header: dict[str, Any], body: bytes) -> tuple[str, str]:
         """Starts the driver with its first frame; returns its session and its command. Raises SandboxStartError.
@@ -91,13 +116,13 @@ class DaytonaSandboxHandle(Sandbox):
             try:
                 answer = await self._remote.process.execute_session_command(session, request, int(CALL_SECONDS))
             except daytona.DaytonaError as error:
-                if get_status(error) != 429:
+                if not is_turned_away(error):
                     command = ""
                 raise
             return session, answer.cmd_id
 
         try:
-            started = await retry_call(start)
+            started = await retry_call(start, seconds=self._provider_settings.start_timeout, remote=self._remote)
         except daytona.DaytonaError as error:
             raise self._make_start_error(error) from error
         self._keeping_awake = asyncio.create_task(self._keep_awake())
@@ -110,11 +135,15 @@ class DaytonaSandboxHandle(Sandbox):
         if not attempt:
             uploads |= {f"{FILES}/{name}": data for name, data in _make_driver_files().items()}
         files = [daytona.FileUpload(data, path) for path, data in uploads.items()]
+        seconds = self._provider_settings.start_timeout
         # Together: neither needs the other.
         session, _ = await asyncio.gather(
-            open_session(self._remote),
-            retry_call(functools.partial(self._remote.fs.upload_files, files, int(CALL_SECONDS))),
-        )
+            open_session(self._remote, seconds),
+            retry_call(
+                functools.partial(self._remote.fs.upload_files, files, int(CALL_SECONDS)),
+                seconds=seconds, remote=self._remote,
+            ),
+        )  # fmt: skip
         first_frame = encode_frame({**header, "file": body_path}).decode()
         command = f"{self.python} -u -c {shlex.quote(BOOT)} {shlex.quote(first_frame)}"
         return session, f"cd {shlex.quote(self._directory)} && {command}" if self._directory else command
@@ -124,7 +153,9 @@ class DaytonaSandboxHandle(Sandbox):
 
     async def _keep_awake(self) -> None:
         """Tells Daytona that the sandbox is in use: code may wait for an answer longer than one may be idle."""
-        while True:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._provider_settings.lifetime
+        while loop.time() + KEEP_AWAKE_SECONDS < end:
             await asyncio.sleep(KEEP_AWAKE_SECONDS)
             try:
                 await retry_call(lambda: self._remote.refresh_activity(CALL_SECONDS))
@@ -137,14 +168,21 @@ class DaytonaSandboxHandle(Sandbox):
     async def upload(self, path: str, data: bytes) -> None:
         remote_path = self._resolve_path(path)
         try:
-            await retry_call(lambda: self._remote.fs.upload_file(data, remote_path, int(SETUP_SECONDS)))
+            await retry_call(
+                lambda: self._remote.fs.upload_file(data, remote_path, int(SETUP_SECONDS)), remote=self._remote
+            )
         except daytona.DaytonaError as error:
             raise self._map_file_error(error, path, "written") from error
 
     async def download(self, path: str) -> bytes:
         remote_path = self._resolve_path(path)
         try:
-            return await retry_call(lambda: self._remote.fs.download_file(remote_path, int(SETUP_SECONDS))) or b""
+            return (
+                await retry_call(
+                    lambda: self._remote.fs.download_file(remote_path, int(SETUP_SECONDS)), remote=self._remote
+                )
+                or b""
+            )
         except daytona.DaytonaError as error:
             raise self._map_file_error(error, path, "read") from error
 
@@ -155,7 +193,7 @@ class DaytonaSandboxHandle(Sandbox):
 
     def _map_file_error(self, error: Exception, path: str, action: str) -> RlmBatchError:
         message = get_message(error)
-        if says_gone(error) or is_transient(error) or get_status(error) in (401, 403):
+        if says_gone(error) or is_transient(error):
             return SandboxLost(f"{path} could not be {action}, for sandbox {self.id} does not answer: {message}")
         return VolumeError(f"{path} could not be {action}: {message}")
 
@@ -170,7 +208,7 @@ class DaytonaSandboxHandle(Sandbox):
                 await self._channel.close()
             await delete_sandbox(self._remote, self._provider_settings.has_sandbox_limit)
         except daytona.DaytonaError as error:
-            log.warning("sandbox %s could not be removed, and ends with its lifetime: %s", self.id, get_message(error))
+            warn_of_leftover(self.id, error)
         finally:
             self._client.release()
 

@@ -23,7 +23,7 @@ log = logging.getLogger("rlm_batch.daytona")
 class DaytonaProvider(DaytonaSettings, SandboxProvider):
     """Opens, lists and deletes sandboxes of a Daytona account."""
 
-    _is_key_accepted: bool = PrivateAttr(default=False)  # the account has been asked once
+    _accepted_account: tuple[str | None, ...] | None = PrivateAttr(default=None)  # which has been asked once
     provider_name: ClassVar[str] = "daytona"
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
@@ -56,10 +56,10 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
     async def delete_sandbox(self, sandbox_id: str) -> None:
         await _import_sdk()
         from .client import use_client
-        from .deletion import delete_sandbox, find_sandbox
+        from .deletion import DELETE_SECONDS, delete_sandbox, find_sandbox
 
         async with use_client(self, f"sandbox {sandbox_id} could not be removed") as client:
-            remote = await find_sandbox(client, sandbox_id)
+            remote = await find_sandbox(client, sandbox_id, seconds=DELETE_SECONDS)
             if remote is not None:
                 await delete_sandbox(remote)
 
@@ -68,15 +68,16 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         await _import_sdk()
         import daytona
 
-        from .client import use_client
+        from .client import get_account_key, use_client
         from .errors import CALL_SECONDS, retry_call
 
-        if not self._is_key_accepted:
+        account = get_account_key(self)
+        if account != self._accepted_account:
             try:
                 async with use_client(self, "Daytona could not be asked") as client:
                     query = daytona.ListSandboxesQuery(labels=MANAGED_LABELS, limit=1)
                     await retry_call(lambda: anext(client.sdk.list(query, CALL_SECONDS), None))
-                self._is_key_accepted = True
+                self._accepted_account = account
             except ConfigurationError:
                 raise
             except RlmBatchError as error:

@@ -49,6 +49,14 @@ class DaytonaSettings(SandboxSettings):
         default=None, title="Allowed domains", description="Comma-separated domains that code may reach."
     )
 
+    start_timeout: int = Field(
+        default=120,
+        ge=1,
+        title="Start timeout",
+        description="Seconds in which a sandbox has to start, and for which a start that Daytona refuses for now is "
+        "tried again. One of a new image takes a minute or more.",
+    )
+
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
         if self.snapshot is not None and self.image is not None:

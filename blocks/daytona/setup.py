@@ -5,6 +5,7 @@ import re
 import shlex
 import uuid
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,37 +15,44 @@ import daytona
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
 from .client import NAME_PREFIX
-from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, retry_call, says_gone
+from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .settings import DaytonaSettings
 
 
-async def open_session(remote: daytona.AsyncSandbox) -> str:
+async def open_session(remote: daytona.AsyncSandbox, retry_seconds: float) -> str:
     """A new session of the sandbox, by its name. Raises DaytonaError."""
     name = f"{NAME_PREFIX}{uuid.uuid4().hex[:8]}"
     with suppress(daytona.DaytonaConflictError):  # a call whose answer was lost has made it
-        await retry_call(lambda: remote.process.create_session(name, CALL_SECONDS))
+        await retry_call(
+            lambda: remote.process.create_session(name, CALL_SECONDS), seconds=retry_seconds, remote=remote
+        )
     return name
 
 
-async def run_command(remote: daytona.AsyncSandbox, command: str, seconds: float) -> tuple[int, str]:
+async def run_command(
+    remote: daytona.AsyncSandbox, command: str, seconds: float, retry_seconds: float
+) -> tuple[int, str]:
     """Runs a shell command to its end; returns its status and what it wrote. Raises TimeoutError, DaytonaError.
 
-    It is asked for its status, not waited for in one call: a proxy ends a call that takes minutes. Nothing is tried
-    again but the asking.
+    It is asked for its status, not waited for in one call: a proxy ends a call that takes minutes. Where its start was
+    lost, and not only refused, nothing is tried again: it may be under way.
     """
     process = remote.process
-    session = await open_session(remote)
+    retry = partial(retry_call, seconds=retry_seconds, remote=remote)
+    session = await open_session(remote, retry_seconds)
     request = daytona.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
-    started = await process.execute_session_command(session, request, int(CALL_SECONDS))
+    started = await retry(
+        lambda: process.execute_session_command(session, request, int(CALL_SECONDS)), is_passing=is_turned_away
+    )
     pause = 0.05
     async with asyncio.timeout(seconds):
         while True:
-            state = await retry_call(lambda: process.get_session_command(session, started.cmd_id, CALL_SECONDS))
+            state = await retry(lambda: process.get_session_command(session, started.cmd_id, CALL_SECONDS))
             if state.exit_code is not None:
                 break
             await asyncio.sleep(pause)
             pause = min(1.5 * pause, 2.0)
-    logs = await retry_call(lambda: process.get_session_command_logs(session, started.cmd_id, CALL_SECONDS))
+    logs = await retry(lambda: process.get_session_command_logs(session, started.cmd_id, CALL_SECONDS))
     return state.exit_code, "\n".join(filter(None, (logs.stdout, logs.stderr)))
 
 
@@ -84,12 +92,12 @@ async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettin
     return path
 
 
-async def install_packages(remote: daytona.AsyncSandbox, packages: list[str]) -> None:
+async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], retry_seconds: float) -> None:
     """Installs packages. Raises ConfigurationError, SandboxStartError or DaytonaError, with pip's last lines."""
     requirements = " ".join(shlex.quote(package) for package in packages)
     command = f"python3 -m pip install --quiet --disable-pip-version-check --no-input -- {requirements}"
     try:
-        status, output = await run_command(remote, command, SETUP_SECONDS)
+        status, output = await run_command(remote, command, SETUP_SECONDS, retry_seconds)
     except TimeoutError:
         raise SandboxStartError(f"pip did not end within {SETUP_SECONDS:.0f} s in sandbox {remote.id}") from None
     if status:

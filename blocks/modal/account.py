@@ -5,7 +5,9 @@ Each is made once for the process: by whoever asks first, and waited for by thos
 
 import asyncio
 import logging
+import math
 import os
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
@@ -19,6 +21,13 @@ from .errors import THROTTLE_SECONDS, get_last_line, map_error
 from .settings import ModalSettings
 
 T = TypeVar("T")
+
+OAUTH_NAMES = ("refresh_token", "client_id", "client_secret", "jwt_key")  # of Modal's configuration, each with oauth_
+ENVIRONMENT_NAMES = (
+    *("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT"),
+    *(f"OAUTH_{name.upper()}" for name in OAUTH_NAMES),
+)
+THROTTLE_NOTICE_SECONDS = 300.0  # between two lines of the log that say that Modal throttles calls
 
 
 @dataclass(frozen=True)
@@ -38,11 +47,17 @@ async def open_account(settings: ModalSettings) -> Account:
             os.environ["MODAL_MAX_THROTTLE_WAIT"] = str(THROTTLE_SECONDS)
         # It logs every header of every call, the token among them, where a program logs all that there is.
         logging.getLogger("hpack").setLevel(logging.WARNING)
+        logging.getLogger("modal-utils").addFilter(_is_worth_a_line)  # the second time it changes nothing
         token_id, secret = (config.get("token_id"), config.get("token_secret")) if None in token else token
+        refresh_token, client_id, client_secret, jwt_key = (config.get(f"oauth_{name}") for name in OAUTH_NAMES)
         try:
             if token_id and secret:
                 client = await modal.Client.from_credentials.aio(token_id, secret)
-            else:  # it knows other ways to sign in, and says what is missing; it is one for the whole process
+            elif refresh_token and client_id:
+                client = await modal.Client.from_oauth_credentials.aio(
+                    refresh_token, oauth_client_id=client_id, oauth_client_secret=client_secret, oauth_jwt_key=jwt_key
+                )
+            else:  # it says what is missing
                 client = await modal.Client.from_env.aio()
             app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)
         except modal.exception.Error as error:
@@ -85,8 +100,8 @@ def forget_images_and_volumes(settings: ModalSettings) -> None:
 
 def get_account_key(settings: ModalSettings) -> tuple[Hashable, ...]:
     """Whose handles they are: Modal's client reads the rest of its configuration from the environment."""
-    names = ("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT")
-    return (*_get_token(settings), settings.app_name, *(os.environ.get(f"MODAL_{name}") for name in names))
+    environment = (os.environ.get(f"MODAL_{name}") for name in ENVIRONMENT_NAMES)
+    return (*_get_token(settings), settings.app_name, *environment)
 
 
 def _get_token(settings: ModalSettings) -> tuple[str | None, ...]:
@@ -117,3 +132,22 @@ async def make_once(key: tuple[Hashable, ...], make: Callable[[], Awaitable[T]])
         task = making[key] = asyncio.create_task(run())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear it
     return await asyncio.shield(task)
+
+
+_told_of_throttling_at = -math.inf
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a line of the client's is to be seen: it says of each call that is throttled that it is made again."""
+    global _told_of_throttling_at
+    text = record.getMessage()
+    if "Retrying..." not in text or "Received" not in text:
+        return True
+    now = time.monotonic()
+    if now < _told_of_throttling_at + THROTTLE_NOTICE_SECONDS:
+        return False
+    _told_of_throttling_at = now
+    reason = " ".join(text.removeprefix("Warning: Received ").partition(f"{os.linesep}for ")[0].split())
+    record.msg = f"Modal throttles calls, which are made again for a while: use fewer workers if it goes on ({reason})"
+    record.args = ()
+    return True

@@ -9,13 +9,12 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
 from .account import Account, forget_images_and_volumes, get_volume, open_account
-from .deletion import terminate_abandoned, terminate_named
+from .deletion import find_sandbox, terminate_abandoned
 from .errors import get_last_line, map_error, retry_refused
 from .handle import ModalSandboxHandle
 from .image import build_image
 from .settings import ModalSettings
 
-CREATE_SECONDS = 600.0  # for the answer to a creation: Modal may be looking for a machine
 CLONE_SECONDS = 600
 
 CLONE = """
@@ -52,46 +51,61 @@ async def _create(
     settings: ModalSettings, account: Account, image: modal.Image, volume: modal.Volume | None, labels: dict[str, str]
 ) -> modal.Sandbox:
     name = f"rlm-batch-{uuid.uuid4().hex[:20]}"
-    memory = settings.memory_mib
     try:
-        async with asyncio.timeout(CREATE_SECONDS):
-            return await modal.Sandbox.create.aio(
-                *("sleep", str(settings.lifetime)),
-                app=account.app,
-                name=name,
-                tags={key: value for key, value in labels.items() if value},
-                image=image,
-                timeout=settings.lifetime,
-                idle_timeout=settings.idle_timeout,
-                cpu=settings.cpu,
-                memory=None if memory is None else (memory, memory),
-                gpu=settings.gpu,
-                region=settings.region,
-                block_network=settings.block_network,
-                outbound_cidr_allowlist=settings.allowed_cidrs,
-                outbound_domain_allowlist=settings.allowed_domains,
-                volumes={} if volume is None else {settings.volume_mount_path: volume},
-                client=account.client,
-            )
-    except TimeoutError:
-        await terminate_named(settings, account, name)
-        raise SandboxStartError(f"Modal did not open a sandbox within {CREATE_SECONDS:.0f} s") from None
+        async with asyncio.timeout(settings.start_timeout):
+            return await _ask_for_sandbox(settings, account, image, volume, labels, name)
+    except TimeoutError as error:
+        failure: Exception = error
+        reason = SandboxStartError(f"Modal did not open a sandbox within {settings.start_timeout} s (start_timeout)")
     except (ValueError, TypeError) as error:  # of the client, before it sends anything
         raise ConfigurationError(
             f"no sandbox could be opened: Modal's client does not take the block's settings ({get_last_line(error)}); "
             "change its resources or its network"
         ) from error
-    except modal.exception.ResourceExhaustedError as error:
-        # Its client tries again by itself: what is refused may be a second try, whose first has opened one.
-        await terminate_named(settings, account, name)
-        raise map_error(error, "Modal opens no sandbox for now") from error
     except modal.exception.NotFoundError as error:  # the image or the volume has been removed since
         forget_images_and_volumes(settings)
         raise SandboxStartError(f"Modal has lost what a sandbox is made of: {get_last_line(error)}") from error
     except modal.exception.Error as error:
-        if not isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
-            await terminate_named(settings, account, name)
-        raise map_error(error, "no sandbox could be opened") from error
+        is_throttled = isinstance(error, modal.exception.ResourceExhaustedError)
+        failure = error
+        reason = map_error(error, "Modal opens no sandbox for now" if is_throttled else "no sandbox could be opened")
+        if isinstance(error, (modal.exception.InvalidError, modal.exception.AuthError)):
+            raise reason from error
+    # The answer may be lost and the sandbox there: the client tries again by itself, and what is refused then may be a
+    # second try, whose first has opened one.
+    sandbox = await find_sandbox(settings, account, name)
+    if sandbox is None:
+        raise reason from failure
+    return sandbox
+
+
+async def _ask_for_sandbox(
+    settings: ModalSettings,
+    account: Account,
+    image: modal.Image,
+    volume: modal.Volume | None,
+    labels: dict[str, str],
+    name: str,
+) -> modal.Sandbox:
+    memory = settings.memory_mib
+    return await modal.Sandbox.create.aio(
+        *("sleep", str(settings.lifetime)),
+        app=account.app,
+        name=name,
+        tags={key: value for key, value in labels.items() if value},
+        image=image,
+        timeout=settings.lifetime,
+        idle_timeout=settings.idle_timeout,
+        cpu=settings.cpu,
+        memory=None if memory is None else (memory, memory),
+        gpu=settings.gpu,
+        region=settings.region,
+        block_network=settings.block_network,
+        outbound_cidr_allowlist=settings.allowed_cidrs,
+        outbound_domain_allowlist=settings.allowed_domains,
+        volumes={} if volume is None else {settings.volume_mount_path: volume},
+        client=account.client,
+    )
 
 
 async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, commit: str) -> None:

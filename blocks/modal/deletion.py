@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import modal
 
+from ...sandbox.cancellation import announce_removal
 from ...sandbox.errors import RlmBatchError
 from .account import Account
 from .errors import get_last_line, retry_until_done
@@ -39,24 +40,24 @@ async def try_to_terminate(sandbox: modal.Sandbox, *, wait: bool) -> None:
 async def terminate_abandoned(creating: asyncio.Future[modal.Sandbox], wait: bool) -> None:
     """Waits for a creation that nobody wants any more, and ends what it made."""
     try:
-        sandbox = await creating
+        with announce_removal(log):
+            sandbox = await creating
     except RlmBatchError:
         return
     await try_to_terminate(sandbox, wait=wait)
 
 
-async def terminate_named(settings: ModalSettings, account: Account, name: str) -> None:
-    """Ends a sandbox that may have been made although the answer to its creation did not come."""
+async def find_sandbox(settings: ModalSettings, account: Account, name: str) -> modal.Sandbox | None:
+    """The sandbox of that name, which may be there although the answer to its creation did not come; else None."""
     try:
-        sandbox = await retry_until_done(
+        return await retry_until_done(
             lambda: modal.Sandbox.from_name.aio(settings.app_name, name, client=account.client)
         )
     except modal.exception.NotFoundError:
-        return
+        return None
     except modal.exception.Error as error:
         log.warning(
             "Modal did not say whether it opened sandbox %s (%s); if it did, it ends it after %s s at most",
             *(name, get_last_line(error), settings.idle_timeout),
         )
-        return
-    await try_to_terminate(sandbox, wait=settings.has_sandbox_limit)
+        return None

@@ -70,3 +70,9 @@ class ModalSettings(SandboxSettings):
         description="Seconds after which Modal ends a sandbox whose driver has ended, as it does 90 s after its host "
         "fell silent.",
     )
+    start_timeout: int = Field(
+        default=600,
+        ge=1,
+        title="Start timeout",
+        description="Seconds in which Modal has to open a sandbox: it may be looking for a machine.",
+    )

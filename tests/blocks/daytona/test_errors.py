@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, QuotaExceeded, SandboxStartError, batch
+from rlm_batch.blocks.daytona import errors
 from rlm_batch.blocks.daytona.client import borrow_client
 from rlm_batch.blocks.daytona.handle import DaytonaSandboxHandle
 from rlm_batch.sandbox.errors import RlmBatchError
@@ -40,7 +41,8 @@ async def _warm(provider: DaytonaSandbox) -> None:
     (await borrow_client(provider)).release()
 
 
-def test_a_wrong_key(daytona: Any) -> None:
+def test_a_wrong_key(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "KEY_SECONDS", 0.3)
     error = refusal(DaytonaSandbox(api_key=SecretStr("a wrong key")))
     assert isinstance(error, ConfigurationError)
     assert "Invalid credentials" in str(error)
@@ -54,6 +56,7 @@ def test_a_wrong_key_ends_a_batch_before_anything_runs(
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.setenv("DAYTONA_API_KEY", "a wrong key")
+    monkeypatch.setattr(errors, "KEY_SECONDS", 0.3)
     with pytest.raises(ConfigurationError, match="refused the API key"):
         asyncio.run(batch(["SUBMIT(1)"] * 5, provider="daytona"))
     assert CREATE not in daytona.state()["counts"]
@@ -66,10 +69,35 @@ def test_no_key_at_all(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(opened(DaytonaSandbox()))
 
 
+@pytest.mark.anyio
+async def test_other_credentials_in_the_environment_count_at_once(
+    daytona: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = DaytonaSandbox()
+    await provider.check()
+    monkeypatch.setattr(errors, "KEY_SECONDS", 0.1)
+    monkeypatch.setenv("DAYTONA_API_KEY", "a wrong key")
+    with pytest.raises(ConfigurationError, match="refused the API key"):
+        await provider.check()
+    monkeypatch.delenv("DAYTONA_API_KEY")
+    monkeypatch.setenv("DAYTONA_JWT_TOKEN", daytona.key)
+    monkeypatch.setenv("DAYTONA_ORGANIZATION_ID", "one")
+    await provider.check()
+    first = await borrow_client(provider)
+    monkeypatch.setenv("DAYTONA_ORGANIZATION_ID", "another")
+    second = await borrow_client(provider)
+    assert second is not first
+    monkeypatch.setenv("DAYTONA_JWT_TOKEN", "a wrong token")
+    with pytest.raises(ConfigurationError, match="refused the API key"):
+        await provider.check()
+    first.release()
+    second.release()
+
+
 def test_an_unknown_snapshot(daytona: Any) -> None:
     error = refusal(DaytonaSandbox(snapshot="no-such"))
     assert isinstance(error, ConfigurationError)
-    assert "no snapshot 'no-such'" in str(error)
+    assert "Snapshot no-such not found" in str(error)
     assert "name one of the account's with snapshot" in str(error)
     assert daytona.state()["counts"] == {CREATE: 1}
 
@@ -79,7 +107,7 @@ def test_an_unknown_snapshot_ends_a_batch(
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     DaytonaSandbox(snapshot="no-such").save("of-the-tests", overwrite=True)
-    with pytest.raises(ConfigurationError, match="no snapshot 'no-such'"):
+    with pytest.raises(ConfigurationError, match="Snapshot no-such not found"):
         asyncio.run(batch(["SUBMIT(1)"] * 5, provider="daytona-sandbox/of-the-tests", max_workers=1))
     assert daytona.state()["counts"][CREATE] == 1
 
@@ -121,7 +149,7 @@ def test_an_image_without_python(daytona: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_address_where_nobody_answers(daytona: Any) -> None:
     with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
-        asyncio.run(opened(DaytonaSandbox(api_url="http://127.0.0.1:9/api")))
+        asyncio.run(opened(DaytonaSandbox(api_url="http://127.0.0.1:9/api", start_timeout=1)))
 
 
 def test_settings_that_exclude_each_other() -> None:

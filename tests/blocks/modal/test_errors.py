@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import modal
 import pytest
 
 from rlm_batch import (
@@ -17,6 +20,7 @@ from rlm_batch import (
     SandboxLost,
     SandboxStartError,
 )
+from rlm_batch.blocks.modal import account
 
 pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
@@ -101,6 +105,50 @@ async def test_throttling_waits_a_bounded_time_and_says_so(
     assert caught.value.retry_after == pytest.approx(0.3)
     assert time.monotonic() - began < 20
     assert modal_standin.ask("state")["counts"]["SandboxCreateV2"] > 2
+
+
+async def test_throttling_is_warned_of_once(
+    modal_sandbox: Make, modal_standin: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "_told_of_throttling_at", -math.inf)
+    modal_standin.ask(
+        "faults", rules=[{"method": "SandboxCreateV2", "status": "RESOURCE_EXHAUSTED", "retry_after": 0.2, "times": 8}]
+    )
+    block = modal_sandbox()
+    opened = await asyncio.gather(*(block.open(block.labels("")) for _ in range(5)))
+    await asyncio.gather(*(box.remove() for box in opened))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.startswith("Modal throttles calls, which are made again for a while")
+    assert "injected RESOURCE_EXHAUSTED" in line
+
+
+async def test_other_credentials_in_the_environment_count_at_once(
+    modal_standin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODAL_TOKEN_ID", modal_standin.hello["token_id"])
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", modal_standin.hello["token_secret"])
+    block = ModalSandbox()
+    await block.check()
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-wrong")
+    with pytest.raises(ConfigurationError, match="invalid"):
+        await block.check()
+    for name in ("TOKEN_ID", "TOKEN_SECRET"):
+        monkeypatch.delenv(f"MODAL_{name}")
+    asked: list[str] = []
+
+    hello = modal_standin.hello
+
+    async def sign_in(refresh_token: str, **_: Any) -> Any:
+        asked.append(refresh_token)
+        return await modal.Client.from_credentials.aio(hello["token_id"], hello["token_secret"])
+
+    monkeypatch.setattr(modal.Client, "from_oauth_credentials", SimpleNamespace(aio=sign_in))
+    monkeypatch.setenv("MODAL_OAUTH_CLIENT_ID", "oc-x")
+    monkeypatch.setenv("MODAL_OAUTH_CLIENT_SECRET", "ov-x")
+    for token in ("first", "second", "second"):
+        monkeypatch.setenv("MODAL_OAUTH_REFRESH_TOKEN", token)
+        await block.check()
+    assert asked == ["first", "second"]
 
 
 async def test_a_creation_rate_is_waited_out(modal_sandbox: Make, modal_standin: Any) -> None:

@@ -108,6 +108,24 @@ async def test_cancelling_twenty_creations_under_way_leaves_nothing(
     assert not sandboxes(modal_standin)
 
 
+async def test_cold_starts_that_are_cancelled_are_waited_for_and_removed_and_whoever_waits_is_told(
+    modal_sandbox: Make, modal_standin: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    block = modal_sandbox()
+    await (await block.open(block.labels(""))).remove()
+    modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "delay": 2.0}])
+    opening = [asyncio.create_task(block.open(block.labels(""))) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    for task in opening:
+        task.cancel()
+    await asyncio.gather(*opening, return_exceptions=True)
+    assert modal_standin.ask("state")["peak"] > 1
+    assert not sandboxes(modal_standin)
+    assert [record.getMessage() for record in caplog.records if record.name == "rlm_batch.modal"] == [
+        "3 sandboxes are still starting; removing them"
+    ]
+
+
 async def test_cancelling_twenty_interpreters_that_start_leaves_nothing(
     modal_sandbox: Make, modal_standin: Any
 ) -> None:
@@ -121,32 +139,51 @@ async def test_cancelling_twenty_interpreters_that_start_leaves_nothing(
     assert not sandboxes(modal_standin)
 
 
-async def test_a_sandbox_whose_creation_was_never_answered_is_found_by_its_name(
-    modal_sandbox: Make, modal_standin: Any
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [{"method": "SandboxCreateV2", "status": "UNAVAILABLE", "after": True}],
+        [
+            {"method": "SandboxCreateV2", "status": "UNAVAILABLE", "after": True, "times": 1},
+            {"method": "SandboxCreateV2", "status": "RESOURCE_EXHAUSTED"},
+        ],
+    ],
+    ids=["never answered", "refused after an answer was lost"],
+)
+async def test_a_sandbox_whose_creations_answer_was_lost_is_found_by_its_name_and_used(
+    modal_sandbox: Make, modal_standin: Any, rules: list[dict[str, Any]]
 ) -> None:
     block = modal_sandbox()
     await block.check()
-    modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "status": "UNAVAILABLE", "after": True}])
-    with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
-        await block.open(block.labels(""))
+    modal_standin.ask("faults", rules=rules)
+    async with block.interpreter() as interpreter:
+        assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
     state = modal_standin.ask("state")
     assert state["peak"] == 1  # the client's own attempts carry one key
     assert state["counts"]["SandboxGetFromNameV2"] == 1
     assert not state["sandboxes"]
 
 
-async def test_a_sandbox_whose_creation_was_refused_after_an_answer_was_lost_is_found_by_its_name(
+async def test_a_creation_that_made_nothing_is_an_error(modal_sandbox: Make, modal_standin: Any) -> None:
+    block = modal_sandbox()
+    await block.check()
+    modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "status": "UNAVAILABLE"}])
+    with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
+        await block.open(block.labels(""))
+    modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "status": "RESOURCE_EXHAUSTED"}])
+    with pytest.raises(QuotaExceeded):
+        await block.open(block.labels(""))
+
+
+async def test_a_creation_that_takes_longer_than_the_blocks_start_timeout_is_an_error(
     modal_sandbox: Make, modal_standin: Any
 ) -> None:
     block = modal_sandbox()
-    await block.check()
-    lost = {"method": "SandboxCreateV2", "status": "UNAVAILABLE", "after": True, "times": 1}
-    modal_standin.ask("faults", rules=[lost, {"method": "SandboxCreateV2", "status": "RESOURCE_EXHAUSTED"}])
-    with pytest.raises(QuotaExceeded):
+    await (await block.open(block.labels(""))).remove()
+    block = modal_sandbox(start_timeout=1)
+    modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "delay": 3.0}])
+    with pytest.raises(SandboxStartError, match=r"within 1 s \(start_timeout\)"):
         await block.open(block.labels(""))
-    state = modal_standin.ask("state")
-    assert state["peak"] == 1
-    assert not state["sandboxes"]
 
 
 async def test_a_removal_that_fails_at_first_is_made_again(modal_sandbox: Make, modal_standin: Any) -> None:

@@ -357,9 +357,10 @@ async def test_whoever_asks_first_makes_the_servers_id_and_all_have_the_same(mon
 async def test_one_that_cannot_be_removed_keeps_no_other_and_is_told_at_the_end(
     running_daytona: object, daytona: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlm_batch.blocks.daytona import errors as module
+    from rlm_batch.blocks.daytona import deletion, errors
 
-    monkeypatch.setattr(module, "TRIES", 2)
+    monkeypatch.setattr(errors, "TRIES", 2)
+    monkeypatch.setattr(deletion, "DELETE_SECONDS", 0.5)
     block = DaytonaSandbox()
     past = {"rlm-batch-expires": str(int(time.time()) - 5)}
     boxes = [await block.open(block.labels("") | past) for _ in range(3)]

@@ -96,11 +96,17 @@ async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_
         assert all(text.startswith(type(outcome.error).__name__) for text in outcome.meta.earlier_errors)
 
 
+async def save_hasty_block() -> str:
+    """A block that asks for a sandbox once, and leaves further tries to the run."""
+    await DaytonaSandbox(start_timeout=1).save("hasty", overwrite=True)  # type: ignore[misc]
+    return "daytona-sandbox/hasty"
+
+
 async def test_a_sandbox_that_does_not_open_is_tried_again_and_the_result_and_the_ledger_say_how_it_went(
     daytona: Any, counter: ExecutionCounter, tmp_path: Path
 ) -> None:
     daytona.set(fault_rate=1.0, faults=["500"], fault_times=2, fault_where=CREATE)
-    (result,) = await batch(SQUARE, inputs(counter), provider="daytona", results_path=str(tmp_path))
+    (result,) = await batch(SQUARE, inputs(counter), provider=await save_hasty_block(), results_path=str(tmp_path))
     assert (result.y, result.meta.attempt) == (0, 3)
     assert [text.partition(":")[0] for text in result.meta.earlier_errors] == ["SandboxStartError"] * 2
     (line,) = [json.loads(line) for part in tmp_path.glob("part-*") for line in part.read_text().splitlines()]
@@ -113,7 +119,8 @@ async def test_a_sandbox_that_never_opens_fails_for_good_after_its_retries(
     daytona: Any, counter: ExecutionCounter
 ) -> None:
     daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
-    (failure,) = await batch(SQUARE, inputs(counter), provider="daytona", retries=1, on_failure="return")
+    provider = await save_hasty_block()
+    (failure,) = await batch(SQUARE, inputs(counter), provider=provider, retries=1, on_failure="return")
     assert isinstance(failure.error, SandboxStartError)
     assert (failure.meta.attempt, len(failure.meta.earlier_errors)) == (2, 1)
     assert daytona.state()["counts"]["POST /api/sandbox"] == 2
@@ -123,7 +130,9 @@ async def test_a_sandbox_that_never_opens_fails_for_good_after_its_retries(
 async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
     daytona: Any, counter: ExecutionCounter
 ) -> None:
-    daytona.set(fault_rate=1.0, faults=["404"], fault_times=1, fault_where=r"/input$")
+    daytona.set(
+        fault_rate=1.0, faults=["404"], fault_message="command not found", fault_times=1, fault_where=r"/input$"
+    )
     (result,) = await batch(SQUARE, inputs(counter), provider="daytona")
     assert (result.y, result.meta.attempt) == (0, 2)
     assert result.meta.earlier_errors[0].startswith(SandboxLost.__name__)
@@ -214,7 +223,8 @@ async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for
     monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (60.0,))
     daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
     async with asyncio.timeout(60):
-        (failure,) = await batch(SQUARE, inputs(counter), provider="daytona", deadline=6, on_failure="return")
+        provider = await save_hasty_block()
+        (failure,) = await batch(SQUARE, inputs(counter), provider=provider, deadline=6, on_failure="return")
     assert isinstance(failure.error, DeadlineExceeded)
     assert failure.meta.attempt == 2
     assert failure.meta.earlier_errors[0].startswith(SandboxStartError.__name__)

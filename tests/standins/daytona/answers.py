@@ -32,12 +32,13 @@ def now(after: float = 0.0) -> str:
     return datetime.datetime.fromtimestamp(time.time() + after, datetime.UTC).isoformat()
 
 
-async def refuse(scope: Any, receive: Any, send: Any, status: int, retry_after: float) -> None:
+async def refuse(scope: Any, receive: Any, send: Any, status: int, retry_after: float, message: str = "") -> None:
     """An error in place of an answer, or of a websocket."""
     from starlette.responses import JSONResponse
     from starlette.websockets import WebSocket
 
-    error = Refused(status, "ThrottlerException: Too Many Requests" if status == 429 else "upstream error")
+    usual = "ThrottlerException: Too Many Requests" if status == 429 else "upstream error"
+    error = Refused(status, message or usual)
     headers = {"Retry-After": f"{retry_after:g}"} if status == 429 else {}
     response = JSONResponse(error.body, status, headers)
     if scope["type"] == "websocket":

@@ -100,6 +100,7 @@ class Box:
             "state": self.state, "errorReason": self.reason, "volumes": body.get("volumes") or [],
             "autoStopInterval": body.get("autoStopInterval"), "autoDeleteInterval": body.get("autoDeleteInterval"),
             "toolboxProxyUrl": f"{self.base}/toolbox", "createdAt": now(), "updatedAt": now(),
+            "autoDestroyAt": now(60 * body["ttlMinutes"]) if body.get("ttlMinutes") else None,
         }  # fmt: skip
 
     def make(self) -> None:

@@ -27,10 +27,13 @@ class SandboxCalls:
             ("DELETE", "/api/sandbox/{box}", self.delete),
             ("POST", "/api/sandbox/{box}/stop", self.stop),
             ("POST", "/api/sandbox/{box}/last-activity", self.refresh),
+            ("POST", "/api/sandbox/{box}/autostop/{minutes}", self.set_auto_stop),
+            ("POST", "/api/sandbox/{box}/autodelete/{minutes}", self.set_auto_delete),
         ]
 
     async def create(self, request: Any) -> Any:
-        body, settings = await request.json(), self.account.settings
+        settings = self.account.settings
+        body = {name: value for name, value in (await request.json()).items() if name not in settings.unknown_fields}
         moment = time.monotonic()
         while self.account.creates and self.account.creates[0] < moment - settings.minute:
             self.account.creates.popleft()
@@ -42,7 +45,7 @@ class SandboxCalls:
             raise Refused(429, "ThrottlerException: Too Many Requests", headers={"Retry-After-sandbox-create": wait})
         snapshot = body.get("snapshot")
         if snapshot and snapshot not in settings.snapshots + settings.broken_snapshots:
-            raise Refused(404, f"Snapshot {snapshot} not found. Did you add it through the Daytona Dashboard?")
+            raise Refused(400, f"Snapshot {snapshot} not found. Did you add it through the Daytona Dashboard?")
         if settings.max_sandboxes is not None and len(self.account.boxes) >= settings.max_sandboxes:
             raise Refused(400, f"Total disk limit exceeded. Maximum allowed: {3 * settings.max_sandboxes}GiB.")
         cpu = int(body.get("cpu") or 1)
@@ -98,6 +101,8 @@ class SandboxCalls:
 
     async def delete(self, request: Any) -> Any:
         box = self.account.box(request)
+        if self.account.settings.keeps_pending and box.state in ("creating", "destroying"):
+            raise Refused(409, "Sandbox state change in progress")
         self.account.later(self.account.destroy(box))
         return {**box.dto(), "state": "destroying"}
 
@@ -109,3 +114,14 @@ class SandboxCalls:
     async def refresh(self, request: Any) -> Any:
         self.account.box(request).active = time.monotonic()
         return {}
+
+    async def set_auto_stop(self, request: Any) -> Any:
+        return self.set_interval(request, "autoStopInterval")
+
+    async def set_auto_delete(self, request: Any) -> Any:
+        return self.set_interval(request, "autoDeleteInterval")
+
+    def set_interval(self, request: Any, name: str) -> Any:
+        box = self.account.box(request)
+        box.body[name] = int(request.path_params["minutes"])
+        return box.dto()

@@ -63,7 +63,8 @@ class Server:
         if fault == "delay":
             await asyncio.sleep(self.account.settings.fault_delay_s)
         elif fault.isdigit():
-            await refuse(scope, receive, send, int(fault), self.account.settings.retry_after_s)
+            settings = self.account.settings
+            await refuse(scope, receive, send, int(fault), settings.retry_after_s, settings.fault_message)
             return
         elif fault in ("drop", "lost"):
             if fault == "lost" or self.random.random() < 0.5:  # lost on its way back: the call was done

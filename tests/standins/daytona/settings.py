@@ -12,6 +12,8 @@ class Settings:
     key: str = "standin"
     boot_s: float = 0.09
     destroy_s: float = 0.0  # between the acceptance of a removal and its end
+    keeps_pending: bool = True  # removes no sandbox whose state is just changing: 409
+    unknown_fields: list[str] = field(default_factory=list)  # of a creation: an older one drops them
     minute: float = 60.0
     page: int = 100  # sandboxes in one answer to a listing
     snapshots: list[str] = field(default_factory=lambda: ["daytona-small", "daytona-medium"])
@@ -26,6 +28,7 @@ class Settings:
     log_delay_s: float = 0.0  # the real daemon looks for more to send every 50 ms or so
     fault_rate: float = 0.0  # of all calls, those that match `fault_where`
     faults: list[str] = field(default_factory=lambda: ["429", "502", "503", "drop", "delay"])  # also any status, "lost"
+    fault_message: str = ""  # of a fault that is a status
     fault_where: str = ""  # a regular expression, searched in "METHOD /path"
     fault_times: int | None = None  # after so many faults there are no more
     fault_delay_s: float = 5.0

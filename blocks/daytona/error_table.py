@@ -1,0 +1,167 @@
+"""What Daytona's refusals mean: a row for each that is known, with the place where it is written.
+
+The status alone says little: Daytona answers 400, 401 and 404 where a machine is missing, where a sandbox has just come
+up and where its own services do not reach each other. So a refusal is the block's only where a row says so; what no row
+knows is a trouble that may pass.
+
+The sources are files of github.com/daytonaio/daytona in its release 0.190, the last one whose code is published, issues
+there (#), and what was measured of the service.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Meaning(Enum):
+    """What follows from a refusal."""
+
+    PASSING = "it may well succeed in a moment: it is tried again"
+    MAYBE_GONE = "the same, unless the sandbox is no more, which its record says"
+    GONE = "the sandbox, or what was started in it, is no more"
+    THROTTLED = "too many calls: it is tried again after the time that the answer names"
+    QUOTA = "other sandboxes are in the way: it helps to wait until they have ended"
+    KEY = "the key is refused: it is wrong where it is refused again some seconds later"
+    FINAL = "it is refused whenever it is asked: what was asked for has to change"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Refusals of these statuses (of any, without one) with this pattern in their message, in either case.
+
+    `advice` is what to change where that is certain.
+    """
+
+    statuses: tuple[int, ...]
+    pattern: str
+    meaning: Meaning
+    source: str
+    advice: str = ""
+
+    def matches(self, status: int | None, message: str) -> bool:
+        """Whether a refusal is one of these."""
+        is_status = not self.statuses or status in self.statuses
+        return is_status and re.search(self.pattern, message, re.IGNORECASE) is not None
+
+
+SANDBOX_SERVICE = "apps/api/src/sandbox/services/sandbox.service.ts"
+RUNNER_SERVICE = "apps/api/src/sandbox/services/runner.service.ts"
+VOLUME_SERVICE = "apps/api/src/sandbox/services/volume.service.ts"
+PROXY_TARGET = "apps/proxy/pkg/proxy/get_sandbox_target.go"
+RUNNER_PROXY = "apps/runner/pkg/api/controllers/proxy.go"
+GIT_ERRORS = "apps/daemon/pkg/toolbox/git/errors.go, apps/daemon/pkg/git/cli_errors.go"
+
+SNAPSHOT_ADVICE = "name one of the account's with snapshot"
+REGION_ADVICE = "name another with target"
+KEY_ADVICE = "set api_key on the block, or DAYTONA_API_KEY, to a valid one"
+RIGHTS_ADVICE = "use a key that may"
+REPOSITORY_ADVICE = "check repo_url, repo_ref and repo_token"
+
+# The first row that matches counts.
+TABLE: tuple[Row, ...] = (
+    Row((429,), "", Meaning.THROTTLED, "apps/api/src/common/guards/authenticated-rate-limit.guard.ts"),
+    # Between the client and a sandbox: a proxy, which asks the API, and the runner, the machine that the sandbox is on.
+    Row((400,), "failed to get (runner info|sandbox public status)", Meaning.MAYBE_GONE, PROXY_TARGET),
+    Row(
+        (401,),
+        "authentication failed: |Bearer token (validation error|is invalid)",
+        Meaning.MAYBE_GONE,  # what it says of a good key, too, where the API did not answer it
+        "apps/proxy/pkg/proxy/auth.go, #5136",
+    ),
+    Row((400,), r"Is the Sandbox started\?|no IP address found", Meaning.MAYBE_GONE, RUNNER_PROXY),
+    Row((404,), "sandbox container not found", Meaning.MAYBE_GONE, RUNNER_PROXY),
+    Row(
+        (400,),
+        "Sandbox is not running",
+        Meaning.MAYBE_GONE,
+        "apps/api/src/sandbox/services/toolbox.deprecated.service.ts",
+    ),
+    Row((400, 404), "Sandbox with ID( or name)? .+ not found", Meaning.GONE, SANDBOX_SERVICE),
+    Row((400, 404, 409), r"Sandbox \S+ is not started", Meaning.GONE, "measured: one that was stopped"),
+    Row((404,), "(session|command) not found", Meaning.GONE, "apps/daemon/pkg/session/command.go"),
+    Row((410,), "", Meaning.GONE, "apps/daemon/pkg/session/input.go"),
+    # Files in a sandbox.
+    Row(
+        (400, 403, 404),
+        "no such file|file not found|permission denied|is a directory|not a directory|path must be a file",
+        Meaning.FINAL,
+        "apps/daemon/pkg/toolbox/fs",
+    ),
+    # Machines.
+    Row((400,), "No available runners", Meaning.PASSING, f"{RUNNER_SERVICE}, #2523, #2855"),
+    Row((400,), r"Runner \S+ is (not READY|unschedulable|draining)", Meaning.PASSING, RUNNER_SERVICE),
+    Row(
+        (409,),
+        "Sandbox state change in progress",
+        Meaning.PASSING,
+        "apps/api/src/exceptions/state-change-in-progress.exception.ts",
+    ),
+    Row((409,), r"Sandbox with name \S+ already exists", Meaning.PASSING, f"{SANDBOX_SERVICE}: made by a lost call"),
+    # Snapshots.
+    Row((400, 404), r"Snapshot \S+ not found", Meaning.FINAL, SANDBOX_SERVICE, SNAPSHOT_ADVICE),
+    Row((400,), r"Snapshot \S+ is not available in region", Meaning.FINAL, SANDBOX_SERVICE, SNAPSHOT_ADVICE),
+    Row(
+        (400,),
+        r"Snapshot \S+ is (inactive|error|build_failed|removing)\b",
+        Meaning.FINAL,
+        f"{SANDBOX_SERVICE}, apps/api/src/sandbox/enums/snapshot-state.enum.ts",
+        f"activate it in Daytona's dashboard, or {SNAPSHOT_ADVICE}",
+    ),
+    Row((400,), r"Snapshot \S+ is (pulling|pending|building)\b", Meaning.PASSING, SANDBOX_SERVICE),
+    # Volumes.
+    Row((400,), "is not in a ready state", Meaning.PASSING, VOLUME_SERVICE),
+    Row((400, 409), r"Volume with name \S+ already exists", Meaning.PASSING, f"{VOLUME_SERVICE}: made meanwhile"),
+    Row((400,), "Volume quota exceeded", Meaning.FINAL, VOLUME_SERVICE, "delete volumes in Daytona's dashboard"),
+    # What the account may have.
+    Row(
+        (400,),
+        "exceeds maximum allowed per",
+        Meaning.FINAL,
+        SANDBOX_SERVICE,
+        "ask for less with cpu, memory and disk, or take another snapshot",
+    ),
+    Row((400, 402, 403), r"\b(limit|quota)s? (has been |is )?(exceeded|reached)", Meaning.QUOTA, SANDBOX_SERVICE),
+    Row(
+        (403,),
+        "is suspended",
+        Meaning.FINAL,
+        "apps/api/src/organization/services/organization.service.ts",
+        "Daytona's dashboard says how to lift that",
+    ),
+    Row((403,), r"Region \S+ is not available", Meaning.FINAL, SANDBOX_SERVICE, REGION_ADVICE),
+    Row((404,), "Region not found", Meaning.FINAL, SANDBOX_SERVICE, REGION_ADVICE),
+    # What the block asks for.
+    Row(
+        (400,),
+        "Invalid (IP address|network format|CIDR prefix|domain)|allow list cannot contain",
+        Meaning.FINAL,
+        "apps/api/src/sandbox/utils/network-validation.util.ts",
+        "change network_allow_list or domain_allow_list",
+    ),
+    Row(
+        (400,),
+        "Invalid mount path",
+        Meaning.FINAL,
+        "apps/api/src/sandbox/utils/volume-mount-path-validation.util.ts",
+        "change volume_mount_path",
+    ),
+    Row((400,), r"\b\w+ must (not )?be ", Meaning.FINAL, "apps/api/src/main.ts: the framework's check of each field"),
+    # What Git says in the sandbox. Of a server that does not answer it says 500.
+    Row(
+        (400, 401, 403, 404),
+        "authentication (required|failed)|authorization failed|invalid auth method|could not read (username|password)",
+        Meaning.FINAL,
+        GIT_ERRORS,
+        REPOSITORY_ADVICE,
+    ),
+    Row(
+        (400, 404),
+        "repository .*not found|(reference|object) not found|remote repository is empty",
+        Meaning.FINAL,
+        GIT_ERRORS,
+        REPOSITORY_ADVICE,
+    ),
+    # The key. What is refused for now looks the same.
+    Row((401,), "", Meaning.KEY, "apps/api/src/auth/global-auth.guard.ts, #5136", KEY_ADVICE),
+    Row((403,), "Forbidden resource", Meaning.KEY, "the framework's text for every guard of the API", RIGHTS_ADVICE),
+)
