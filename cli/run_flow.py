@@ -104,7 +104,7 @@ def run_reap(**parameters: Any) -> int:
         _check_and_run(reap, parameters, display=display)
     finally:
         if display.orphans:
-            rows = [[item.info.id, item.info.labels.get("rlm-batch-host", ""), item.reason] for item in display.orphans]
+            rows = [[item.info.id, item.info.host, item.reason] for item in display.orphans]
             print_table([["sandbox", "host", "why"], *rows], len(rows))
     verb = "would be removed" if parameters["dry_run"] else "removed"
     print(describe_removal(display.orphans, parameters["provider"], verb))
