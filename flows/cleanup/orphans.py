@@ -84,7 +84,8 @@ async def find_orphans(
                 run = runs.get(run_id)
                 reason = await _explain_why_over(client, run)
                 if run is not None and not reason:
-                    silence = await _measure_silence(client, run, boxes, now)
+                    is_seen = older_than is None and all(map(_is_owner_alive, boxes))
+                    silence = 0.0 if is_seen else await _measure_silence(client, run, boxes, now)
                     if older_than is not None and silence > older_than:
                         reason = f"{_describe_state(run)}, and has been silent for more than {older_than:,.0f} s"
                     else:
@@ -156,7 +157,8 @@ def _describe_state(run: FlowRun) -> str:
 
 async def _measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
     """The seconds since a flow run last changed its state, opened a sandbox, or was the subject of an event."""
-    heard = max([run.state.timestamp.timestamp() if run.state is not None else 0.0, *(info.began for info in boxes)])
+    stated = run.state.timestamp.timestamp() if run.state is not None else 0.0
+    heard = min(now, max([stated, *(info.began for info in boxes)]))  # a label may say anything
     # What is later than now was said on a machine whose clock is ahead of this one's.
     later = EventOccurredFilter(since=_to_datetime(heard), until=_to_datetime(now + DAY_SECONDS))
     of_this_run = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])

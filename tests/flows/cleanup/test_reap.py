@@ -119,6 +119,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     called = await client.create_flow_run(somebodys, state=Running(), parent_task_run_id=await called_by(client, over))
     busy = await client.create_flow_run(somebodys, state=Running(), parent_task_run_id=await called_by(client, live))
     away = await client.create_flow_run(somebodys, state=Running())
+    odd = await client.create_flow_run(somebodys, state=Running())
     killed, alive = {"rlm-batch-process": ended_process()}, read_own_identity()
     elsewhere = {"rlm-batch-process": "0" * 32 + alive[32:]}  # the same, before or after a start of the machine
     unseen = {"rlm-batch-process": killed["rlm-batch-process"].replace(alive.split(".")[1], "1")}  # a container's
@@ -137,6 +138,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         "a script's, whose process here has ended": labels(began=now - 2) | killed,
         "of a live run": labels(live.id, server, began=now - 5000),
         "of a run elsewhere": labels(away.id, server, began=now - 40) | elsewhere,
+        "of a run that began at no time": labels(odd.id, server, began=1e18) | elsewhere,
         "of a run in another container": labels(away.id, server, began=now - 50) | unseen,
         "of a run on another machine": labels(away.id, server, began=now - 60) | killed | {"rlm-batch-host": "away"},
         "a script's elsewhere": labels() | elsewhere,
@@ -171,7 +173,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         here = "whose process is alive on this machine"
         there = ", and reap on the machine of its process as soon as that has ended"
         both = ", ".join(sorted(["away", socket.gethostname()]))
-        silent = f"left: 3 sandboxes of flow run {away.name} on {both}, which is Running and has been silent for # s; "
+        silent = "left: {count} of flow run {run} on {hosts}, which is Running and has been silent for # s; "
         silent += f"`--older-than 360` takes them once it has been silent for so long{there}"
         script = f"left: 1 sandbox of a script on {socket.gethostname()}, of which this server knows nothing; their "
         script += f"lifetime ends within {block.lifetime / 3600:.1f} h"
@@ -180,7 +182,8 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
             *(f"left: 1 sandbox of flow run {run.name}, {here}" for run in (live, busy, waiting)),
             f"left: 2 sandboxes of a script, {here}",
             f"left: 1 sandbox of a flow run of another server, {here}",
-            silent,
+            silent.format(count="3 sandboxes", run=away.name, hosts=both),
+            silent.format(count="1 sandbox", run=odd.name, hosts=socket.gethostname()),
             script,
             script + there,
         }
