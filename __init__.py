@@ -1,8 +1,19 @@
 """The public face of rlm-batch: each name is imported from its room when it is first asked for."""
 
+import os
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+# Prefect reads these when it is imported. Without them it tells its makers of a first import on a terminal, and so does
+# every ten minutes the server that it starts for `save` and `load` of a block where none is configured, which logs an
+# error where it cannot; and on a new PREFECT_HOME that server takes longer than the 20 s for which it is waited for.
+for _name, _value in (
+    ("DO_NOT_TRACK", "1"),
+    ("PREFECT_SERVER_ANALYTICS_ENABLED", "false"),
+    ("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120"),
+):
+    os.environ.setdefault(_name, _value)
 
 if TYPE_CHECKING:  # The public names, in the form that makes them public for a type checker.
     from .blocks.daytona.block import DaytonaSandbox as DaytonaSandbox

@@ -17,6 +17,17 @@ PASSWORD_ADVICE = (
     "repo_url has a password in it, which logs, keys and the clone would show: leave user and password out of it, and "
     "hand the password or a token over as repo_token"
 )
+# A program for `sh -c`, with a directory, an address and a commit: the clone of that commit alone, or of everything
+# where the server hands out branches only. Its status is 3 where the commit is in none of that.
+FETCH_COMMIT = """
+set -e
+mkdir -p "$1"
+cd "$1"
+git init -q
+git remote add origin "$2" 2>/dev/null || git remote set-url origin "$2"
+git fetch -q --depth 1 origin "$3" || git fetch -q origin "+refs/heads/*:refs/remotes/origin/*" --tags
+git checkout -q --detach "$3" || exit 3
+"""
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 

@@ -12,6 +12,7 @@ from pydantic import PrivateAttr
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
+from ..sandbox.process_identity import read_own_identity
 from ..sandbox.sandbox_api import Sandbox
 from . import git as repository
 from .sandbox_volume import SandboxVolume
@@ -48,6 +49,16 @@ class SandboxInfo:
     def server(self) -> str:
         """The id of the Prefect server that has its flow run; empty for a script's."""
         return self.labels.get("rlm-batch-server", "")
+
+    @property
+    def host(self) -> str:
+        """The name of the machine that it was opened from."""
+        return self.labels.get("rlm-batch-host", "")
+
+    @property
+    def process(self) -> str:
+        """The identity of the process that opened it; empty where its system has none. See `process_identity`."""
+        return self.labels.get("rlm-batch-process", "")
 
     def _read_epoch_seconds(self, name: str) -> float:
         try:
@@ -130,14 +141,15 @@ class SandboxProvider(SandboxSettings, ABC):
     def labels(self, run: str, server: str = "") -> dict[str, str]:
         """What a sandbox is labelled with: `run` is the flow run's id and `server` its Prefect server's.
 
-        A script's has no flow run, and no server.
+        A script's has no flow run, and no server. The process is the one that asks for them, and opens the sandbox.
         """
-        now = int(time.time())
+        now, process = int(time.time()), read_own_identity()
         return {
             **MANAGED_LABELS,
             "rlm-batch-run": run,
             **({"rlm-batch-server": server} if server else {}),
             "rlm-batch-host": socket.gethostname(),
+            **({"rlm-batch-process": process} if process else {}),
             "rlm-batch-began": str(now),
             "rlm-batch-expires": str(now + self.lifetime),
         }

@@ -74,9 +74,9 @@ class SandboxSettings(BaseModel):
         description="Seconds after which the provider itself removes a sandbox, whatever became of its host.",
     )
 
-    start_timeout: float = Field(
-        default=120.0,
-        gt=0,
+    start_timeout: int = Field(
+        default=120,
+        ge=1,
         title="Start timeout",
         description="Seconds that a sandbox may take until it is ready, with what the provider has queued before it. A "
         "run whose sandboxes are refused for so long begins nothing more.",

@@ -20,6 +20,7 @@ from ..flows.reporting.text_table import format_cell, format_rows
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Result
+from ..tasks.server_errors import describe_server_error
 from .progress import ProgressDisplay
 from .table import MAX_TABLE_ROWS, print_table
 
@@ -104,7 +105,7 @@ def run_reap(**parameters: Any) -> int:
         _check_and_run(reap, parameters, display=display)
     finally:
         if display.orphans:
-            rows = [[item.info.id, item.info.labels.get("rlm-batch-host", ""), item.reason] for item in display.orphans]
+            rows = [[item.info.id, item.info.host, item.reason] for item in display.orphans]
             print_table([["sandbox", "host", "why"], *rows], len(rows))
     verb = "would be removed" if parameters["dry_run"] else "removed"
     print(describe_removal(display.orphans, parameters["provider"], verb))
@@ -204,7 +205,7 @@ def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None 
             if not isinstance(error, httpx.HTTPError) and "Failed to reach API" not in str(error):
                 raise
             where = f"; the results so far are in {display.results_path}" if display.results_path else ""
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = describe_server_error(error)
             exit_after_delivery(2)
             raise ConfigurationError(
                 f"the Prefect server failed or went away while the flow ran ({reason}){where}: look at it, and run "

@@ -22,6 +22,7 @@ from ..blocks.provider import SandboxProvider
 from ..flows.prefect_server import check_server
 from ..sandbox.errors import ConfigurationError
 from ..tasks.capacity.server_limits import build_limit_settings, reconcile_limits
+from ..tasks.server_errors import describe_server_error
 from .server import WORK_POOL
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
@@ -65,7 +66,7 @@ async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> DeployRe
             return report
     except PrefectHTTPStatusError as error:
         raise ConfigurationError(
-            f"the Prefect server at {url} refused what was asked of it: {_read_error_detail(error)}"
+            f"the Prefect server at {url} refused what was asked of it: {describe_server_error(error)}"
         ) from error
     except httpx.HTTPError as error:
         raise ConfigurationError(
@@ -173,15 +174,6 @@ async def _update_deployment(client: PrefectClient, entry: dict[str, Any], flow:
     except PrefectHTTPStatusError as error:
         raise ConfigurationError(
             f"the deployment {flow.name}/{entry['name']} has parameters that this version of rlm-batch does not take "
-            f"({_read_error_detail(error)}): mend them in the UI, or put the deployments back with rlm-batch deploy "
+            f"({describe_server_error(error)}): mend them in the UI, or put the deployments back with rlm-batch deploy "
             "--reset"
         ) from error
-
-
-def _read_error_detail(error: Any) -> str:
-    """The detail of a server's refusal, in one line."""
-    try:
-        detail = error.response.json()["detail"]
-    except (ValueError, KeyError, TypeError):
-        detail = error.response.reason_phrase
-    return " ".join(str(detail).split())

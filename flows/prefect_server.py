@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from ..sandbox.errors import ConfigurationError, RlmBatchError
+from ..tasks.server_errors import describe_server_error
 from .child_process import describe_exit_status, read_last_error
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _describe_failure(
     """What became of an embedded server, where its log is, and what is left of the run."""
     from .server_app import GuardedSubprocessServer, get_log_path
 
-    what, reason, log = "has failed", str(error).partition("\n")[0], ""
+    what, reason, log = "has failed", describe_server_error(error), ""
     if status is not None:
         what, reason = f"has ended by itself, with {describe_exit_status(status)},", ""
     if isinstance(server, GuardedSubprocessServer):  # one of Prefect's own has no log
@@ -137,13 +138,14 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
     Raises ConfigurationError if it does not; `alternative` is what else there is to do.
     """
     error = await client.api_healthcheck()
+    reason = describe_server_error(error) if error is not None else ""
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
         raise ConfigurationError(
-            f"the Prefect server at {url} refuses to be asked by that name ({error}): take the address that it says "
+            f"the Prefect server at {url} refuses to be asked by that name ({reason}): take the address that it says "
             f"when it starts, or {alternative}"
         )
     if error is not None:
-        raise ConfigurationError(f"the Prefect server at {url} does not answer ({error}): start it, or {alternative}")
+        raise ConfigurationError(f"the Prefect server at {url} does not answer ({reason}): start it, or {alternative}")
     # Health is told to everybody. Other statuses are no answer to this: Prefect Cloud has no such address.
     with suppress(httpx.HTTPError):
         try:

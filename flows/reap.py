@@ -7,13 +7,11 @@ from pydantic import Field
 
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import SandboxesLeft
-from .cleanup.orphans import describe_removal, find_orphans, remove_orphans
+from .cleanup.orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, remove_orphans
 from .cleanup.server_identity import get_server_id
 from .decorator import batch_flow
 from .engine.events import find_listener
 from .parameters import Provider
-
-MIN_SILENCE_SECONDS = 360  # twice the interval at which Prefect has a flow run say that it lives
 
 OlderThan = Annotated[
     float | None,
@@ -33,21 +31,27 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
     - what is past its expiry (by this machine's clock, which has to be right, as those of all hosts),
     - where the server's label is this server's, what belongs to a flow run that has ended or was deleted, or whose
       caller in the same process has ended,
-    - of local sandboxes of this machine and this user, what belongs to a process that has died.
+    - what a process of this machine opened that has ended, killed ones too (`rlm-batch-process`; of local sandboxes,
+      only this user's).
     All else stays: what is not ours, a script's or another server's until its expiry, and what is of a flow run that
-    has not ended.
+    has not ended. The log says of ours what stays, and why.
 
-    A run whose process was killed may not have ended by its state, for nobody told the server. Its sandboxes stay
-    until their expiry, or until it has been silent for longer than `older_than` seconds: since its last state, the
-    beginning of its newest sandbox, and the last event that the server has of it or of its task runs. A live flow run
-    says that it lives every 180 s (PREFECT_FLOWS_HEARTBEAT_FREQUENCY): more than that, and less than 360 is refused. A
-    worker that was cut off from the server for so long is silent too.
+    A run whose process was killed may not have ended by its state, for nobody told the server. Where its process
+    cannot be seen, from another machine or container, its sandboxes stay until their expiry, or until it has been
+    silent for longer than `older_than` seconds: since its last state, the beginning of its newest sandbox, and the last
+    event that the server has of it or of its task runs. A live flow run says that it lives every 180 s
+    (PREFECT_FLOWS_HEARTBEAT_FREQUENCY): more than that, and less than 360 is refused. A worker that was cut off from
+    the server for so long is silent too.
 
     Raises SandboxesLeft when all is done and some could not be removed.
     """
     log, listener = get_run_logger(), find_listener()
     block = await resolve_provider(provider)
-    orphans = await find_orphans(block, await get_server_id(), older_than)
+    findings = await find_orphans(block, await get_server_id(), older_than)
+    orphans = findings.orphans
+    for sentence in findings.kept:
+        log.info("%s", sentence)
+        listener.on_warning(sentence)
     for orphan in orphans:
         log.info("sandbox %s of run %s: %s", orphan.info.id, orphan.info.run or "(a script)", orphan.reason)
     if dry_run:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import daytona
 
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
+from ...sandbox.outcomes.server_message import extract_message
 from ..retry import call_with_retries
 from .error_table import TABLE, Meaning, Row
 
@@ -32,8 +33,18 @@ def get_status(error: BaseException) -> int | None:
 
 def get_message(error: BaseException) -> str:
     """The provider's own words, without what the SDK puts before them."""
-    text = " ".join(str(error).split())
-    return re.sub(r"^(Fail(ed|ure) [a-z ]+: )+", "", text)[:1000] or type(error).__name__
+    # Of an answer whose words are no text, but a list of them, the SDK passes them over.
+    words = extract_message(str(getattr(error.__cause__, "body", None) or "")) or extract_message(str(error))
+    text = " ".join(words.split())
+    return re.sub(r"^(Fail(ed|ure) [a-z ]+:( |$))+", "", text)[:1000] or _describe_silence(error)
+
+
+def _describe_silence(error: BaseException) -> str:
+    """What is known of an error that has no words: a call that was waited for in vain is one."""
+    if isinstance(error.__cause__, TimeoutError):
+        return "no answer came in time"
+    status = get_status(error)
+    return f"status {status}" if status is not None else type(error.__cause__ or error).__name__
 
 
 def find_row(error: BaseException) -> Row:

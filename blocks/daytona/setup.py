@@ -18,6 +18,9 @@ from .client import NAME_PREFIX
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .settings import DaytonaSettings
 
+# What the daemon says where a commit is not on the branch that it has cloned: go-git, and git itself.
+NOT_ON_BRANCH = re.compile("object not found|git checkout .* exited with|reference is not a tree|unable to read tree")
+
 
 async def open_session(remote: daytona.AsyncSandbox, retry_seconds: float) -> str:
     """A new session of the sandbox, by its name. Raises DaytonaError."""
@@ -68,7 +71,7 @@ async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettin
     token = settings.repo_token.get_secret_value() if settings.repo_token is not None else None
     credentials: dict[str, Any] = {"username": "x-access-token", "password": token} if token else {}
     ref = settings.repo_ref
-    # It clones one branch. A name may be a branch's or a tag's, and a tag is found on the default branch.
+    # It clones one branch. A name may be a branch's or a tag's, and most tags and commits are on the default branch.
     branches = [None] if ref is None or repository.COMMIT_PATTERN.fullmatch(ref) else [ref, None]
     try:
         for branch in branches:
@@ -78,6 +81,9 @@ async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettin
                 )
                 break
             except daytona.DaytonaError as error:
+                if NOT_ON_BRANCH.search(get_message(error)):
+                    await _fetch_commit(remote, settings, path, commit)
+                    break
                 is_refused = isinstance(error, daytona.DaytonaAuthenticationError) or says_gone(error)
                 if branch is None or is_refused or is_transient(error):
                     raise
@@ -90,6 +96,30 @@ async def clone_repository(remote: daytona.AsyncSandbox, settings: DaytonaSettin
             "repo_url, repo_ref and repo_token, and that Daytona can reach it"
         ) from error
     return path
+
+
+async def _fetch_commit(remote: daytona.AsyncSandbox, settings: DaytonaSettings, path: str, commit: str) -> None:
+    """Checks a commit out that is not on the branch which was cloned, with the sandbox's own git.
+
+    The token is in the environment of git alone, which has ended when code runs. Raises ConfigurationError,
+    SandboxStartError, DaytonaError.
+    """
+    url = settings.repo_url
+    assert url is not None
+    command = shlex.join(["sh", "-c", repository.FETCH_COMMIT, "fetch", path, url, commit])
+    environment = {"GIT_TERMINAL_PROMPT": "0", **repository.build_sign_in_environment(settings.repo_token)}
+    done = await remote.process.exec(command, env=environment, timeout=int(SETUP_SECONDS))
+    if not done.exit_code:
+        return
+    failure = (
+        f"the repository {url} could not be cloned at {commit} in a sandbox: it is not on the branch that Daytona "
+        f"clones, and fetching it failed ({repository.hide_credentials(' '.join(done.result.split()))[-1000:]})"
+    )
+    if done.exit_code == 127:
+        raise ConfigurationError(f"{failure}: use an image that has git, or a branch as repo_ref")
+    if done.exit_code == 3:
+        raise ConfigurationError(f"{failure}: check repo_url and repo_ref")
+    raise SandboxStartError(failure)
 
 
 async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], retry_seconds: float) -> None:

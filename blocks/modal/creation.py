@@ -17,16 +17,6 @@ from .settings import ModalSettings
 
 CLONE_SECONDS = 600
 
-CLONE = """
-set -e
-mkdir -p "$1"
-cd "$1"
-git init -q
-git remote add origin "$2"
-git fetch -q --depth 1 origin "$3" || git fetch -q origin "+refs/heads/*:refs/remotes/origin/*" --tags
-git checkout -q --detach "$3"
-"""
-
 
 async def open_sandbox(settings: ModalSettings, labels: dict[str, str], commit: str | None) -> ModalSandboxHandle:
     """A new sandbox. Raises what `SandboxProvider.open` raises, also when it is cancelled, and leaves none then."""
@@ -112,7 +102,7 @@ async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, com
     """Clones the repository. The token is in the environment of git alone, which has ended when code runs."""
     url = settings.repo_url
     assert url is not None
-    words = ("sh", "-c", CLONE, "clone", settings.workdir, url, commit)
+    words = ("sh", "-c", repository.FETCH_COMMIT, "clone", settings.workdir, url, commit)
     sign_in = repository.build_sign_in_environment(settings.repo_token)
     environment: dict[str, str | None] = {"GIT_TERMINAL_PROMPT": "0", **sign_in}
     try:

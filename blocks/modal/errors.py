@@ -10,6 +10,7 @@ import modal
 from modal.config import config
 
 from ...sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, SandboxStartError
+from ...sandbox.outcomes.server_message import extract_message
 from ..retry import call_with_retries
 
 T = TypeVar("T")
@@ -68,5 +69,5 @@ def map_error(error: Exception, failure: str) -> RlmBatchError:
 
 def get_last_line(error: BaseException) -> str:
     """What an error says, in one line: of the many of a failed build the last is the complaint."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in extract_message(str(error)).splitlines() if line.strip()]
     return lines[-1][:500] if lines else type(error).__name__

@@ -1,10 +1,11 @@
 """Orphaned sandboxes: finding those of flow runs and processes that are over, and removing them."""
 
 import asyncio
+import socket
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +22,9 @@ from prefect.logging.loggers import flow_run_logger
 from ...blocks.provider import SandboxInfo, SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...sandbox.errors import RlmBatchError
+from ...sandbox.process_identity import is_process_alive
 
+MIN_SILENCE_SECONDS = 360  # twice the interval at which Prefect has a flow run say that it lives
 PAGE_SIZE = 200  # flow runs in one question to the server, which answers with that many at most
 MAX_CONCURRENT_REMOVALS = 8
 DAY_SECONDS = 86_400.0
@@ -44,30 +47,53 @@ class Removal:
     errors: dict[str, RlmBatchError]  # by sandbox id
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a provider has of ours: what nobody uses any more, and sentences on the rest and why it stays."""
+
+    orphans: list[OrphanedSandbox]
+    kept: list[str]
+
+
 async def find_orphans(
     provider: SandboxProvider, server: str, older_than: float | None = None, now: float | None = None
-) -> list[OrphanedSandbox]:
+) -> Findings:
     """The sandboxes of a provider that nobody uses any more; see `reap` for the rules. Raises what listing raises."""
     now = time.time() if now is None else now
     # The sandboxes first: whatever run opens one later is not judged by what it was before.
     ours = [info for info in await provider.list_sandboxes() if info.labels.get("managed-by") == "rlm-batch"]
     reasons: dict[str, str] = {}
     candidates = defaultdict[uuid.UUID, list[SandboxInfo]](list)  # by their flow runs
+    others = defaultdict[tuple[str, str], list[SandboxInfo]](list)  # by whose they are, and their process
+    kept: list[str] = []
     for info in ours:
         if info.abandoned:
             reasons[info.id] = "its host has died"
         elif 0 < info.expires <= now:
             reasons[info.id] = "its lifetime is over"
+        elif _is_owner_alive(info) is False:
+            reasons[info.id] = "its process has ended"
         elif server and info.server == server and _is_uuid(info.run):
             candidates[uuid.UUID(info.run)].append(info)
+        else:
+            others["a flow run of another server" if info.run else "a script", info.process].append(info)
     if candidates:
         async with get_client() as client:
             runs = await read_flow_runs(client, candidates)
             for run_id, boxes in candidates.items():
-                reason = await _explain_why_over(client, runs.get(run_id), boxes, older_than, now)
+                run = runs.get(run_id)
+                reason = await _explain_why_over(client, run)
+                if run is not None and not reason:
+                    is_seen = older_than is None and all(map(_is_owner_alive, boxes))
+                    silence = 0.0 if is_seen else await _measure_silence(client, run, boxes, now)
+                    if older_than is not None and silence > older_than:
+                        reason = f"{_describe_state(run)}, and has been silent for more than {older_than:,.0f} s"
+                    else:
+                        kept.append(_describe_run_kept(run, boxes, silence, older_than or MIN_SILENCE_SECONDS))
                 if reason:
                     reasons.update((info.id, reason) for info in boxes)
-    return [_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons]
+    kept += [_describe_others_kept(owner, boxes, now) for (owner, _), boxes in others.items()]
+    return Findings([_make_orphan(info, reasons[info.id], now) for info in ours if info.id in reasons], kept)
 
 
 async def remove_orphans(provider: SandboxProvider, orphans: Iterable[OrphanedSandbox]) -> Removal:
@@ -105,29 +131,72 @@ async def read_flow_runs(client: PrefectClient, ids: Iterable[uuid.UUID]) -> dic
     return runs
 
 
-async def _explain_why_over(
-    client: PrefectClient, run: FlowRun | None, boxes: list[SandboxInfo], older_than: float | None, now: float
-) -> str:
-    """Why a flow run of this server is over, empty if it is not, or may not be."""
+def _is_owner_alive(info: SandboxInfo) -> bool | None:
+    """Whether the process that opened a sandbox is there; None where that cannot be told from here.
+
+    A machine that was made from another's memory image has its boot id and process ids too, but hardly its name.
+    """
+    return is_process_alive(info.process) if info.host == socket.gethostname() else None
+
+
+async def _explain_why_over(client: PrefectClient, run: FlowRun | None) -> str:
+    """Why a flow run of this server is over, by what the server says of it; empty if it does not say so."""
     if run is None:
         return "its flow run was deleted"
     if run.state is None or run.state.is_final():
-        return f"its flow run is {run.state.name if run.state is not None else 'over'}"
+        return _describe_state(run)
     caller = await _find_outermost_caller(client, run)
     if caller is not None and caller.state is not None and caller.state.is_final():
         return f"the flow run that called its own is {caller.state.name}"
-    if older_than is None:
-        return ""
-    since = now - older_than
-    if max([run.state.timestamp.timestamp(), *(info.began for info in boxes)]) >= since:
-        return ""
+    return ""
+
+
+def _describe_state(run: FlowRun) -> str:
+    return f"its flow run is {run.state.name if run.state is not None else 'over'}"
+
+
+async def _measure_silence(client: PrefectClient, run: FlowRun, boxes: list[SandboxInfo], now: float) -> float:
+    """The seconds since a flow run last changed its state, opened a sandbox, or was the subject of an event."""
+    stated = run.state.timestamp.timestamp() if run.state is not None else 0.0
+    heard = min(now, max([stated, *(info.began for info in boxes)]))  # a label may say anything
     # What is later than now was said on a machine whose clock is ahead of this one's.
-    recently = EventOccurredFilter(since=_to_datetime(since), until=_to_datetime(now + DAY_SECONDS))
+    later = EventOccurredFilter(since=_to_datetime(heard), until=_to_datetime(now + DAY_SECONDS))
     of_this_run = EventAnyResourceFilter(id=[f"prefect.flow-run.{run.id}"])
-    page = await client.read_events(EventFilter(any_resource=of_this_run, occurred=recently), limit=1)
-    if page.events:
-        return ""
-    return f"its flow run is {run.state.name}, and has been silent for more than {older_than:,.0f} s"
+    page = await client.read_events(EventFilter(any_resource=of_this_run, occurred=later), limit=1)  # the latest
+    return max(0.0, now - max([heard, *(event.occurred.timestamp() for event in page.events)]))
+
+
+def _describe_run_kept(run: FlowRun, boxes: list[SandboxInfo], silence: float, limit: float) -> str:
+    """That sandboxes of a flow run that is not over are left, and from when on `--older-than` takes them."""
+    whose = f"left: {_count(boxes)} of flow run {run.name}"
+    if all(map(_is_owner_alive, boxes)):
+        return f"{whose}, whose process is alive on this machine"
+    when = " once it has been silent for so long" if silence <= limit else ""
+    return (
+        f"{whose} on {_name_hosts(boxes)}, which is {run.state_name} and has been silent for {silence:,.0f} s; "
+        f"`--older-than {limit:.0f}` takes them{when}{_describe_reap_there(boxes)}"
+    )
+
+
+def _describe_others_kept(owner: str, boxes: list[SandboxInfo], now: float) -> str:
+    """That sandboxes of which the server knows nothing are left, and what takes them."""
+    whose = f"left: {_count(boxes)} of {owner}"
+    if all(map(_is_owner_alive, boxes)):
+        return f"{whose}, whose process is alive on this machine"
+    ends = max(info.expires for info in boxes)
+    lifetime = f"ends within {(ends - now) / 3600:.1f} h" if ends else "is not known"
+    return (
+        f"{whose} on {_name_hosts(boxes)}, of which this server knows nothing; their lifetime {lifetime}"
+        f"{_describe_reap_there(boxes)}"
+    )
+
+
+def _name_hosts(boxes: list[SandboxInfo]) -> str:
+    return ", ".join(sorted({info.host or "an unknown machine" for info in boxes}))
+
+
+def _describe_reap_there(boxes: list[SandboxInfo]) -> str:
+    return ", and reap on the machine of its process as soon as that has ended" if any(b.process for b in boxes) else ""
 
 
 async def _find_outermost_caller(client: PrefectClient, run: FlowRun) -> FlowRun | None:
@@ -191,5 +260,8 @@ def describe_removal(orphans: list[OrphanedSandbox], provider: str, verb: str) -
     seconds = sum(orphan.seconds for orphan in orphans)
     unknown = sum(not orphan.info.began for orphan in orphans)
     rest = f" (of {unknown} it is not known)" if unknown else ""
-    count = f"{len(orphans)} {'sandbox' if len(orphans) == 1 else 'sandboxes'}"
-    return f"{count} of {provider} {verb}, after {seconds:,.0f} sandbox seconds{rest}"
+    return f"{_count(orphans)} of {provider} {verb}, after {seconds:,.0f} sandbox seconds{rest}"
+
+
+def _count(sandboxes: Sized) -> str:
+    return f"{len(sandboxes)} {'sandbox' if len(sandboxes) == 1 else 'sandboxes'}"

@@ -12,6 +12,8 @@ from prefect.client.schemas.actions import VariableCreate
 from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 from prefect.logging import get_logger
 
+from ...tasks.server_errors import describe_server_error
+
 VARIABLE_NAME = "rlm_batch_server"
 
 
@@ -30,7 +32,7 @@ async def get_server_id() -> str:
         get_logger("rlm_batch").warning(
             "the Prefect server refused the variable %s (%s): sandboxes of this run are left to their expiry if its "
             "process dies",
-            *(VARIABLE_NAME, str(error).partition("\n")[0]),
+            *(VARIABLE_NAME, describe_server_error(error)),
         )
         return ""
     return variable.value if variable is not None and isinstance(variable.value, str) else ""

@@ -11,6 +11,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...tasks.ledger.shard_files import load_or_create_cut
+from ...tasks.server_errors import describe_server_error
 from ..engine.context import Log
 from .attempt import Shard
 from .work_pool import WorkPool, find_work_pool, open_server_client
@@ -59,7 +60,9 @@ async def plan_shards(shards: int | Literal["auto"], total: int, log: Log) -> Sh
             work_pool = await find_work_pool(client, log)
             online = await work_pool.count_online_workers(client) if work_pool.needs_workers else 1
     except PrefectHTTPStatusError as error:
-        raise ConfigurationError(f"the Prefect server does not say where shards can run: {error}") from error
+        raise ConfigurationError(
+            f"the Prefect server does not say where shards can run: {describe_server_error(error)}"
+        ) from error
     return ShardPlan(work_pool, online, compute_shard_count(shards, total, online))
 
 

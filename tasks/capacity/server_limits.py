@@ -21,6 +21,7 @@ from prefect.settings import PREFECT_API_URL
 
 from ...blocks.provider import SandboxProvider
 from ...sandbox.errors import ConfigurationError
+from ..server_errors import describe_server_error
 
 LEASE_SECONDS = 60.0  # seconds after which a holder that has said nothing loses its slot; the least that Prefect grants
 MAX_WAITING_RUNS = 10_000  # flow runs that may wait for one limit: it only has to be more than there are
@@ -217,7 +218,7 @@ async def open_limits(provider: SandboxProvider, run_id: str) -> AsyncIterator[L
     try:
         await reconcile_limits(provider)
     except httpx.HTTPError as error:
-        reason = str(error).partition("\n")[0]
+        reason = describe_server_error(error)
         raise ConfigurationError(
             f"the limits of the block could not be made on the Prefect server ({reason}): see that it answers, and "
             "that you may change its concurrency limits"

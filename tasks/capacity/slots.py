@@ -17,6 +17,7 @@ import httpx
 from ...blocks.provider import SandboxProvider
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import RlmBatchError
+from ..server_errors import describe_server_error
 from .admission import Admission, Log, read_clock
 from .server_limits import LEASE_SECONDS, LimitNames, Limits, ProcessLimits, get_limit_names, open_limits
 
@@ -218,7 +219,9 @@ class Slots:
             await self._limits.release_slot(lease)
         except httpx.HTTPError as error:
             self._log.warning(
-                "a slot of %s could not be given back, and ends by itself: %s", self._names.sandboxes, error
+                "a slot of %s could not be given back, and ends by itself: %s",
+                self._names.sandboxes,
+                describe_server_error(error),
             )
 
     async def _ask_server(self, request: Awaitable[T], default: T) -> T:
@@ -228,7 +231,8 @@ class Slots:
         except httpx.HTTPError as error:
             if not self._is_server_away:
                 self._log.warning(
-                    "the Prefect server does not answer on the limit %s: %s", self._names.sandboxes, error
+                    "the Prefect server does not answer on the limit %s: %s",
+                    *(self._names.sandboxes, describe_server_error(error)),
                 )
             self._is_server_away = True
             return default

@@ -1,13 +1,20 @@
 """`rlm-batch reap`, as a person calls it."""
 
+import asyncio
 import os
+import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from .conftest import Run
+from rlm_batch.blocks.provider import SandboxInfo
+from rlm_batch.blocks.registry import PROVIDERS
+
+from ..standins.mount_namespace import make_command
+from .conftest import COMMAND, Run, environment
 
 pytestmark = pytest.mark.timeout(300)  # starting a server is most of it
 
@@ -35,3 +42,46 @@ def test_a_silence_that_live_runs_keep_is_refused_in_a_sentence(run: Run) -> Non
     assert "older_than" in done.stderr
     assert "greater than or equal to 360" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.requires("namespaces")
+@pytest.mark.usefixtures("running_daytona", "modal_process")  # before processes are counted
+@pytest.mark.parametrize("provider", ["daytona", "modal"])
+def test_what_a_killed_process_has_left_goes_at_once_on_its_machine_and_is_left_by_others(
+    provider: str, account: Callable[..., None], run: Run, tmp_path: Path
+) -> None:
+    account(provider)
+
+    def list_sandboxes() -> list[SandboxInfo]:
+        return asyncio.run(PROVIDERS[provider].load_provider()().list_sandboxes())
+
+    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    words = ["--provider", provider, "--timeout", "600", "--max-workers", "8"]
+    batch = [COMMAND, "batch", *["slow.py"] * 8, *words]
+    reap = ["reap", "--provider", provider]
+    # A machine of its own, as far as a process can see: other processes have the ids of these.
+    elsewhere = make_command([COMMAND, *reap], [("bind", "/", "/"), ("proc", "/proc")], str(tmp_path))
+    with subprocess.Popen(batch, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.DEVNULL) as process:
+        try:
+            end = time.monotonic() + 100
+            while len(list_sandboxes()) < 8 and time.monotonic() < end:
+                time.sleep(0.5)
+            done = run(*reap)
+            assert "left: 8 sandboxes of flow run " in done.stderr
+            assert "whose process is alive on this machine" in done.stderr
+            assert len(list_sandboxes()) == 8
+        finally:
+            process.kill()
+    other = subprocess.run(
+        elsewhere, env=environment(tmp_path), capture_output=True, text=True, timeout=100, check=False
+    )
+    assert other.returncode == 0, other.stderr
+    assert f"no sandbox of {provider} was left over" in other.stdout
+    assert "which is Running and has been silent for" in other.stderr
+    assert "`--older-than 360` takes them once it has been silent for so long" in other.stderr
+    assert len(list_sandboxes()) == 8
+    done = run(*reap)
+    assert f"8 sandboxes of {provider} removed" in done.stdout
+    assert done.stdout.count("its process has ended") == 8
+    assert list_sandboxes() == []

@@ -2,17 +2,28 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, QuotaExceeded, SandboxStartError, batch
-from rlm_batch.blocks.daytona import errors
+from rlm_batch import (
+    ConfigurationError,
+    DaytonaInterpreter,
+    DaytonaSandbox,
+    OutcomeUnknown,
+    QuotaExceeded,
+    SandboxStartError,
+    batch,
+)
+from rlm_batch.blocks.daytona import channel, errors
 from rlm_batch.blocks.daytona.client import borrow_client
 from rlm_batch.blocks.daytona.handle import DaytonaSandboxHandle
 from rlm_batch.sandbox.errors import RlmBatchError
@@ -150,6 +161,57 @@ def test_an_image_without_python(daytona: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_an_address_where_nobody_answers(daytona: Any) -> None:
     with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
         asyncio.run(opened(DaytonaSandbox(api_url="http://127.0.0.1:9/api", start_timeout=1)))
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers every call that would make something with `status` and `body`."""
+
+    status, body = 400, b""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"statusCode": 400, "message": ["cpu must be positive", "no name"], "error": "Bad Request"}', "no name"),
+        (b'{"statusCode": 400, "error": {"code": 7, "message": "cpu must be positive"}}', "cpu must be positive"),
+        (b"<html><head><title>400 Bad Request</title></head><body>nginx</body></html>", "400 Bad Request"),
+        (b'{"statusCode": 400}', "status 400"),
+        (b"", "status 400"),
+    ],
+)
+def test_what_a_refusal_says_is_told_without_the_json_or_the_page_around_it(body: bytes, words: str) -> None:
+    handler = type("Handler", (Refusing,), {"body": body})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/api"
+        error = refusal(DaytonaSandbox(api_url=url, api_key=SecretStr("x")))
+        server.shutdown()
+    assert words in str(error)
+    assert not re.search("[{}<>]|statusCode|headers", str(error)), error
+
+
+async def call_with_deaf_input(daytona: Any) -> None:
+    async with DaytonaSandbox().interpreter(timeout=20) as interpreter:
+        await interpreter.execute("pass")
+        daytona.set(fault_rate=1.0, faults=["delay"], fault_where="/input", fault_delay_s=5.0)
+        await interpreter.execute("pass")
+
+
+def test_an_input_that_is_not_answered_says_so(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "CALL_SECONDS", 1.0)
+    monkeypatch.setattr(channel, "GIVE_UP_SECONDS", 0.5)
+    with pytest.raises(OutcomeUnknown, match="it takes no input: no answer came in time"):
+        asyncio.run(call_with_deaf_input(daytona))
 
 
 def test_settings_that_exclude_each_other() -> None:

@@ -150,6 +150,8 @@ class Repository:
             self.add(work, name)
         git("tag", "-a", "v1", "-m", "one", self.commits["tagged"], cwd=work)
         git("checkout", "-q", "-b", "side", cwd=work)
+        self.add(work, "released")
+        git("tag", "-a", "v2", "-m", "two", self.commits["released"], cwd=work)
         self.add(work, "side")
         git("checkout", "-q", "main", cwd=work)
         git("clone", "-q", "--bare", str(work), str(folder / "served" / "my-repo.git"), cwd=folder)
@@ -217,9 +219,24 @@ def test_code_runs_in_a_clone_at_a_commit(repository: Repository) -> None:
         assert interpreter.execute(HERE).outputs == {"text": "first", "name": "first", "cwd": "my-repo", "head": commit}
 
 
-def test_a_private_repository_is_cloned_and_its_token_is_nowhere_in_the_sandbox(repository: Repository) -> None:
+@pytest.mark.parametrize("git_cli", [False, True])
+@pytest.mark.parametrize(("ref", "name"), [("v2", "released"), ("commit", "released"), ("commit", "side")])
+def test_code_runs_in_a_clone_at_what_is_not_on_the_default_branch(
+    repository: Repository, standin: Any, ref: str, name: str, git_cli: bool
+) -> None:
+    standin.set(git_cli=git_cli)
+    commit = repository.commits[name]
+    with DaytonaInterpreter(repo_url=repository.url, repo_ref=commit if ref == "commit" else ref) as interpreter:
+        assert interpreter.execute(HERE).outputs == {"text": name, "name": name, "cwd": "my-repo", "head": commit}
+
+
+@pytest.mark.parametrize("name", ["main", "side"])
+def test_a_private_repository_is_cloned_and_its_token_is_nowhere_in_the_sandbox(
+    repository: Repository, name: str
+) -> None:
     repository.needed = TOKEN
     fields: dict[str, Any] = {"repo_url": repository.url, "repo_token": SecretStr(TOKEN)}
+    fields["repo_ref"] = repository.commits[name]
     search = """
         import os
         def texts():
@@ -239,7 +256,7 @@ def test_a_private_repository_is_cloned_and_its_token_is_nowhere_in_the_sandbox(
     """
     coded = base64.b64encode(f"x-access-token:{TOKEN}".encode()).decode()
     with DaytonaInterpreter(**fields) as interpreter:
-        assert interpreter.execute(HERE).text == "main"
+        assert interpreter.execute(HERE).text == name
         # The parts are put together only in the variables' own file and memory: they must not be found by the search.
         halves = {"a": TOKEN[:9], "b": TOKEN[9:], "c": coded[:9], "d": coded[9:]}
         import textwrap

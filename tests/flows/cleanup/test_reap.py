@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,7 @@ from rlm_batch.flows.cleanup.orphans import OrphanedSandbox, find_orphans, regis
 from rlm_batch.flows.cleanup.server_identity import get_server_id
 from rlm_batch.flows.engine.events import FlowListener
 from rlm_batch.flows.reap import MIN_SILENCE_SECONDS
+from rlm_batch.sandbox.process_identity import read_own_identity
 
 from ..conftest import becomes
 
@@ -41,6 +44,12 @@ PROVIDERS = ("local", "daytona", "modal")
 
 class OrphanCollector(FlowListener):
     """What one call of the flow said of the sandboxes."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    def on_warning(self, text: str) -> None:
+        self.sentences.append(text)
 
     def on_orphans(self, orphans: Sequence[OrphanedSandbox]) -> None:
         self.orphans = orphans
@@ -89,6 +98,12 @@ async def ids(provider: SandboxProvider) -> set[str]:
     return {info.id for info in await provider.list_sandboxes()}
 
 
+def ended_process() -> str:
+    """The identity of a process of this machine that has ended."""
+    code = "from rlm_batch.sandbox.process_identity import read_own_identity as r; print(r())"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
 def told(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records)
 
@@ -103,6 +118,11 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     over = await client.create_flow_run(somebodys, state=Completed())
     called = await client.create_flow_run(somebodys, state=Running(), parent_task_run_id=await called_by(client, over))
     busy = await client.create_flow_run(somebodys, state=Running(), parent_task_run_id=await called_by(client, live))
+    away = await client.create_flow_run(somebodys, state=Running())
+    odd = await client.create_flow_run(somebodys, state=Running())
+    killed, alive = {"rlm-batch-process": ended_process()}, read_own_identity()
+    elsewhere = {"rlm-batch-process": "0" * 32 + alive[32:]}  # the same, before or after a start of the machine
+    unseen = {"rlm-batch-process": killed["rlm-batch-process"].replace(alive.split(".")[1], "1")}  # a container's
 
     def labels(run: object = "", server: str = "", **changed: float) -> dict[str, str]:
         times = {f"rlm-batch-{name}": str(int(value)) for name, value in changed.items()}
@@ -114,7 +134,15 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         "of a run in the process of one that is over": labels(called.id, server, began=now - 10),
         "a script's, past its lifetime": labels(began=now - 20, expires=now - 10),
         "another server's, past its lifetime": labels(uuid.uuid4(), "another", began=now - 3, expires=now - 1),
+        "of a run whose process here has ended": labels(live.id, server, began=now - 7) | killed,
+        "a script's, whose process here has ended": labels(began=now - 2) | killed,
         "of a live run": labels(live.id, server, began=now - 5000),
+        "of a run elsewhere": labels(away.id, server, began=now - 40) | elsewhere,
+        "of a run that began at no time": labels(odd.id, server, began=1e18) | elsewhere,
+        "of a run in another container": labels(away.id, server, began=now - 50) | unseen,
+        "of a run on another machine": labels(away.id, server, began=now - 60) | killed | {"rlm-batch-host": "away"},
+        "a script's elsewhere": labels() | elsewhere,
+        "of an earlier version": {name: text for name, text in labels().items() if name != "rlm-batch-process"},
         "of a run in the process of a live one": labels(busy.id, server),
         "of a run that waits": labels(waiting.id, server),
         "of another server's run": labels(uuid.uuid4(), "another", began=now - 5000),
@@ -122,24 +150,46 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         "one whose expiry is damaged": labels() | {"rlm-batch-expires": "x"},
     }
     boxes = dict(zip(owners, await asyncio.gather(*map(block.open, owners.values())), strict=True))
-    gone = {boxes[owner].id for owner in list(owners)[:5]}
+    gone = {boxes[owner].id for owner in list(owners)[:7]}
     listener = OrphanCollector()
     try:
         with caplog.at_level(logging.INFO):
             assert set(await reap(name, dry_run=True)) == gone
         assert await ids(block) == {box.id for box in boxes.values()}
-        assert "5 sandboxes of" in told(caplog)
+        assert "7 sandboxes of" in told(caplog)
         assert "would be removed, after 1," in told(caplog)
         assert set(await reap.with_listener(listener)(name)) == gone
         assert await ids(block) == {box.id for box in boxes.values()} - gone
-        assert 1133 <= sum(left.seconds for left in listener.orphans) < 1133 + 5 * 600
+        assert 1142 <= sum(left.seconds for left in listener.orphans) < 1142 + 7 * 600
         assert {left.info.id: left.reason for left in listener.orphans} == {
             boxes["of a run that is over"].id: "its flow run is Completed",
             boxes["of a run that was deleted"].id: "its flow run was deleted",
             boxes["of a run in the process of one that is over"].id: "the flow run that called its own is Completed",
             boxes["a script's, past its lifetime"].id: "its lifetime is over",
             boxes["another server's, past its lifetime"].id: "its lifetime is over",
+            boxes["of a run whose process here has ended"].id: "its process has ended",
+            boxes["a script's, whose process here has ended"].id: "its process has ended",
         }
+        here = "whose process is alive on this machine"
+        there = ", and reap on the machine of its process as soon as that has ended"
+        both = ", ".join(sorted(["away", socket.gethostname()]))
+        silent = "left: {count} of flow run {run} on {hosts}, which is Running and has been silent for # s; "
+        silent += f"`--older-than 360` takes them once it has been silent for so long{there}"
+        script = f"left: 1 sandbox of a script on {socket.gethostname()}, of which this server knows nothing; their "
+        script += f"lifetime ends within {block.lifetime / 3600:.1f} h"
+        kept = {re.sub(r"\bfor \d+ s", "for # s", sentence) for sentence in listener.sentences}
+        assert kept == {
+            *(f"left: 1 sandbox of flow run {run.name}, {here}" for run in (live, busy, waiting)),
+            f"left: 2 sandboxes of a script, {here}",
+            f"left: 1 sandbox of a flow run of another server, {here}",
+            silent.format(count="3 sandboxes", run=away.name, hosts=both),
+            silent.format(count="1 sandbox", run=odd.name, hosts=socket.gethostname()),
+            script,
+            script + there,
+        }
+        silence = re.search(r"silent for (\d+) s", "".join(listener.sentences))
+        assert silence is not None
+        assert 0 <= int(silence[1]) < 40
         assert await reap(name) == []
         # What Prefect calls in a worker when a run's process has gone, by keyword.
         named = live.model_copy(update={"parameters": {"provider": name}})
@@ -253,7 +303,7 @@ def killable(*providers: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.full
 async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_killed_all_of_it(
-    request: pytest.FixtureRequest, client: PrefectClient
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = dict([await place(name, request) for name in PROVIDERS])
     host = killable(*blocks)
@@ -264,28 +314,27 @@ async def test_reap_beside_a_live_run_takes_nothing_and_after_its_process_is_kil
 
         await becomes(all_open)
         server = await get_server_id()
-        runs: dict[str, str] = {}
         for name, block in blocks.items():
             assert await reap(name) == []
             found = await block.list_sandboxes()
             assert {info.server for info in found} == {server}
-            (runs[name],) = {info.run for info in found}
+            assert len({info.run for info in found}) == 1
             assert all(time.time() - 100 < info.began <= time.time() < info.expires for info in found)
         assert all([len(await ids(block)) == 2 for block in blocks.values()])
     finally:
         host.kill()
         host.wait()
-    # Here it is known that the process has died; elsewhere the server says that its run is still Running.
-    local = blocks.pop("local:none")
-    assert len(await reap("local:none")) == 2
-    assert not list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))
-    assert await ids(local) == set()
+    # Elsewhere the server says that its run is still Running; here it is known that the process has ended.
+    remote = {name: block for name, block in blocks.items() if name != "local:none"}
+    with monkeypatch.context() as another_machine:
+        another_machine.setattr(socket, "gethostname", lambda: "another")
+        for name in remote:
+            assert await reap(name) == []
+            assert await reap(name, older_than=MIN_SILENCE_SECONDS) == []
     for name, block in blocks.items():
-        assert await reap(name) == []
-        assert await reap(name, older_than=MIN_SILENCE_SECONDS) == []
-        await client.set_flow_run_state(uuid.UUID(runs[name]), Crashed(), force=True)
         assert len(await reap(name)) == 2
         assert await ids(block) == set()
+    assert not list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))
 
 
 @pytest.mark.full
@@ -330,12 +379,12 @@ async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_
     boxes.append(await block.open(block.labels(str(busy.id), server) | new))
     try:
         assert await reap("local:none", older_than=MIN_SILENCE_SECONDS) == []
-        assert await find_orphans(block, server, None, later) == []
-        assert await find_orphans(block, "another", 1000, later) == []
-        (left,) = await find_orphans(block, server, 1000, later)
+        assert (await find_orphans(block, server, None, later)).orphans == []
+        assert (await find_orphans(block, "another", 1000, later)).orphans == []
+        (left,) = (await find_orphans(block, server, 1000, later)).orphans
         assert left.info.id == boxes[0].id
         assert left.reason == "its flow run is Running, and has been silent for more than 1,000 s"
-        assert len(await find_orphans(block, server, 800, later)) == 4
+        assert len((await find_orphans(block, server, 800, later)).orphans) == 4
     finally:
         for box in boxes:
             await box.remove()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 CREATE = r"^POST /api/sandbox$"
 SLEEP_AND_SQUARE = COUNT_EXECUTION + "count_execution(x)\nimport time\ntime.sleep(1.5)\nSUBMIT(y=x * x)"
-START_TIMEOUT = 2.0
+START_TIMEOUT = 2
 WORKERS, TOTAL = 3, 9
 
 

@@ -21,6 +21,7 @@ class Settings:
     max_sandboxes: int | None = None
     max_cpu: int | None = None
     creates_per_minute: int | None = None
+    git_cli: bool = False  # whether the daemon clones with git itself, as DAYTONA_EXPERIMENTAL_USE_GIT_CLI has it
     retry_after_s: float = 1.0  # what a 429 asks for
     volume_ready_s: float = 0.3
     broken_volumes: list[str] = field(default_factory=list)  # which end in an error

@@ -1,0 +1,100 @@
+"""The text by which it is known later, on the same machine, that a process has ended."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from rlm_batch.sandbox.process_identity import is_process_alive, read_own_identity
+
+from ..standins.mount_namespace import Mount, make_command
+
+pytestmark = [pytest.mark.requires("linux"), pytest.mark.usefixtures("no_process_left"), pytest.mark.timeout(60)]
+ASK = """
+import sys
+from rlm_batch.sandbox.process_identity import is_process_alive, read_own_identity
+print(read_own_identity(), *map(is_process_alive, sys.argv[1:]), flush=True)
+sys.stdin.read()
+"""
+OTHER_BOOT = "0" * 32
+
+
+@contextmanager
+def asked(*identities: str, mounts: Sequence[Mount] = ()) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A process, and the words that it says: its own identity, and what it takes those of others for."""
+    command = [sys.executable, "-c", ASK, *identities]
+    command = make_command(command, mounts, os.getcwd()) if mounts else command
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().rstrip("\n").split(" ")
+        finally:
+            process.kill()
+
+
+def test_a_process_is_alive_until_it_is_killed_also_for_a_parent_that_does_not_ask() -> None:
+    own = read_own_identity()
+    assert re.fullmatch(r"[a-zA-Z0-9._-]{1,63}", own)  # what Modal takes in a tag
+    assert is_process_alive(own) is True
+    with asked(own) as (process, (identity, seen)):
+        assert seen == "True"
+        assert identity.split(".")[2] == str(process.pid)
+        assert is_process_alive(identity) is True
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays, and nobody has asked for its status
+        assert is_process_alive(identity) is False
+    assert is_process_alive(identity) is False
+
+
+def test_another_process_that_has_got_the_id_since_is_not_taken_for_it() -> None:
+    boot, namespace, pid, started = read_own_identity().split(".")
+    assert is_process_alive(f"{boot}.{namespace}.{pid}.{int(started) - 1}") is False
+
+
+def test_of_another_start_of_the_machine_or_of_what_is_no_identity_nothing_is_said() -> None:
+    boot, namespace, pid, started = read_own_identity().split(".")
+    others = (
+        f"{OTHER_BOOT}.{namespace}.{pid}.{started}",
+        f"{boot}.{int(namespace) - 1}.{pid}.{started}",
+        f"{boot}.{namespace}.0.{started}",
+        f"{boot}.{namespace}.-1.{started}",
+        f"{boot}.{namespace}.{'9' * 30}.{started}",
+        f"{boot}.{namespace}.{pid}.",
+        f"{boot}.{namespace}.{pid}",
+        "",
+    )
+    assert [is_process_alive(identity) for identity in others] == [None] * len(others)
+
+
+@pytest.mark.requires("namespaces")
+def test_processes_of_two_namespaces_on_one_machine_say_nothing_of_each_other() -> None:
+    own = read_own_identity()
+    with asked(own, mounts=[("read", "/", "/"), ("proc", "/proc")]) as (_, (identity, seen)):
+        assert identity.split(".")[0] == own.split(".")[0]
+        assert identity.split(".")[1] != own.split(".")[1]
+        assert seen == "None"
+        assert is_process_alive(identity) is None
+    assert is_process_alive(identity) is None
+
+
+@pytest.mark.requires("namespaces")
+@pytest.mark.parametrize("mounts", [[("read", "/", "/")], [("read", "/", "/"), ("tmpfs", "/proc")]], ids=str)
+def test_where_proc_is_another_namespaces_or_is_not_there_a_process_has_no_identity(mounts: list[Mount]) -> None:
+    with asked(read_own_identity(), mounts=mounts) as (_, words):
+        assert words == ["", "None"]
+
+
+@pytest.mark.requires("root")
+def test_a_process_that_an_ordinary_user_may_not_signal_is_alive() -> None:
+    own = read_own_identity()
+    code = ASK.replace("print(", "import os\nos.setuid(54321)\nprint(")
+    with subprocess.Popen(
+        [sys.executable, "-c", code, own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().split()[1] == "True"
+        process.kill()

@@ -1,0 +1,57 @@
+"""What a person reads of a Prefect server's refusal."""
+
+from typing import Any
+
+import httpx
+import pytest
+from prefect.exceptions import PrefectHTTPStatusError
+
+from rlm_batch.sandbox.outcomes.server_message import extract_message
+from rlm_batch.tasks.server_errors import describe_server_error
+
+INVALID = {
+    "exception_message": "Invalid request received.",
+    "exception_detail": [{"loc": ["body", "limit"], "msg": "Field required", "type": "missing", "input": {"a": 1}}],
+    "request_body": {"a": 1},
+}
+
+
+def refusal(status: int, **content: Any) -> PrefectHTTPStatusError:
+    """What Prefect's client raises where the server has answered that."""
+    response = httpx.Response(status, request=httpx.Request("POST", "http://127.0.0.1:4200/api/variables/"), **content)
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        response.raise_for_status()
+    return PrefectHTTPStatusError.from_httpx_error(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (refusal(409, json={"detail": "It is there."}), "409 Conflict: It is there."),
+        (refusal(422, json=INVALID), "422 Unprocessable Entity: Invalid request received.: body.limit: Field required"),
+        (refusal(403, text="not by\nthat name"), "403 Forbidden: not by that name"),
+        (refusal(502, html="<html><title>502 Bad Gateway</title><body>x</body>"), "502 Bad Gateway: 502 Bad Gateway"),
+        (refusal(500, json={"id": 1}), "500 Internal Server Error"),
+        (refusal(503), "503 Service Unavailable"),
+        (httpx.ConnectError("All connection attempts failed"), "All connection attempts failed"),
+        (httpx.ReadTimeout(""), "ReadTimeout"),
+    ],
+    ids=str,
+)
+def test_it_is_the_servers_words_and_no_json(error: Exception, text: str) -> None:
+    assert describe_server_error(error) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('no runner: {"message": "try later"}, said the API', "no runner: try later, said the API"),
+        ('{"message": "{\\"error\\": \\"inner\\"}"}', "inner"),
+        ('[{"msg": "one"}, {"msg": "two"}]', "one; two"),
+        ("a {set} of [1, 2] words", "a {set} of [1, 2] words"),
+        ('{"message": "cut o', '{"message": "cut o'),
+        ("{" * 5000, "{" * 5000),
+    ],
+)
+def test_words_are_found_wherever_json_stands_in_a_text(text: str, words: str) -> None:
+    assert extract_message(text) == words
