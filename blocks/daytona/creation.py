@@ -16,6 +16,7 @@ from .errors import KeyRefusals, find_row, get_delay, get_status, is_transient, 
 from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
 
+UNREACHABLE_SECONDS = 20.0  # in which nobody answers at an address: it is a wrong one, or there is no network
 LONGEST_DELAY_SECONDS = 8.0  # before a creation is asked for again
 STARTING = (
     "creating",
@@ -83,6 +84,7 @@ class _Creation:
     async def run(self, start_by: float) -> daytona.AsyncSandbox:
         """The sandbox, which has started. Raises DaytonaError or SandboxStartError."""
         loop, key_refusals, attempt = asyncio.get_running_loop(), KeyRefusals(), 0
+        away_since: float | None = None
         while True:
             try:
                 return await self._ask(max(1.0, start_by - loop.time()))
@@ -98,12 +100,14 @@ class _Creation:
                     failure, remote = error, None
                 if remote is not None:
                     return remote
+            away_since = (away_since or loop.time()) if is_unreachable(failure) else None
+            give_up_at = start_by if away_since is None else min(start_by, away_since + UNREACHABLE_SECONDS)
             meaning = find_row(failure).meaning
             if not is_transient(failure) or meaning is Meaning.THROTTLED:
                 raise failure
             is_key = meaning is Meaning.KEY
             delay = key_refusals.choose_delay() if is_key else get_delay(failure, attempt + 2, LONGEST_DELAY_SECONDS)
-            if delay is None or loop.time() + delay > start_by:
+            if delay is None or loop.time() + delay > give_up_at:
                 raise failure
             await asyncio.sleep(delay)
             attempt += 1

@@ -164,16 +164,24 @@ def test_an_address_where_nobody_answers(daytona: Any) -> None:
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """Answers every call that would make something with `status` and `body`."""
+    """Answers every call that would make something with `status` and `body`, and has nothing."""
 
     status, body = 400, b""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(self.status)
-        self.send_header("Content-Length", str(len(self.body)))
+        self._answer(self.status, self.body)
+
+    def do_GET(self) -> None:
+        self._answer(404, b'{"statusCode": 404, "message": "Sandbox with ID or name x not found"}')
+
+    do_DELETE = do_GET
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(self.body)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -194,7 +202,7 @@ def test_what_a_refusal_says_is_told_without_the_json_or_the_page_around_it(body
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/api"
-        error = refusal(DaytonaSandbox(api_url=url, api_key=SecretStr("x")))
+        error = refusal(DaytonaSandbox(api_url=url, api_key=SecretStr("x"), start_timeout=1))
         server.shutdown()
     assert words in str(error)
     assert not re.search("[{}<>]|statusCode|headers", str(error)), error
