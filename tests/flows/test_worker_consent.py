@@ -315,6 +315,20 @@ async def test_a_block_has_volumes_where_the_worker_has_its_own_or_allows_it(
 
 
 @pytest.mark.usefixtures("as_worker")
+async def test_a_link_that_code_left_on_a_volume_is_no_volume(tmp_path: Path, volumes: Path) -> None:
+    host = tmp_path / "host"
+    host.mkdir(mode=0o755)
+    (volumes / "v").mkdir(parents=True)
+    (volumes / "v" / "link").symlink_to(host)
+    block = LocalSandbox(volume_name="link", volume_root=str(volumes / "v"))
+    with pytest.raises(ConfigurationError, match=ALLOWED):
+        await block.open(block.labels(""))
+    with pytest.raises(ConfigurationError, match=ALLOWED):
+        await block.volume()
+    assert host.stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.usefixtures("as_worker")
 async def test_a_block_has_a_repository_of_the_host_only_where_the_worker_allows_it(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
