@@ -68,7 +68,7 @@ def resolve_links(path: Path) -> Path | None:
     """The path with its links resolved, None where it is no path that could be."""
     try:
         return Path(os.path.realpath(path))
-    except ValueError:  # a null character
+    except (ValueError, OSError):  # a null character; or a link that has just been exchanged for something else
         return None
 
 

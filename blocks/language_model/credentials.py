@@ -20,7 +20,8 @@ LEAST_IN_ANSWERS = 16  # and in an answer, which is not to be changed for a key 
 # Words of names of variables, options and headers that have a credential, beside LiteLLM's own list of them.
 CREDENTIAL_WORDS = re.compile(
     "(^|-)([a-z]*(apikey|password|secret|token)|keys?|tokens|secrets|passwd|pass|passphrase|pat|auth|authorization|jwt"
-    "|credentials?|cookie|access|private|bearer|dsn|license|signature|webhook|headers)(-|$)|[a-z]-pwd$"
+    "|credentials?|creds|cookies?|access|private|bearer|dsn|license|signature|webhook|headers)(-|$)|[a-z]-pwd$"
+    "|(^|-)conn(ection)?-str(ing)?$"
 )
 # What stands there although it is none: numbers, names of modes, and what a server that asks for no key is given.
 HARMLESS = re.compile(
@@ -119,6 +120,8 @@ def _find_credentials(name: str, value: Any) -> Iterator[str]:
                 yield from _find_credentials(name, json.loads(value))
         if not (value.startswith("/") and os.path.exists(value)):
             yield value
+        for part in value.split(";") if ";" in value else ():  # of a connection string, such as AccountKey=...
+            yield part.partition("=")[2].strip()
         scheme, _, rest = value.strip().partition(" ")  # as a header has it: Bearer, Basic
         if rest:
             yield rest.strip()

@@ -22,7 +22,7 @@ from .settings import LocalSettings
 from .totals.cgroups import MIB, build_group, try_remove_groups
 from .totals.plan import plan_totals
 from .totals.watcher import WatchedSandbox
-from .volume import UMASK, LocalVolume, find_volumes_root
+from .volume import UMASK, find_volume
 
 
 def create_sandbox(
@@ -32,7 +32,7 @@ def create_sandbox(
     is_bubblewrap = level == "bubblewrap"
     volume, gid, mount = None, None, None
     if settings.volume_name is not None:
-        volume = LocalVolume(find_volumes_root(settings.volume_root), settings.volume_name)
+        volume = find_volume(settings.volume_root, settings.volume_name)
         gid = volume.create()
         mount = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
     folder = pick_folder()

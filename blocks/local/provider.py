@@ -15,7 +15,7 @@ from .isolation_level import resolve_level
 from .packages import install_packages
 from .settings import LocalSettings
 from .totals.plan import describe_totals, plan_totals
-from .volume import LocalVolume, find_volumes_root
+from .volume import LocalVolume, find_volume, find_volumes_root
 
 
 class LocalProvider(LocalSettings, SandboxProvider):
@@ -62,4 +62,4 @@ class LocalProvider(LocalSettings, SandboxProvider):
 
     async def open_volume(self, name: str) -> LocalVolume:
         """The directory of that name below the root."""
-        return LocalVolume(find_volumes_root(self.volume_root), name)
+        return find_volume(self.volume_root, name)

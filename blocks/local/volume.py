@@ -36,6 +36,18 @@ def find_volumes_root(named: str | None) -> Path:
     return root  # with its links: it is a part of the key
 
 
+def find_volume(named: str | None, name: str) -> "LocalVolume":
+    """The volume of that name below the root that `find_volumes_root` finds.
+
+    Raises ConfigurationError, also where a root that was named has a link of that name, which leads out of what the
+    worker of a deployment's run allows: the root may lie where code can write, on another volume.
+    """
+    volume = LocalVolume(find_volumes_root(named), name)
+    if named is not None:
+        check_path(volume.path, below=resolve_data_dir("volumes", "RLM_BATCH_VOLUMES"))
+    return volume
+
+
 class LocalVolume(VolumeStore):
     """A directory below the root. Nothing that sandboxed code left there, a link say, leads the host out of it."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...blocks.storage.location import PathOrLocation
 from ...blocks.storage.location_parsing import parse_location
+from ...blocks.storage.safe_paths import enter_directory_below
 from ...blocks.worker_consent import check_path, is_deployment_run, resolve_links
 from ...tasks.ledger.result_index import get_results_root
 
@@ -31,6 +32,19 @@ def check_input_path(path: Path) -> Path:
     """
     real = resolve_links(path)
     return real if real is not None and is_deployment_run() and _is_spilled(real) else check_path(path)
+
+
+def pin_file(path: Path) -> Path:
+    """A path by which the file is read, once `check_input_path` has let it through. Raises OSError.
+
+    Code may write to a directory on the way, on a volume say, and put a link in its place after the look. So a
+    deployment's run opens the file without following any, and reads that one, for as long as its process lives.
+    """
+    if not is_deployment_run() or not os.path.isdir("/proc/self/fd"):
+        return path
+    with enter_directory_below(Path("/"), path.parts[1:-1]) as at:
+        # A pipe would be waited for.
+        return Path(f"/proc/self/fd/{os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)}")
 
 
 def locate_ledger(place: str | PathOrLocation) -> PathOrLocation:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 from ...blocks.storage.location import Location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
-from .host_paths import locate_input
+from .host_paths import locate_input, pin_file
 
 Variables = dict[str, Any]
 CELL_CHARACTERS = 64 * 1024 * 1024  # of a cell of CSV: data may be long, but a quote left open is not all of a file
@@ -39,8 +39,7 @@ class InputFile:
             raise ConfigurationError(f"{self.path} is neither JSON lines (.jsonl) nor CSV (.csv): rename or convert it")
         try:
             self._copies = LocalMirror(self.path) if isinstance(self.path, Location) else None
-            self._file = self.path if self._copies is None else self._copies.fetch_file()
-            assert isinstance(self._file, Path)
+            self._file = self._copies.fetch_file() if self._copies is not None else pin_file(self.path)  # type: ignore[arg-type]
             self._values: list[Any] | None = [] if self._file.stat().st_size <= KEPT_BYTES else None
             self._length = 0
             for value in self._parse():

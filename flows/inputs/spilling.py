@@ -4,13 +4,14 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from ...blocks.storage.location import write_file
 from ...blocks.storage.location_parsing import parse_scheme
 from ...sandbox.errors import ConfigurationError
 from .chunking import normalize_chunk_ids
-from .host_paths import get_spill_directory, locate_input
+from .host_paths import get_spill_directory, locate_input, pin_file
 
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
 LISTS = ("code", "steps", "inputs", "points", "data", "chunks")  # parameters that are lists, or data by id
@@ -81,7 +82,9 @@ def read_code_reference(text: str) -> list[str] | str:
     if not text.startswith("@/") and (text[:1] != "@" or parse_scheme(text[1:]) is None):
         return text
     try:
-        content = io.StringIO(locate_input(text[1:]).read_bytes().decode("utf-8"), newline=None).read()
+        file = locate_input(text[1:])
+        data = (pin_file(file) if isinstance(file, Path) else file).read_bytes()
+        content = io.StringIO(data.decode("utf-8"), newline=None).read()
         return content if text.endswith(".txt") else [json.loads(line) for line in content.splitlines()]
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error

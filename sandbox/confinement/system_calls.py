@@ -35,6 +35,8 @@ DENIED_CALLS: Numbers = {
     "nfsservctl": (180, 42),
     # What the whole machine has a limited number of: contexts of asynchronous I/O; memory that no limit of ours counts
     "io_setup": (206, 0), "memfd_secret": (447, 447),
+    # Memory in the kernel that is no process's: no limit of ours counts it, and it stays when the code has ended
+    "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
     # Files by another way than their path, and all that happens to them
     "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264), "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
@@ -68,9 +70,9 @@ ATTRIBUTE_READS: Numbers = {
 }  # fmt: skip
 # What stays in the kernel and is shared with the host, by name and by id: ids of the host's are small numbers.
 KERNEL_MEMORY_CALLS: Numbers = {
-    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197),
-    "semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
-    "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
+    "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197),
+    "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
+    "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
     "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183),
     "mq_notify": (244, 184), "mq_getsetattr": (245, 185),
 }  # fmt: skip

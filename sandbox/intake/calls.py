@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ..wire.strict_json import MAX_CONTAINERS
+
 MAX_CALLS = 256  # of one execution that run at a time; those of plain functions have a thread each
 MAX_WAITING_CALLS = 10_000  # besides; a thread of the code waits for one at a time
 MAX_CALLS_BYTES = 128 * 1024 * 1024  # of what the calls of one execution hand over, until each is answered
@@ -51,7 +53,8 @@ class CallLimit:
 class CallQueue:
     """Answers the calls of one execution, on the event loop: `MAX_CALLS` at a time, the others in their order.
 
-    `answer` answers one, in a copy of `context`, and raises nothing.
+    Fewer where their arguments have more than `MAX_CONTAINERS` lists and dicts together, for the garbage collector
+    looks at all of them at once. `answer` answers one, in a copy of `context`, and raises nothing.
     """
 
     def __init__(self, answer: Callable[[Frame], Coroutine[Any, Any, None]], context: contextvars.Context) -> None:
@@ -60,6 +63,7 @@ class CallQueue:
         self._waiting: deque[Frame] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._limit = CallLimit()
+        self._containers = 0  # of the calls that are being answered
         self._is_starting = False
 
     def add(self, call: Frame) -> str:
@@ -82,18 +86,27 @@ class CallQueue:
 
     def _start_some(self) -> None:
         for _ in range(STARTS_AT_ONCE):
-            if not self._waiting or len(self._tasks) >= MAX_CALLS:
+            containers = _count_containers(self._waiting[0]) if self._waiting else 0
+            is_full = len(self._tasks) >= MAX_CALLS or (self._tasks and self._containers + containers > MAX_CONTAINERS)
+            if not self._waiting or is_full:
                 self._is_starting = False
                 return
             call = self._waiting.popleft()
+            self._containers += containers
             task = asyncio.get_running_loop().create_task(self._answer(call), context=self._context.copy())
             self._tasks.add(task)
-            task.add_done_callback(lambda task, call=call: self._end(task, call))
+            task.add_done_callback(lambda task, call=call, containers=containers: self._end(task, call, containers))
         asyncio.get_running_loop().call_soon(self._start_some)
 
-    def _end(self, task: asyncio.Task[None], call: Frame) -> None:
+    def _end(self, task: asyncio.Task[None], call: Frame, containers: int) -> None:
         self._tasks.discard(task)
+        self._containers -= containers
         self._limit.release(call)
         if self._waiting and not self._is_starting:
             self._is_starting = True
             self._start_some()
+
+
+def _count_containers(call: Frame) -> int:
+    """The lists and dicts in a call's arguments, or more where its texts have such marks."""
+    return call[1].count(b"[") + call[1].count(b"{")

@@ -20,6 +20,7 @@ from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch
 from rlm_batch.blocks.registry import resolve_provider
 from rlm_batch.flows.batch import executions
+from rlm_batch.flows.inputs import host_paths
 from rlm_batch.flows.inputs.chunking import build_chunks
 from rlm_batch.flows.inputs.host_paths import locate_ledger
 from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_parameters
@@ -179,6 +180,53 @@ def test_links_and_dots_are_resolved_before_a_path_is_judged(
 
 
 @pytest.mark.usefixtures("as_worker")
+def test_a_link_that_is_exchanged_while_it_is_followed_is_refused(
+    outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOWED, str(tmp_path / "allowed"))
+    readlink, path = os.readlink, tmp_path / "allowed" / "link.jsonl"
+    path.parent.mkdir()
+    path.symlink_to(outside)
+
+    def exchange_before(name: Any, **options: Any) -> Any:
+        if os.fspath(name) == str(path):
+            path.unlink()
+            path.mkdir()
+        return readlink(name, **options)
+
+    monkeypatch.setattr(os, "readlink", exchange_before)
+    with pytest.raises(ConfigurationError):
+        READERS["inputs"](str(path))
+
+
+@pytest.mark.usefixtures("as_worker")
+@pytest.mark.parametrize(("name", "looks"), [("inputs", 2), ("code", 1)])
+def test_a_directory_that_becomes_a_link_once_it_was_judged_leads_nowhere(
+    name: str, looks: int, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As code can do it on a volume, while a run reads what is there."""
+    monkeypatch.setenv(ALLOWED, str(tmp_path / "allowed"))
+    folder = tmp_path / "allowed" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "file.jsonl").write_text('{"id": "mine"}')
+    check_path, seen = host_paths.check_path, list[Path]()
+
+    def exchange_after(path: Path, **options: Any) -> Path:
+        real = check_path(path, **options)
+        seen.append(real)
+        if len(seen) == looks:
+            folder.rename(tmp_path / "moved")
+            folder.symlink_to(outside.parent)
+        return real
+
+    monkeypatch.setattr(host_paths, "check_path", exchange_after)
+    with pytest.raises(ConfigurationError) as refused:
+        READERS[name](str(folder / "file.jsonl"))
+    assert SECRET not in str(refused.value)
+    assert len(seen) == looks
+
+
+@pytest.mark.usefixtures("as_worker")
 def test_what_our_own_command_spilled_is_let_through() -> None:
     lines = [{"x": "x" * 1000, "number": number} for number in range(400)]
     code = "#" * 300_000
@@ -312,6 +360,20 @@ async def test_a_block_has_volumes_where_the_worker_has_its_own_or_allows_it(
     assert below.path == volumes / "mine" / "v"  # type: ignore[attr-defined]
     monkeypatch.setenv(ALLOWED, str(tmp_path))
     assert (await block.volume()).path == root / "v"  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("as_worker")
+async def test_a_link_that_code_left_on_a_volume_is_no_volume(tmp_path: Path, volumes: Path) -> None:
+    host = tmp_path / "host"
+    host.mkdir(mode=0o755)
+    (volumes / "v").mkdir(parents=True)
+    (volumes / "v" / "link").symlink_to(host)
+    block = LocalSandbox(volume_name="link", volume_root=str(volumes / "v"))
+    with pytest.raises(ConfigurationError, match=ALLOWED):
+        await block.open(block.labels(""))
+    with pytest.raises(ConfigurationError, match=ALLOWED):
+        await block.volume()
+    assert host.stat().st_mode & 0o7777 == 0o755
 
 
 @pytest.mark.usefixtures("as_worker")

@@ -143,6 +143,31 @@ async def test_the_calls_of_a_sandbox_have_256_threads_and_the_others_wait_for_o
 
 
 @pytest.mark.anyio
+async def test_calls_with_many_lists_wait_for_each_other() -> None:
+    under_way, most, lock = 0, 0, threading.Lock()
+
+    def ask(value: list[Any]) -> int:
+        nonlocal under_way, most
+        with lock:
+            under_way += len(value)
+            most = max(most, under_way)
+        time.sleep(0.2)
+        with lock:
+            under_way -= len(value)
+        return len(value)
+
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(12) as pool:
+    SUBMIT(sizes=list(pool.map(lambda size: ask([[]] * size), [40_000] * 6 + [90_000] * 2 + [1] * 4)))
+"""
+    async with LocalSandbox(isolation="none").interpreter(timeout=30, tools={"ask": ask}) as interpreter:
+        found = await interpreter.execute(code)
+    assert found.sizes == [40_000] * 6 + [90_000] * 2 + [1] * 4
+    assert most <= MAX_CONTAINERS
+
+
+@pytest.mark.anyio
 async def test_a_timeout_holds_while_calls_wait_for_a_thread() -> None:
     gate = threading.Event()
     try:

@@ -1,5 +1,6 @@
 """What processes and folders hold, as a process of the same user, or of root, can see it."""
 
+import errno
 import os
 import stat
 from collections.abc import Collection, Iterable
@@ -8,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BLOCK_BYTES = 512  # of `st_blocks`
+INODE_BYTES = 512  # that a file takes although nothing is in it, at most
+TOO_DEEP_BYTES = 1 << 62  # beyond every limit: what cannot be reached by a path cannot be summed
 MEMORY_FILES = ("/memfd:", "/dev/shm/", "/dev/zero", "/SYSV")
 
 
@@ -68,18 +71,17 @@ def _read_shares(pid: int) -> tuple[int, int] | None:
 
 
 def _measure_open_files(pids: Iterable[int]) -> tuple[dict[int, int], int]:
-    """Bytes of the files that have no name any more and are held open: those in memory, by a process, and on disk."""
+    """Bytes of the files that have no name any more and are held: those in memory, by a process, and on disk."""
     memory: dict[int, int] = {}
     disk, seen = 0, set[tuple[int, int]]()
     for pid in pids:
-        folder = f"/proc/{pid}/fd"
         with suppress(OSError):
-            for name in os.listdir(folder):
+            for path in (*_list_descriptors(pid), *_list_deleted_maps(pid)):
                 with suppress(OSError):
-                    target = os.readlink(f"{folder}/{name}")
+                    target = os.readlink(path)
                     if not target.endswith(" (deleted)"):
                         continue
-                    status = os.stat(f"{folder}/{name}")
+                    status = os.stat(path)
                     if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in seen:
                         continue
                     seen.add((status.st_dev, status.st_ino))
@@ -91,6 +93,20 @@ def _measure_open_files(pids: Iterable[int]) -> tuple[dict[int, int], int]:
     return memory, disk
 
 
+def _list_descriptors(pid: int) -> list[str]:
+    return [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+
+
+def _list_deleted_maps(pid: int) -> list[str]:
+    """What is mapped of files without a name; a process may have closed their descriptors. Only root may look."""
+    if os.geteuid() != 0:
+        return []
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        ranges = [line.split()[0].decode() for line in file if line.endswith(b" (deleted)\n")]
+    # The one has leading zeros where the other has none.
+    return [f"/proc/{pid}/map_files/" + "-".join(f"{int(end, 16):x}" for end in part.split("-")) for part in ranges]
+
+
 def measure_file_system(path: str) -> int:
     """Bytes in use on the file system of a path; 0 where it cannot be seen."""
     with suppress(OSError):
@@ -100,22 +116,27 @@ def measure_file_system(path: str) -> int:
 
 
 def measure_folders(folders: Iterable[Path]) -> int:
-    """Bytes on disk of all that is below these folders, each file once."""
+    """Bytes on disk of all that is below these folders, each file once; `TOO_DEEP_BYTES` where a path is too long."""
     total, seen = 0, set[tuple[int, int]]()
     below = [str(folder) for folder in folders]
     while below:
+        folder = below.pop()
         try:
-            with os.scandir(below.pop()) as entries:
+            total += os.stat(folder).st_blocks * BLOCK_BYTES + INODE_BYTES  # the names in it take space too
+            with os.scandir(folder) as entries:
                 for entry in entries:
-                    with suppress(OSError):
+                    with suppress(FileNotFoundError):
+                        if entry.is_dir(follow_symlinks=False):
+                            below.append(entry.path)
+                            continue
                         status = entry.stat(follow_symlinks=False)
-                        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+                        if status.st_nlink > 1:
                             if (status.st_dev, status.st_ino) in seen:
                                 continue
                             seen.add((status.st_dev, status.st_ino))
-                        total += status.st_blocks * BLOCK_BYTES
-                        if stat.S_ISDIR(status.st_mode):
-                            below.append(entry.path)
-        except OSError:
+                        total += status.st_blocks * BLOCK_BYTES + INODE_BYTES
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return TOO_DEEP_BYTES
             continue  # removed meanwhile, or closed to us
     return total

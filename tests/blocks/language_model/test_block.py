@@ -124,11 +124,13 @@ CREDENTIALS = {
     "VERTEXAI_CREDENTIALS": '{"type": "service_account", "private_key": "-----BEGIN 83bc\\nEND-----", "project": "p"}',
     "LITELLM_LICENSE": "license-83bc",
     "PGPASSWORD": "pg-83bc",
+    "NEXUS_CREDS": "nexus-83bc",
+    "AZURE_STORAGE_CONNECTION_STRING": "AccountName=team;AccountKey=YWNjb3VudC1rZXktODNiYw==;EndpointSuffix=net",
     "DATABASE_URL": "postgres://user:p%40ss83bc@127.0.0.1/db",
     "SOME_PASSWORD": 'with "quotes" & spaces',
 }
 OTHERS = {"AUTH_TOKEN": "true", "API_KEY": "1", "SECRET": "enabled", "SOME_KEY": "abc", "TEAM": "team-of-83bc"}
-PARTS = ["p%40ss83bc", "p@ss83bc", "-----BEGIN 83bc\nEND-----"]
+PARTS = ["p%40ss83bc", "p@ss83bc", "YWNjb3VudC1rZXktODNiYw==", "-----BEGIN 83bc\nEND-----"]
 
 
 async def test_no_credential_of_the_environment_is_told_whatever_its_name_and_form(chat, monkeypatch):

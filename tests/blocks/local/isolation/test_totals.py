@@ -52,6 +52,31 @@ file.flush()
 time.sleep(20)
 SUBMIT(works=True)
 """
+DEEP_FILE = """
+name = "d" * 250
+for _ in range(20):  # further than a path can be long
+    os.mkdir(name)
+    os.chdir(name)
+with open("file", "wb") as file:
+    file.write(os.urandom(1 << 20) * 64)
+time.sleep(20)
+"""
+EMPTY_FILES = """
+for number in range(100_000):
+    open(str(number), "w").close()
+time.sleep(20)
+"""
+MAPPED_FILE = """
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+file = open("file", "w+b")
+file.write(os.urandom(1 << 20) * 64)
+file.flush()
+assert libc.mmap(None, 4096, 1, 1, file.fileno(), 0) != ctypes.c_void_p(-1).value
+os.unlink("file")
+file.close()
+time.sleep(20)
+"""
 FORKS = """
 for _ in range(50):
     try:
@@ -123,6 +148,20 @@ def test_files_on_disk_have_a_limit_together(own_box: Boxes) -> None:
 @pytest.mark.full
 def test_a_deleted_file_that_is_open_counts(own_box: Boxes) -> None:
     run_beyond(own_box(file_size_mib=128, disk_mib=32), "disk_mib", DELETED_FILE)
+
+
+@pytest.mark.each_once
+@pytest.mark.parametrize("code", [DEEP_FILE, EMPTY_FILES], ids=["deep", "empty"])
+def test_files_count_however_deep_and_small_they_are(own_box: Boxes, code: str) -> None:
+    run_beyond(own_box(file_size_mib=128, disk_mib=16), "disk_mib", code)
+
+
+@pytest.mark.full
+def test_a_deleted_file_that_is_only_mapped_counts_where_root_watches(own_box: Boxes) -> None:
+    box = own_box(file_size_mib=128, disk_mib=32)
+    if box.host.uid != 0:
+        pytest.skip("only root may look at what a process has mapped")
+    run_beyond(box, "disk_mib", MAPPED_FILE)
 
 
 def test_the_layers_say_what_holds_the_limits(own_box: Boxes) -> None:
