@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from ..wire.process_table import read_process, read_processes
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
@@ -65,37 +67,12 @@ def kill_exactly(pid: int, started: int) -> None:
     except (AttributeError, OSError):
         return
     try:
-        if _read_process(pid)[1] == started:
+        if read_process(pid)[1] == started:
             signal.pidfd_send_signal(process, signal.SIGKILL)
     except (AttributeError, OSError):
         pass
     finally:
         os.close(process)
-
-
-def _read_process(pid: int) -> tuple[int, int, str]:
-    """A process's parent, the clock ticks from the machine's start to its own, and its state. Raises OSError."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        words = file.read().rpartition(b")")[2].split()
-    return int(words[1]), int(words[19]), words[0].decode()
-
-
-def read_processes() -> dict[int, tuple[int, int]]:
-    """Every process that has not ended: its parent, and the clock ticks from the machine's start to its own."""
-    found: dict[int, tuple[int, int]] = {}
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return found
-    for name in names:
-        if name.isdigit():
-            try:
-                parent, started, state = _read_process(int(name))
-            except OSError:
-                continue  # it ended meanwhile
-            if state not in "ZX":
-                found[int(name)] = parent, started
-    return found
 
 
 def read_name(pid: int) -> str:

@@ -107,10 +107,10 @@ def _list_deleted_maps(pid: int) -> list[str]:
     return [f"/proc/{pid}/map_files/" + "-".join(f"{int(end, 16):x}" for end in part.split("-")) for part in ranges]
 
 
-def measure_file_system(path: str) -> int:
-    """Bytes in use on the file system of a path; 0 where it cannot be seen."""
+def measure_file_system(pid: int, path: str) -> int:
+    """Bytes in use on the file system that a path is on for that process; 0 where it cannot be seen."""
     with suppress(OSError):
-        status = os.statvfs(path)
+        status = os.statvfs(Path("/proc", str(pid), "root", path))
         return (status.f_blocks - status.f_bfree) * status.f_frsize
     return 0
 

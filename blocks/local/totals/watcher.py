@@ -2,13 +2,15 @@
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ....sandbox.driver.processes import kill_exactly, read_processes
+from ....sandbox.wire.process_table import read_process, read_processes
 from .usage import measure_file_system, measure_folders, measure_processes
 
 log = logging.getLogger("rlm_batch.local")
@@ -49,7 +51,7 @@ class WatchedSandbox:
         if not executions:
             return
         everything = list(_list_tree(self.pid, children))
-        shm = measure_file_system(f"/proc/{supervisors[0]}/root/dev/shm") if self.has_own_shm else 0
+        shm = measure_file_system(supervisors[0], "dev/shm") if self.has_own_shm else 0
         memory_limit = self.limits.get("total_memory_mib", 0) * MIB
         usage = measure_processes(everything, shm, memory_limit or 1 << 62)
         if memory_limit and usage.total_memory > memory_limit:
@@ -69,7 +71,18 @@ class WatchedSandbox:
         if shares is not None:
             pids = [max(pids, key=lambda pid: sum(shares.get(below, 0) for below in executions[pid]))]
         for pid in pids:
-            kill_exactly(pid, processes[pid][1])  # what it has started ends with it: the supervisor sees to that
+            _kill_process(pid, processes[pid][1])  # what it has started ends with it: the supervisor sees to that
+
+
+def _kill_process(pid: int, started: int) -> None:
+    """Kills the process that had this id when it was listed, and no other that has got the id since."""
+    with suppress(OSError):
+        process = os.pidfd_open(pid)
+        try:
+            if read_process(pid)[1] == started:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
 
 
 def _list_tree(pid: int, children: dict[int, list[int]]) -> list[int]:
