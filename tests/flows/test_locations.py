@@ -45,8 +45,8 @@ async def block(server: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"block://remote-file-system/{name}"
 
 
-def begun_and_killed(place: str, results: int, folder: Path) -> None:
-    """Begins the batch in a process of its own, and kills it once so many results are in the bucket."""
+def begun_and_killed(place: str, results: int, folder: Path, counter: ExecutionCounter) -> None:
+    """Begins the batch in a process of its own; kills it once so many results are there, and more is under way."""
     program = (
         "import asyncio, sys\nfrom rlm_batch import batch\nfrom rlm_batch.tasks.ledger import upload_buffer\n"
         "upload_buffer.SEND_INTERVAL_SECONDS = 0.2\n"
@@ -56,7 +56,9 @@ def begun_and_killed(place: str, results: int, folder: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(folder)}  # where it leaves its sandboxes' folders
     with subprocess.Popen([sys.executable, "-c", program, KILLED, place], env=environment) as run:
         until = time.monotonic() + 100
-        while len(Ledger(place).load_latest_lines()) < results and time.monotonic() < until:
+        while time.monotonic() < until:
+            if len(Ledger(place).load_latest_lines()) >= results and len(counter.counts) > results:
+                break
             time.sleep(0.2)
         run.kill()
 
@@ -69,7 +71,7 @@ async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_fr
     inputs = [{"x": x, "address": counter.address} for x in range(6)]
     place = "s3://results/killed"
     write_file(parse_location(place) / "inputs.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in inputs))
-    await asyncio.to_thread(begun_and_killed, place, 3, tmp_path)
+    await asyncio.to_thread(begun_and_killed, place, 3, tmp_path, counter)
     assert len(Ledger(place).load_latest_lines()) == 3
     done = {x for x, times in counter.counts.items() if times}
     results = await batch(KILLED, f"{place}/inputs.jsonl", provider="local:none", results_path=place)
