@@ -9,8 +9,11 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+from rlm_batch.blocks.local.totals.cgroups import find_parents
 
 from ..standins.mount_namespace import find_refusal
 from .isolation_levels import find_missing_support
@@ -24,6 +27,17 @@ FIXTURES = {"ui": "chromium", "modal_sandbox": "namespaces", "small_volume": "ro
 
 def _find_missing_program(*names: str, package: str, purpose: str) -> str:
     return "" if any(map(shutil.which, names)) else f"there is no {names[0]} here ({purpose}): install {package}"
+
+
+def _find_missing_controller(name: str) -> str:
+    return "" if name in find_parents() else f"there are no control groups with the {name} controller here"
+
+
+def _find_missing_pip() -> str:
+    """The stand-in's sandboxes have the Python below ours."""
+    own = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+    library = own.parents[1] / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    return "" if (library / "pip").is_dir() else f"{own} has no pip of its own, which Daytona's sandboxes have"
 
 
 def _find_missing_user_level(level: str) -> str:
@@ -50,6 +64,9 @@ REQUIREMENTS: dict[str, Callable[[], str]] = {
         "redis-server", package="redis-server", purpose="several API servers need it"
     ),
     "gcc": lambda: _find_missing_program("gcc", package="gcc", purpose="a fork bomb that is fast enough"),
+    "pip": _find_missing_pip,
+    "memory groups": lambda: _find_missing_controller("memory"),
+    "cpu groups": lambda: _find_missing_controller("cpu"),
     "freezer": lambda: (
         "" if os.access("/sys/fs/cgroup/freezer", os.W_OK) else "no process can be made one that no signal ends here"
     ),

@@ -1,8 +1,6 @@
 """What Daytona refuses, as it says it, at each moment where it may say so: nobody's block is wrong for what passes."""
 
 import asyncio
-import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,9 +32,6 @@ MOMENTS = {
 }
 IN_SANDBOX = ("clone", "packages", "upload", "session")
 WHEEL = "tiny_of_the_tests-1.0-py3-none-any.whl"
-HAS_PIP = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)).parents[1].joinpath(
-    "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages", "pip"
-).is_dir()  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,8 +115,8 @@ def list_cases(*, passing: bool) -> list[Any]:
             continue
         for number, moment in enumerate(refusal.moments):
             marks = [pytest.mark.full] if number else []
-            if moment == "packages" and not HAS_PIP:
-                marks.append(pytest.mark.skip("the Python of the stand-in's sandboxes has no pip"))
+            if moment == "packages":
+                marks.append(pytest.mark.requires("pip"))
             name = f"{moment} {refusal.status} {refusal.message[:40]}"
             cases.append(pytest.param(refusal, moment, id=name.replace(" ", "-"), marks=marks))
     return cases

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import os
 import subprocess
-import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -294,16 +293,7 @@ def wheel() -> bytes:
     return data.getvalue()
 
 
-@pytest.fixture
-def pip() -> None:
-    """Skips where the Python of the stand-in's sandboxes, the one below ours, has no pip: Debian's has none."""
-    own = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
-    library = own.parents[1] / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    if not (library / "pip").is_dir():
-        pytest.skip(f"{own} has no pip of its own, which Daytona's sandboxes have")
-
-
-@pytest.mark.usefixtures("pip")
+@pytest.mark.requires("pip")
 def test_packages_are_there_before_the_first_execution(standin: Any) -> None:
     with DaytonaInterpreter(volume_name="wheels"):
         (volume,) = standin.state()["volumes"]
@@ -313,7 +303,7 @@ def test_packages_are_there_before_the_first_execution(standin: Any) -> None:
         assert interpreter.execute("from tiny_of_the_tests import ANSWER; SUBMIT(ANSWER)").output == 42
 
 
-@pytest.mark.usefixtures("pip")
+@pytest.mark.requires("pip")
 def test_a_package_that_cannot_be_installed_is_an_error_with_the_end_of_what_pip_said() -> None:
     with pytest.raises(
         ConfigurationError, match=r"pip could not install /nowhere/tiny-1.0-py3-none-any.whl .*\n.*nowhere"

@@ -157,11 +157,13 @@ def test_files_count_however_deep_and_small_they_are(own_box: Boxes, code: str) 
 
 
 @pytest.mark.full
-def test_a_deleted_file_that_is_only_mapped_counts_where_root_watches(own_box: Boxes) -> None:
-    box = own_box(file_size_mib=128, disk_mib=32)
-    if box.host.uid != 0:
-        pytest.skip("only root may look at what a process has mapped")
+@pytest.mark.requires("root")  # who alone may look at what a process has mapped
+def test_a_deleted_file_that_is_only_mapped_counts_where_root_watches(
+    hosts: Hosts, box_type: type[Box], level: str
+) -> None:
+    box = box_type(hosts("root"), level, None, {"file_size_mib": 128, "disk_mib": 32})
     run_beyond(box, "disk_mib", MAPPED_FILE)
+    box.close()
 
 
 def test_the_layers_say_what_holds_the_limits(own_box: Boxes) -> None:
@@ -180,19 +182,17 @@ def test_doctor_says_what_would_hold_the_limits(level: str) -> None:
 
 
 def test_what_is_in_shared_memory_has_a_limit(own_box: Boxes) -> None:
+    """On `landlock` there is none."""
     box = own_box(memory_mib=256, total_memory_mib=128)
-    if box.level == "landlock":
-        pytest.skip("there is no /dev/shm on this level")
     found = box.tried('attempt("written", lambda: open("/dev/shm/x", "wb").write(bytes(100 << 20)))')
     assert found.done == {}
+    assert found.refused == {"written": "ENOSPC" if box.level == "bubblewrap" else "EACCES"}
     # What was written stays, and leaves room for others.
     assert box.outputs("SUBMIT(works=len(bytearray(20 << 20)))") == {"works": 20 << 20}
 
 
-@pytest.mark.requires("root", "landlock")
+@pytest.mark.requires("root", "landlock", "cpu groups")
 def test_processors_have_a_limit(hosts: Hosts, box_type: type[Box]) -> None:
-    if "cpu" not in cgroups.find_parents():
-        pytest.skip("no control groups with the cpu controller here")
     box = box_type(hosts("root"), "landlock", None, {"cpus": 0.2})
     found = box.outputs("""
 end = time.monotonic() + 2
@@ -237,10 +237,8 @@ def test_no_group_is_left_when_a_sandbox_is_removed(own_box: Boxes) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.requires("root", "landlock")
+@pytest.mark.requires("root", "landlock", "memory groups")
 def test_the_group_of_a_killed_host_goes_with_its_folder(new_host: Hosts, hosts: Hosts, box_type: type[Box]) -> None:
-    if "memory" not in cgroups.find_parents():
-        pytest.skip("no control groups with the memory controller here")
     host = new_host("root")
     sandbox = box_type(host, "landlock", None, {"total_memory_mib": 300}).run("pass")["sandbox"]
     assert sandbox in [group.name for group in list_groups()]
@@ -250,10 +248,8 @@ def test_the_group_of_a_killed_host_goes_with_its_folder(new_host: Hosts, hosts:
     assert sandbox not in [group.name for group in list_groups()]
 
 
-@pytest.mark.requires("root")
+@pytest.mark.requires("root", "memory groups")
 def test_an_empty_group_is_removed_by_the_next_process() -> None:
-    if "memory" not in cgroups.find_parents():
-        pytest.skip("no control groups with the memory controller here")
     group = cgroups.find_parents()["memory"].path / f"{cgroups.GROUP_PREFIX}00000000dead"
     group.mkdir()
     cgroups.find_parents.cache_clear()
