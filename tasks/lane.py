@@ -197,10 +197,10 @@ class Lane:
             return False
         if isinstance(error, QuotaExceeded):
             return admission.has_recent_sandbox
-        return isinstance(error, ProviderUnusable) and admission.has_opened_sandbox and not self.has_given_up
+        return isinstance(error, ProviderUnusable) and admission.has_opened_sandbox and not self.is_start_timeout_over
 
     @property
-    def has_given_up(self) -> bool:
+    def is_start_timeout_over(self) -> bool:
         """Whether this run has had no sandbox for so long as one may take to start."""
         return not self._slots.admission.had_sandbox_within(self.provider.start_timeout)
 

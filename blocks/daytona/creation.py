@@ -17,6 +17,7 @@ from .handle import IDLE_MINUTES, DaytonaSandboxHandle
 from .settings import DaytonaSettings
 
 UNREACHABLE_SECONDS = 20.0  # in which nobody answers at an address: it is a wrong one, or there is no network
+MAX_SETUPS = 3  # of one execution's sandbox, each in another one, which is paid for
 LONGEST_DELAY_SECONDS = 8.0  # before a creation is asked for again
 STARTING = (
     "creating",
@@ -38,8 +39,9 @@ async def open_sandbox(settings: DaytonaSettings, labels: dict[str, str], commit
     ConfigurationError, QuotaExceeded or SandboxStartError, and leaves none then.
     """
     loop = asyncio.get_running_loop()
-    start_by = loop.time() + settings.start_timeout
+    start_by, attempt = loop.time() + settings.start_timeout, 0
     while True:
+        attempt += 1
         client = await borrow_client(settings)
         try:
             remote = await _create(settings, client, labels, start_by)
@@ -54,8 +56,9 @@ async def open_sandbox(settings: DaytonaSettings, labels: dict[str, str], commit
             await run_shielded(handle.remove())
             if not isinstance(error, daytona.DaytonaError):
                 raise
-            if not is_transient(error) or loop.time() > start_by:
+            if not is_transient(error) or attempt == MAX_SETUPS or loop.time() > start_by:
                 raise map_error(error, "the sandbox could not be set up") from error
+            await asyncio.sleep(get_delay(error, attempt + 1, LONGEST_DELAY_SECONDS))
 
 
 async def _create(

@@ -19,7 +19,7 @@ from ...tasks.task_log import LineBudget
 from ..parameters import MAX_TASK_RUNS
 from .context import RunContext
 from .events import OutcomeRecorder
-from .failures import find_first_error
+from .failures import describe_rerun, find_first_error
 
 FindResult = Callable[[Execution], Result | None]
 
@@ -43,7 +43,6 @@ class LaneExecutor:
     _in_flight: dict[int, Execution] = field(default_factory=dict[int, Execution])
     _has_failed: bool = False  # any of the executions
     _is_out_of_time: bool = False  # the provider asked a lane to wait for longer than there is time
-    _last_refusal: RlmBatchError | None = None  # after which no sandbox is opened any more
     _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # until a task run that is being made started
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
@@ -66,8 +65,8 @@ class LaneExecutor:
             raise find_first_error(errors) from None
         if self._is_out_of_time:
             self._fail_unfinished(batches, "is over before the provider opens more sandboxes")
-        if self._last_refusal is not None:
-            await self._fail_refused(batches, self._last_refusal)
+        if (refusal := self.slots.admission.error) is not None:
+            await self._fail_refused(batches, refusal)
 
     async def _run_lane(self, task: Any, batches: "_Peekable") -> None:
         lane = self.context.make_lane(self.slots, self.uploads, self.state_context)
@@ -85,7 +84,7 @@ class LaneExecutor:
             await self.context.usage.close_lane(lane)
 
     def _may_go_on(self) -> bool:
-        return self._last_refusal is None and not (self._has_failed and self.stop_on_failure)
+        return self.slots.admission.error is None and not (self._has_failed and self.stop_on_failure)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
         """Makes the task run of a batch; False where the lane cannot go on in time. Raises what ends the flow run."""
@@ -108,20 +107,15 @@ class LaneExecutor:
             if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
                 if not self.slots.admission.has_opened_sandbox:
                     raise error.__cause__
-                self._end_openings(error.__cause__)
+                self.slots.end(error.__cause__)
                 return False
             if isinstance(error, BaseException):
                 raise error
             raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
-        if isinstance(batch.last_error, SandboxStartError) and lane.has_given_up:
-            self._end_openings(batch.last_error)
+        if isinstance(batch.last_error, SandboxStartError) and lane.is_start_timeout_over:
+            self.slots.end(batch.last_error)
             return False
         return True
-
-    def _end_openings(self, refusal: RlmBatchError) -> None:
-        """Sees that no lane asks for a sandbox any more, and waits as long as this one did."""
-        self._last_refusal = self._last_refusal or refusal
-        self.slots.end(refusal)
 
     def _skip_cached(self, executions: Iterator[Execution], find_result: FindResult) -> Iterator[Execution]:
         """The executions without a result; the others are recorded as they come by."""
@@ -165,7 +159,10 @@ class LaneExecutor:
     async def _fail_refused(self, batches: "_Peekable", refusal: RlmBatchError) -> None:
         """What was not begun fails with what the provider said last; the ledger has it, so that a report tells."""
         seconds = self.context.provider.start_timeout
-        text = f"not begun, for the provider has opened no sandbox for {seconds:g} s: {refusal.text}"
+        text = (
+            f"not begun, for the provider has opened no sandbox for {seconds} s ({refusal.text}): when it does again, "
+        )
+        text += describe_rerun()
         while (batch := batches.pop_next()) is not None:
             for execution in batch.remaining_executions:
                 self.recorder.listener.on_execution_start(execution.index)

@@ -42,7 +42,7 @@ class Deadline:
         return DeadlineExceeded(
             f"the flow run's deadline of {self.seconds:g} s {reason}"
             + (f" ({execution.earlier_errors[-1]})" if execution.errors else "")
-            + f"; {_describe_rerun()}, or give it more with deadline="
+            + f"; {describe_rerun()}, or give it more with deadline="
         )
 
 
@@ -59,7 +59,7 @@ def raise_failures(outcomes: Outcomes, noun: str, rerun_effect: str = "run only 
         raise ExecutionsFailed(
             f"{len(failures) - idle} of {len(outcomes.results)} {noun} failed{rest}, first number {first.meta.index} "
             f"with {type(first.error).__name__}: {first.error.summary} -- the results are in {outcomes.results_path}; "
-            f"{_describe_rerun()} to {rerun_effect}, or pass on_failure='return' to get them beside the results",
+            f"{describe_rerun()} to {rerun_effect}, or pass on_failure='return' to get them beside the results",
             results=outcomes.results,
             failures=failures,
             results_path=outcomes.results_path,
@@ -74,7 +74,7 @@ def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException
     return error
 
 
-def _describe_rerun() -> str:
+def describe_rerun() -> str:
     """How this flow run is run again: Prefect retries runs of deployments alone."""
     context = FlowRunContext.get()
     deployed = context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None

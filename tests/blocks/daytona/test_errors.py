@@ -163,6 +163,14 @@ def test_an_address_where_nobody_answers(daytona: Any) -> None:
         asyncio.run(opened(DaytonaSandbox(api_url="http://127.0.0.1:9/api", start_timeout=1)))
 
 
+def test_a_set_up_that_is_cut_off_again_and_again_pays_for_three_sandboxes_at_most(daytona: Any) -> None:
+    daytona.set(fault_rate=1.0, faults=["502"], fault_where="/git/clone")
+    block = DaytonaSandbox(repo_url="http://127.0.0.1:9/x.git", repo_ref="a" * 40, start_timeout=60)
+    with pytest.raises(SandboxStartError, match="could not be set up"):
+        asyncio.run(opened(block))
+    assert daytona.state()["counts"]["POST /api/sandbox"] == 3
+
+
 class Refusing(BaseHTTPRequestHandler):
     """Answers every call that would make something with `status` and `body`, and has nothing."""
 

@@ -1,13 +1,12 @@
 """What a run keeps whose provider refuses every sandbox from some moment on, and when it ends."""
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, DaytonaSandbox, ExecutionsFailed, Failure, Result, SandboxStartError, batch
+from rlm_batch import ConfigurationError, DaytonaSandbox, ExecutionsFailed, SandboxStartError, batch
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
@@ -72,7 +71,6 @@ async def test_refusals_take_nothing_from_what_runs_and_end_the_rest_after_one_s
     status: str, provider: str, daytona: Any, counter: ExecutionCounter, ledger: Path
 ) -> None:
     results = await run_and_refuse(daytona, counter, ledger, provider, status, on_failure="return")
-    ended_at = time.monotonic()
     error = type(results[-1].error)
     assert error in (ConfigurationError, SandboxStartError)
     check_what_was_kept(results, counter, ledger, error)
@@ -82,7 +80,6 @@ async def test_refusals_take_nothing_from_what_runs_and_end_the_rest_after_one_s
     again = await batch(SLEEP_AND_SQUARE, inputs, provider=provider, max_workers=TOTAL, results_path=str(ledger))
     assert [result.y for result in again] == [x * x for x in range(TOTAL)]
     assert counter.counts == {str(x): 1 for x in range(TOTAL)}
-    assert time.monotonic() - ended_at < 60
 
 
 @pytest.mark.full
@@ -122,5 +119,3 @@ async def test_a_provider_that_is_away_from_the_start_does_not_cost_a_start_time
         )
     assert {type(outcome.error) for outcome in results} == {SandboxStartError}
     assert counter.counts == {}
-    assert not any(isinstance(outcome, Result) for outcome in results)
-    assert all(isinstance(outcome, Failure) for outcome in results)
