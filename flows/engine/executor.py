@@ -105,14 +105,15 @@ class LaneExecutor:
                 self.slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
                 return False
             if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
-                if not self.slots.admission.has_opened_sandbox:
+                if self.stop_on_failure or not self.slots.admission.has_opened_sandbox:
                     raise error.__cause__
                 self.slots.end(error.__cause__)
                 return False
             if isinstance(error, BaseException):
                 raise error
             raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
-        if isinstance(batch.last_error, SandboxStartError) and lane.is_start_timeout_over:
+        # Of those that stop on a failure the rest is not begun anyway.
+        if isinstance(batch.last_error, SandboxStartError) and lane.is_start_timeout_over and not self.stop_on_failure:
             self.slots.end(batch.last_error)
             return False
         return True

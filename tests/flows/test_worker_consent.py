@@ -29,6 +29,7 @@ from rlm_batch.flows.sequence import texts
 from rlm_batch.flows.sweep import space
 
 from ..infra.deployed import Deployed
+from ..infra.logged_process import run_logged_process
 from .conftest import becomes
 
 pytestmark = pytest.mark.anyio
@@ -423,17 +424,9 @@ def served(request: pytest.FixtureRequest, server: str, tmp_path: Path) -> Itera
     program, name = tmp_path / "served.py", f"served-{uuid.uuid4().hex[:8]}"
     program.write_text(SERVED)
     consent = {"RLM_BATCH_ALLOW_NO_ISOLATION": request.param, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
-    with (tmp_path / "log").open("wb") as log:
-        command = [sys.executable, str(program), name]
-        process = subprocess.Popen(command, env={**os.environ, **consent}, stdout=log, stderr=log)
-    yield name
-    process.terminate()
-    try:
-        process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
-        print((tmp_path / "log").read_text()[-5000:])  # shown where the test fails
+    command = [sys.executable, str(program), name]
+    with run_logged_process(command, tmp_path / "log", env={**os.environ, **consent}):
+        yield name
 
 
 @pytest.mark.full

@@ -25,6 +25,7 @@ from rlm_batch.deployments.server import PrefectServer
 from rlm_batch.flows.child_process import build_module_command
 from rlm_batch.tasks.ledger.ledger import Ledger
 
+from ...infra.logged_process import run_logged_process
 from ..conftest import becomes, sandboxes_are_open
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting a server or a worker is most of it
@@ -78,20 +79,10 @@ def worker(server: str, daytona: Any, tmp_path: Path) -> Iterator[subprocess.Pop
     """A process worker of a pool of its own."""
     pool = f"pool-{uuid.uuid4().hex[:8]}"
     command = build_module_command("prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", pool)
-    with (tmp_path / "worker.log").open("wb") as log:
-        environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1", "RLM_BATCH_ALLOW_NO_ISOLATION": "1"}
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
-    process.pool = pool  # type: ignore[attr-defined]
-    try:
+    environment = os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1", "RLM_BATCH_ALLOW_NO_ISOLATION": "1"}
+    with run_logged_process(command, tmp_path / "worker.log", cwd=tmp_path, env=environment) as process:
+        process.pool = pool  # type: ignore[attr-defined]
         yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-            process.wait()
-            print((tmp_path / "worker.log").read_text()[-5000:])  # shown where the test fails
 
 
 def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
