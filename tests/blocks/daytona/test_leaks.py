@@ -123,13 +123,12 @@ async def test_a_cancelled_creation_whose_answer_is_long_in_coming_is_waited_for
 
 
 async def test_a_removal_that_is_repeated_while_the_first_is_under_way_is_done(standin: Any) -> None:
-    standin.set(destroy_s=1.0)
+    standin.set(destroy_s=4.0)
     provider = DaytonaSandbox()
     box = await opened(provider)
     await provider.delete_sandbox(box.id)
-    began = time.monotonic()
     await box.remove()
-    assert time.monotonic() - began < 0.8
+    assert standin.state()["sandboxes"]  # it is not waited for
     assert await gone(standin)
 
 
