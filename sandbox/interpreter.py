@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
-from .intake.calls import CallQueue
+from .intake.calls import CALLS_AT_ONCE, CallQueue
 from .intake.large_json import QUICK_BYTES, finish_in_turns
 from .protocol import (
     FILE_ABOVE_BYTES,
@@ -71,7 +71,8 @@ class Interpreter:
         self._start_lock = asyncio.Lock()
         self._waiters: dict[int, asyncio.Event] = {}  # by execution; 0 for the driver's own start
         self._calls: dict[int, CallQueue] = {}
-        self._call_lock = asyncio.Lock()  # of large calls one is read, or answered, in one turn of the loop
+        self._call_lock = asyncio.Lock()  # whoever has it may leave the event loop to others before the next call
+        self._calls_since_pause = 0
         self._heartbeat: asyncio.Task[None] | None = None
         self._is_shut_down = False
         self._sent_at = self._received_at = 0.0
@@ -298,8 +299,8 @@ class Interpreter:
                 body = encode_value(call[0]["name"], value)
                 await self._pause_after(body)
         except asyncio.CancelledError as error:
-            if pending.end is not None or pending.id not in protocol.pending:
-                raise  # the call's own execution has ended
+            if pending.end is not None or pending.refusal or pending.id not in protocol.pending:
+                raise  # the call's own execution has ended, or is about to: nobody waits for the reply
             body = encode_exception(error)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
             body = encode_exception(error)
@@ -307,10 +308,11 @@ class Interpreter:
             with contextlib.suppress(SandboxLost):  # the execution that asked learns of it by its own end
                 await self._send(self._channel, protocol.encode_reply(call, body))
 
-    @staticmethod
-    async def _pause_after(body: bytes) -> None:
-        """Lets the event loop do other things after a large body: the next call waits for the lock until then."""
-        if len(body) > QUICK_BYTES:
+    async def _pause_after(self, body: bytes) -> None:
+        """Lets the event loop do other things after a large body, or some small ones: the next waits for the lock."""
+        self._calls_since_pause += 1
+        if len(body) > QUICK_BYTES or self._calls_since_pause >= CALLS_AT_ONCE:
+            self._calls_since_pause = 0
             await asyncio.sleep(0)
 
     def _close(self, reason: str) -> None:

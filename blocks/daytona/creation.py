@@ -8,7 +8,7 @@ from typing import Any
 import daytona
 
 from ...sandbox.cancellation import run_shielded
-from ...sandbox.errors import ConfigurationError, SandboxStartError
+from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
 from .client import NAME_PREFIX, SharedClient, borrow_client
 from .deletion import delete_leftover, find_sandbox
 from .error_table import Meaning
@@ -40,13 +40,16 @@ async def open_sandbox(settings: DaytonaSettings, labels: dict[str, str], commit
     """
     loop = asyncio.get_running_loop()
     start_by, attempt = loop.time() + settings.start_timeout, 0
+    failure: RlmBatchError | None = None  # of the set-up before
     while True:
         attempt += 1
         client = await borrow_client(settings)
         try:
             remote = await _create(settings, client, labels, start_by)
-        except BaseException:
+        except BaseException as error:
             client.release()
+            if failure is not None and isinstance(error, SandboxStartError):
+                raise SandboxStartError(f"{failure}; then {error}") from error
             raise
         handle = DaytonaSandboxHandle(settings, client, remote)
         try:
@@ -56,9 +59,11 @@ async def open_sandbox(settings: DaytonaSettings, labels: dict[str, str], commit
             await run_shielded(handle.remove())
             if not isinstance(error, daytona.DaytonaError):
                 raise
-            if not is_transient(error) or attempt == MAX_SETUPS or loop.time() > start_by:
-                raise map_error(error, "the sandbox could not be set up") from error
-            await asyncio.sleep(get_delay(error, attempt + 1, LONGEST_DELAY_SECONDS))
+            failure = map_error(error, "the sandbox could not be set up")
+            delay = get_delay(error, attempt + 1, LONGEST_DELAY_SECONDS)
+            if not is_transient(error) or attempt == MAX_SETUPS or loop.time() + delay > start_by:
+                raise failure from error
+            await asyncio.sleep(delay)
 
 
 async def _create(
@@ -183,12 +188,20 @@ async def _mount_volume(settings: DaytonaSettings, client: SharedClient, start_b
     if settings.volume_name is None:
         return []
     name, loop = settings.volume_name, asyncio.get_running_loop()
+    refusal: daytona.DaytonaError | None = None  # of the last call
 
     async def get_volume() -> Any:
+        nonlocal refusal
         try:
-            return await client.sdk.volume.get(name, create=True)
-        except daytona.DaytonaConflictError:  # somebody else has made it meanwhile
-            return await client.sdk.volume.get(name)
+            try:
+                volume = await client.sdk.volume.get(name, create=True)
+            except daytona.DaytonaConflictError:  # somebody else has made it meanwhile
+                volume = await client.sdk.volume.get(name)
+        except daytona.DaytonaError as error:
+            refusal = error
+            raise
+        refusal = None
+        return volume
 
     try:
         async with asyncio.timeout_at(start_by):
@@ -201,6 +214,8 @@ async def _mount_volume(settings: DaytonaSettings, client: SharedClient, start_b
     except daytona.DaytonaError as error:
         raise map_error(error, f"volume {name!r} could not be had") from error
     except TimeoutError:
+        if refusal is not None:
+            raise map_error(refusal, f"volume {name!r} could not be had") from None
         seconds = settings.start_timeout
         raise SandboxStartError(
             f"volume {name!r} was not ready within {seconds} s (start_timeout): try again"

@@ -14,7 +14,7 @@ from ..wire.strict_json import MAX_CONTAINERS
 MAX_CALLS = 256  # of one execution that run at a time; those of plain functions have a thread each
 MAX_WAITING_CALLS = 10_000  # besides; a thread of the code waits for one at a time
 MAX_CALLS_BYTES = 128 * 1024 * 1024  # of what the calls of one execution hand over, until each is answered
-STARTS_AT_ONCE = 8  # of calls, before the event loop does other things
+CALLS_AT_ONCE = 8  # that begin, or are answered, before the event loop does other things
 
 Frame = tuple[dict[str, Any], bytes]
 
@@ -85,7 +85,7 @@ class CallQueue:
             task.cancel()
 
     def _start_some(self) -> None:
-        for _ in range(STARTS_AT_ONCE):
+        for _ in range(CALLS_AT_ONCE):
             containers = _count_containers(self._waiting[0]) if self._waiting else 0
             is_full = len(self._tasks) >= MAX_CALLS or (self._tasks and self._containers + containers > MAX_CONTAINERS)
             if not self._waiting or is_full:

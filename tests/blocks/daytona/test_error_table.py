@@ -232,7 +232,7 @@ async def test_what_does_not_pass_within_the_time_for_a_start_is_told_in_daytona
 ) -> None:
     monkeypatch.setattr(errors, "TRIES", 2)
     monkeypatch.setattr(deletion, "DELETE_SECONDS", 1.0)
-    provider = await make_provider(moment, request, start_timeout=1)
+    provider = await make_provider(moment, request, start_timeout=2)
     standin.set(
         boot_s=0.0, volume_ready_s=0.0, retry_after_s=0.1, fault_rate=1.0, faults=[str(refusal.status)],
         fault_message=refusal.message, fault_where=MOMENTS[moment],
