@@ -9,7 +9,7 @@ from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
-from ..sandbox.errors import QuotaExceeded, RlmBatchError
+from ..sandbox.errors import QuotaExceeded, RlmBatchError, SandboxStartError
 from ..sandbox.meta import Meta
 from ..sandbox.result import Failure, Result
 from .concurrency_tags import add_tags, build_tags, has_tag_limit
@@ -35,8 +35,8 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
     """Runs the executions that have no outcome yet, in the lane's sandbox, and writes each outcome to the ledger.
 
     Raises the error of the last that failed, so that the task run's state shows it; an error that is retried comes
-    before those. A retry runs only what has no outcome. A refusal for now ends the try: what comes after it would be
-    refused too.
+    before those. A retry runs only what has no outcome. A refusal for now ends the try, and so does a provider that has
+    opened no sandbox for its `start_timeout`: what comes after it would be refused too.
     """
     add_tags(build_tags(lane.provider.provider_name))
     batch.start_try()
@@ -50,12 +50,14 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
             batch.record_outcome(execution, result)
         except RlmBatchError as error:
             execution.errors.append(error)
-            if not batch.policy.should_retry(error, len(execution.errors)):
+            if batch.policy.should_retry(error, len(execution.errors)):
+                retry_error = error
+            else:
                 batch.last_error = error
                 batch.record_outcome(execution, Failure(error, error.meta or Meta(index=execution.index)))
-                continue
-            retry_error = error
-            if isinstance(error, QuotaExceeded):
+            if isinstance(error, QuotaExceeded) and retry_error is error:
+                break
+            if isinstance(error, SandboxStartError) and lane.is_start_timeout_over:
                 break
     if retry_error is not None:
         wait = max(compute_backoff(batch.try_count), get_requested_wait(retry_error))

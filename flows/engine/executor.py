@@ -105,17 +105,26 @@ class LaneExecutor:
                 self.slots.dismiss_waiters()  # nor do those that wait for a sandbox get one in time
                 return False
             if isinstance(error, ProviderUnusable) and isinstance(error.__cause__, RlmBatchError):
-                if self.stop_on_failure or not self.slots.admission.has_opened_sandbox:
+                admission = self.slots.admission
+                if admission.error is None and (self.stop_on_failure or not admission.has_opened_sandbox):
                     raise error.__cause__
                 self.slots.end(error.__cause__)
+                return False
+            if self._is_provider_away(lane, batch):
                 return False
             if isinstance(error, BaseException):
                 raise error
             raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
+        return not self._is_provider_away(lane, batch)
+
+    def _is_provider_away(self, lane: Lane, batch: TaskBatch) -> bool:
+        """Whether the run opens no sandbox any more, because the last that failed of a batch found none for so long."""
         # Of those that stop on a failure the rest is not begun anyway.
-        if isinstance(batch.last_error, SandboxStartError) and lane.is_start_timeout_over and not self.stop_on_failure:
-            self.slots.end(batch.last_error)
+        if self.stop_on_failure or not isinstance(batch.last_error, SandboxStartError):
             return False
+        if not lane.is_start_timeout_over:
+            return False
+        self.slots.end(batch.last_error)
         return True
 
     def _skip_cached(self, executions: Iterator[Execution], find_result: FindResult) -> Iterator[Execution]:

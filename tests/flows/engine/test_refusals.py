@@ -108,14 +108,16 @@ async def test_refusals_that_pass_cost_no_attempt(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("executions_per_task", [1, 20])
 async def test_a_provider_that_is_away_from_the_start_does_not_cost_a_start_timeout_for_each_execution(
-    provider: str, daytona: Any, counter: ExecutionCounter
+    executions_per_task: int, provider: str, daytona: Any, counter: ExecutionCounter
 ) -> None:
     daytona.set(fault_rate=1.0, faults=["502"], fault_where=CREATE)
     inputs = [{"x": x, "address": counter.address} for x in range(40)]
     async with asyncio.timeout(60):
         results = await batch(
-            SLEEP_AND_SQUARE, inputs, provider=provider, max_workers=WORKERS, retries=1, on_failure="return"
-        )
+            SLEEP_AND_SQUARE, inputs, provider=provider, max_workers=8, retries=1, on_failure="return",
+            executions_per_task=executions_per_task,
+        )  # fmt: skip
     assert {type(outcome.error) for outcome in results} == {SandboxStartError}
     assert counter.counts == {}
