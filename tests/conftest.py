@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import certifi
 import pytest
 
 from .infra.execution_counter import ExecutionCounter
@@ -38,6 +39,12 @@ os.environ.setdefault("TESTS_SHARED_FOLDER", HOME)  # of the process that starts
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
 os.environ["XDG_DATA_HOME"] = f"{HOME}/data"  # with the key of the tests' own markers
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing LiteLLM waits for the network
+# No test speaks TLS: a client that reads all authorities' certificates takes 25 ms of a processor for them, so it is
+# given the first.
+os.environ["SSL_CERT_FILE"] = f"{HOME}/certificate.pem"
+os.environ.pop("SSL_CERT_DIR", None)
+certificate, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition("-----END CERTIFICATE-----\n")
+Path(os.environ["SSL_CERT_FILE"]).write_text(certificate + end, encoding="utf-8")
 # No test signs in anywhere with what this machine's user has.
 os.environ["MODAL_CONFIG_PATH"] = f"{HOME}/modal.toml"
 for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT", "MODAL_PROFILE"):
