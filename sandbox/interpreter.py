@@ -69,6 +69,7 @@ class Interpreter:
         self._channel: Channel | None = None
         self._context_locks: dict[str, asyncio.Lock] = {}
         self._start_lock = asyncio.Lock()
+        self._refresh_lock = asyncio.Lock()
         self._waiters: dict[int, asyncio.Event] = {}  # by execution; 0 for the driver's own start
         self._calls: dict[int, CallQueue] = {}
         self._call_lock = asyncio.Lock()  # whoever has it may leave the event loop to others before the next call
@@ -204,13 +205,16 @@ class Interpreter:
             protocol, channel = self._protocol, self._channel
             if protocol is None or channel is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
-            if not protocol.pending:
-                await protocol.sandbox.refresh_volume()
-            if queries is not None:
-                if queries.is_top_level:
-                    queries.session.set_deadline(seconds)
-                tools.update(queries.tools)
-            pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output, output_fields)
+            async with self._refresh_lock:  # none begins meanwhile: what it saves would be lost
+                if not protocol.pending:
+                    await protocol.sandbox.refresh_volume()
+                if queries is not None:
+                    if queries.is_top_level:
+                        queries.session.set_deadline(seconds)
+                    tools.update(queries.tools)
+                pending, frame = protocol.add_execution(
+                    body, variables, seconds, context, tools, on_output, output_fields
+                )
             await self._wait(protocol, channel, pending, frame)
             if queries is not None:
                 pending.meta = replace(pending.meta, queries=queries.session.summarize())

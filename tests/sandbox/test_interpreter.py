@@ -219,3 +219,19 @@ async def test_opening_and_closing_leaves_no_descriptor_and_no_thread(local: Loc
         await asyncio.to_thread(scripted)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert ours() <= threads + 1
+
+
+async def test_no_execution_begins_while_the_volume_is_refreshed_for_another(local: LocalSandbox) -> None:
+    async with local.interpreter(timeout=20) as one:
+        begun_during: list[int] = []
+
+        async def refresh() -> None:
+            before = len(one._protocol.pending)  # type: ignore[union-attr]
+            await asyncio.sleep(0.2 * (len(begun_during) + 1))
+            begun_during.append(len(one._protocol.pending) - before)  # type: ignore[union-attr]
+
+        one.sandbox.refresh_volume = refresh  # type: ignore[method-assign]
+        await asyncio.gather(*(one.execute("import time; time.sleep(1)") for _ in range(3)))
+        assert begun_during == [0]
+        await one.execute("SUBMIT()")
+        assert begun_during == [0, 0]
