@@ -52,11 +52,11 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
             execution.errors.append(error)
             if batch.policy.should_retry(error, len(execution.errors)):
                 retry_error = error
+                if isinstance(error, QuotaExceeded):
+                    break
             else:
                 batch.last_error = error
                 batch.record_outcome(execution, Failure(error, error.meta or Meta(index=execution.index)))
-            if isinstance(error, QuotaExceeded) and retry_error is error:
-                break
             if isinstance(error, SandboxStartError) and lane.is_start_timeout_over:
                 break
     if retry_error is not None:

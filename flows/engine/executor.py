@@ -110,15 +110,15 @@ class LaneExecutor:
                     raise error.__cause__
                 self.slots.end(error.__cause__)
                 return False
-            if self._is_provider_away(lane, batch):
+            if self._end_if_provider_is_away(lane, batch):
                 return False
             if isinstance(error, BaseException):
                 raise error
             raise RuntimeError(f"a task run ended as {state.name} with executions undone: {state.message}")
-        return not self._is_provider_away(lane, batch)
+        return not self._end_if_provider_is_away(lane, batch)
 
-    def _is_provider_away(self, lane: Lane, batch: TaskBatch) -> bool:
-        """Whether the run opens no sandbox any more, because the last that failed of a batch found none for so long."""
+    def _end_if_provider_is_away(self, lane: Lane, batch: TaskBatch) -> bool:
+        """Whether a batch's last failure found no sandbox for so long; if so, the run opens none any more."""
         # Of those that stop on a failure the rest is not begun anyway.
         if self.stop_on_failure or not isinstance(batch.last_error, SandboxStartError):
             return False
@@ -170,9 +170,9 @@ class LaneExecutor:
         """What was not begun fails with what the provider said last; the ledger has it, so that a report tells."""
         seconds = self.context.provider.start_timeout
         text = (
-            f"not begun, for the provider has opened no sandbox for {seconds} s ({refusal.text}): when it does again, "
+            f"not begun, for the provider has opened no sandbox for {seconds} s ({refusal.text}): "
+            f"when it does again, {describe_rerun()}"
         )
-        text += describe_rerun()
         while (batch := batches.pop_next()) is not None:
             for execution in batch.remaining_executions:
                 self.recorder.listener.on_execution_start(execution.index)

@@ -7,6 +7,8 @@ import pytest
 
 from rlm_batch import LocalSandbox
 
+from ..infra.requirements import mark_level
+
 pytestmark = pytest.mark.anyio
 
 ATTACKING = """
@@ -31,9 +33,10 @@ ATTACKING = """
 """
 
 
+@pytest.mark.parametrize(
+    "local", [pytest.param(level, marks=mark_level(level)) for level in ("landlock", "bubblewrap")], indirect=True
+)
 async def test_an_execution_reaches_no_other_and_not_the_driver(local: LocalSandbox) -> None:
-    if local.isolation == "none":
-        pytest.skip("without isolation the code can do what its user can")
     async with local.interpreter(timeout=20) as interpreter:
         begun: list[asyncio.Future[int]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
         code = "import os, time; print(os.getpid()); time.sleep(1); SUBMIT(fine=True)"

@@ -244,6 +244,32 @@ async def test_what_does_not_pass_within_the_time_for_a_start_is_told_in_daytona
     assert await is_empty(standin)
 
 
+async def test_a_refusal_after_which_there_is_no_time_for_another_call_is_told_too(standin: Any) -> None:
+    standin.set(
+        retry_after_s=10.0, fault_rate=1.0, faults=["503"], fault_message="Temporary service error",
+        fault_where=MOMENTS["volume"],
+    )  # fmt: skip
+    with pytest.raises(SandboxStartError, match="volume 'v' could not be had: Temporary service error"):
+        await start_and_remove(DaytonaSandbox(volume_name="v", start_timeout=1), "volume")
+
+
+async def test_a_set_up_that_is_cut_off_before_no_sandbox_is_opened_is_told_too(
+    standin: Any, repository: Repository
+) -> None:
+    standin.set(boot_s=0.0, fault_rate=1.0, faults=["502"], fault_message="no clone", fault_where=MOMENTS["clone"])
+
+    async def refuse_creations() -> None:
+        while not standin.state()["faults"]:  # noqa: ASYNC110 - it is the server's, in another process
+            await asyncio.sleep(0.02)
+        standin.set(fault_message="no sandbox", fault_where=MOMENTS["create"])
+
+    refusing = asyncio.create_task(refuse_creations())
+    with pytest.raises(SandboxStartError, match=r"could not be set up: no clone; then .* opened: no sandbox"):
+        await start_and_remove(DaytonaSandbox(repo_url=repository.url, start_timeout=3), "clone")
+    await refusing
+    assert await is_empty(standin)
+
+
 async def test_a_sandbox_that_is_not_found_once_while_it_starts_is_looked_for(standin: Any) -> None:
     standin.set(
         boot_s=0.1, fault_rate=1.0, fault_times=1, faults=["404"], fault_where=MOMENTS["status"],

@@ -90,12 +90,12 @@ attempt("descriptor", lambda: call("pidfd_getfd", os.pidfd_open(pid), 4, 0))
 @pytest.mark.parametrize("attack", [SIGNALS, LIMITS, MEMORY], ids=["signals", "limits", "memory"])
 def test_a_sibling_cannot_be_reached(own_box: Boxes, attack: str) -> None:
     box = own_box()
-    if box.abi == 0 and attack == MEMORY:
-        pytest.skip("not held without Landlock, as docs/isolation.md says")
     answer, sibling = attacked(box, attack)
     assert sibling.get("outputs") == WHOLE, sibling
     assert answer["outputs"]["refused"]
-    assert answer["outputs"]["done"] == {}
+    # Without Landlock they read each other's memory, as docs/isolation.md says.
+    is_readable = box.abi == 0 and attack == MEMORY
+    assert bool(answer["outputs"]["done"]) == is_readable
 
 
 @pytest.mark.older_kernels(0, 1, 5)
@@ -200,8 +200,6 @@ def test_the_supervisor_cannot_be_reached(own_box: Boxes) -> None:
 @pytest.mark.older_kernels(0, 1)
 def test_the_wire_is_no_descriptor_of_a_first_process_that_code_can_open(own_box: Boxes) -> None:
     box = own_box()
-    if box.level != "bubblewrap":
-        pytest.skip("has no process namespace with a first process of its own")
     answer, sibling = attacked(
         box,
         """

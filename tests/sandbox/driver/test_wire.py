@@ -217,16 +217,21 @@ def does_start(name: str) -> bool:
     return True
 
 
-NAMES = [f"python3.{minor}" for minor in range(9, 15)]
-HERE = [name for name in NAMES if does_start(name)]
-ELSEWHERE = pytest.param(
-    "", marks=pytest.mark.skip(reason=f"not here: {', '.join(name for name in NAMES if name not in HERE)}")
-)
+def find_python(name: str) -> str | None:
+    """A Python of that name, on PATH or installed beside the one that runs the tests, as pyenv does."""
+    beside = sorted(map(str, Path(sys.base_prefix).parent.glob(f"*/bin/{name}")))
+    return next(filter(does_start, [name, *beside]), None)
 
 
-@pytest.mark.parametrize("name", [*HERE, ELSEWHERE])
-def test_the_driver_runs_on_every_python_that_is_here(launch: Launch, tmp_path: Path, name: str) -> None:
-    check(launch(name, "-I", "-S"), tmp_path)
+PYTHONS = {name: find_python(name) for name in (f"python3.{minor}" for minor in range(9, 15))}
+HERE = [pytest.param(path, id=name) for name, path in PYTHONS.items() if path is not None]
+MISSING = ", ".join(name for name, path in PYTHONS.items() if path is None)
+ELSEWHERE = [pytest.param("", marks=pytest.mark.skip(reason=f"not here: {MISSING}"))] if MISSING else []
+
+
+@pytest.mark.parametrize("python", [*HERE, *ELSEWHERE])
+def test_the_driver_runs_on_every_python_that_is_here(launch: Launch, tmp_path: Path, python: str) -> None:
+    check(launch(python, "-I", "-S"), tmp_path)
 
 
 def test_the_driver_runs_without_the_fast_json(launch: Launch, tmp_path: Path) -> None:
