@@ -27,16 +27,14 @@ import subprocess, threading
 from rlm_batch.flows.child_process import build_module_command
 def start():
     global process
-    process = subprocess.Popen(build_module_command("http.server", "0"), stdout=-1, stderr=-1)
+    command = build_module_command("http.server", "0")
+    process = subprocess.Popen(command, stdout=-1, stderr=-1, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     process.stdout.read(1)
 thread = threading.Thread(target=start)  # which ends: nothing depends on the thread
 thread.start(); thread.join(); time.sleep(0.3)
 assert process.poll() is None
 """
-DEAF = MODULE.replace(
-    'build_module_command("http.server", "0"), stdout=-1',
-    "build_module_command('deaf'), stdout=-1, cwd=sys.argv[2]",
-)
+DEAF = MODULE.replace('"http.server", "0"', '"deaf"').replace("stdout=-1", "stdout=-1, cwd=sys.argv[2]")
 PROGRAMS = {
     "a module": MODULE,
     "a module that hears no SIGTERM, with a child": DEAF,

@@ -24,9 +24,10 @@ CHARACTERS_AT_ONCE = 128 * 1024
 SHORT_CHARACTERS = 4096  # of a text that the scanner reads in one go
 MAX_DEPTH = 500  # of lists and dicts, half of what Python's own encoder goes down
 # As much of a text as there is whole: up to its end, or to an escape, or the first of a pair of them, that is cut off.
+# Greedy and not possessive, which is the same here: Python 3.11.2 would take the first of a pair that is cut off.
 TEXT = re.compile(
-    r'(?:[^"\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9A-Fa-f]{4}'
-    r"|\\u[0-9A-Fa-f]{4}(?=[^\\]|\\[^u]|\\u[0-9A-Fa-f]{4}))*+"
+    r'(?:[^"\\]+|\\[^u]|\\u(?![dD][89abAB])[0-9A-Fa-f]{4}'
+    r"|\\u[0-9A-Fa-f]{4}(?=[^\\]|\\[^u]|\\u[0-9A-Fa-f]{4}))*"
 )
 
 
