@@ -1,13 +1,14 @@
 """What a sandbox for each execution costs on a provider: `batch` beside the obvious script over the provider's SDK.
 
-    python benchmarks/providers.py [--executions 100] [--workers 20] [--boots 0.09,2] [--rounds 3]
+    python benchmarks/providers.py [--executions 60] [--workers 20] [--boots 0.09,1] [--round-trip 0.05] [--rounds 5]
 
 The provider is the local stand-in of the tests, in a process of its own, told to take that many seconds for a sandbox
-to boot. The script is a thread pool over the SDK's synchronous client: create, run, delete. `tasks` are that script's
-calls, each a task of a Prefect flow: what it costs that Prefect shows each execution, and nothing else. `batch` runs
-against the same Prefect server, with the settings that we ship. Each way is measured `--rounds` times, in turns; the
-ratio is to the script, and the ideal is what the boots alone take. CPU is for each execution: this process's, client
-and flow, and the whole machine's, with the stand-in, the sandboxes, the Prefect server, and whatever else runs.
+to boot, and `--round-trip` seconds before it begins with any call. The script is coroutines over the SDK's asynchronous
+client: create, run, delete. `tasks` are that script's calls, each a task of a Prefect flow: what it costs that Prefect
+shows each execution, and nothing else. `batch` runs against the same Prefect server, with the settings that we ship.
+Each way is measured `--rounds` times, in turns; the ratio is to the script, and the ideal is what the boots alone take.
+Calls are those that one execution makes at the provider. CPU is for each execution: this process's, client and flow,
+and the whole machine's, with the stand-in, the sandboxes, the Prefect server, and whatever else runs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,24 @@ from rlm_batch.deployments.server import PrefectServer
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 
+Call = Callable[[int], Awaitable[int]]
+
+
 @dataclass(frozen=True)
 class Provider:
-    """A provider to measure: its stand-in, which boots sandboxes in the seconds that it is given, and its script."""
+    """A provider to measure: its stand-in, which takes seconds for a boot and for a round trip, and its script."""
 
     name: str
-    standin: Callable[[float], contextlib.AbstractContextManager[Any]]
-    calls: Callable[[], contextlib.AbstractContextManager[Callable[[int], int]]]
+    standin: Callable[[float, float], contextlib.AbstractContextManager[Standin]]
+    calls: Callable[[], contextlib.AbstractAsyncContextManager[Call]]
+
+
+@dataclass(frozen=True)
+class Standin:
+    """A stand-in that runs, as it is asked here."""
+
+    count_calls: Callable[[], int]
+    count_sandboxes: Callable[[], int]
 
 
 @dataclass
@@ -54,6 +65,7 @@ class Way:
     """What was measured of one way."""
 
     seconds: list[float] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     machine: list[float] = field(default_factory=list)
 
@@ -61,7 +73,7 @@ class Way:
 # ------------------------------------------------------------------------------------------------------------ providers
 
 
-def loaded(name: str, file: str) -> Any:
+def load_module(name: str, file: str) -> Any:
     """A module of the stand-ins', under a name that is not an SDK's."""
     spec = importlib.util.spec_from_file_location(name, TESTS / "standins" / file)
     assert spec is not None
@@ -72,143 +84,161 @@ def loaded(name: str, file: str) -> Any:
 
 
 @contextlib.contextmanager
-def daytona(boot: float) -> Iterator[Any]:
+def run_daytona(boot: float, round_trip: float) -> Iterator[Standin]:
     """The local Daytona; the environment leads the SDK to it."""
-    module = loaded("standin_of_daytona", "daytona/running.py")
+    module = load_module("standin_of_daytona", "daytona/running.py")
     with module.Running(boot_s=boot) as running:
+        if round_trip:
+            running.set(fault_rate=1.0, faults=["delay"], fault_delay_s=round_trip)
         os.environ.update(running.environment)
-        yield running
+        yield Standin(lambda: sum(running.state()["counts"].values()), lambda: len(running.state()["sandboxes"]))
 
 
-@contextlib.contextmanager
-def daytona_calls() -> Iterator[Callable[[int], int]]:
+@contextlib.asynccontextmanager
+async def open_daytona() -> AsyncIterator[Call]:
     """Create, run, delete."""
-    from daytona import Daytona
+    from daytona import AsyncDaytona
 
-    client = Daytona()
+    async with AsyncDaytona() as client:
 
-    def one(x: int) -> int:
-        sandbox = client.create()
-        try:
-            return int(sandbox.process.code_run(f"print({x} + 1)").result)
-        finally:
-            sandbox.delete()
+        async def call(x: int) -> int:
+            sandbox = await client.create()
+            try:
+                return int((await sandbox.process.code_run(f"print({x} + 1)")).result)
+            finally:
+                await sandbox.delete()
 
-    yield one
-
-
-class RunningModal:
-    """The local Modal, as it is asked here."""
-
-    def __init__(self, process: Any) -> None:
-        self._process = process
-
-    def state(self) -> dict[str, Any]:
-        """What is alive in it."""
-        return self._process.ask("state")
+        yield call
 
 
 @contextlib.contextmanager
-def modal(boot: float) -> Iterator[RunningModal]:
+def run_modal(boot: float, round_trip: float) -> Iterator[Standin]:
     """The local Modal; the environment leads the client to it."""
-    module = loaded("standin_process", "process.py")
+    module = load_module("standin_process", "process.py")
     with module.StandinProcess("modal") as process:
         process.ask("set", boot_delay=boot)
+        process.ask("faults", rules=[{"delay": round_trip}] if round_trip else [])
         names = {"url": "MODAL_SERVER_URL", "token_id": "MODAL_TOKEN_ID", "token_secret": "MODAL_TOKEN_SECRET"}
         os.environ.update({name: process.hello[key] for key, name in names.items()})
-        yield RunningModal(process)
+        yield Standin(
+            lambda: sum(process.ask("state")["counts"].values()), lambda: len(process.ask("state")["sandboxes"])
+        )
 
 
-@contextlib.contextmanager
-def modal_calls() -> Iterator[Callable[[int], int]]:
+@contextlib.asynccontextmanager
+async def open_modal() -> AsyncIterator[Call]:
     """Create, run, terminate; the client, the app and the image are made once."""
     import modal
 
-    client = modal.Client.from_credentials(os.environ["MODAL_TOKEN_ID"], os.environ["MODAL_TOKEN_SECRET"])
-    app = modal.App.lookup("script", create_if_missing=True, client=client)
-    image = modal.Image.debian_slim(python_version="3.12").build(app)
+    credentials = os.environ["MODAL_TOKEN_ID"], os.environ["MODAL_TOKEN_SECRET"]
+    client = await modal.Client.from_credentials.aio(*credentials)
+    app = await modal.App.lookup.aio("script", create_if_missing=True, client=client)
+    image = await modal.Image.debian_slim(python_version="3.12").build.aio(app)
 
-    def one(x: int) -> int:
-        sandbox = modal.Sandbox.create(app=app, image=image, timeout=600, client=client)
+    async def call(x: int) -> int:
+        sandbox = await modal.Sandbox.create.aio(app=app, image=image, timeout=600, client=client)
         try:
-            process = sandbox.exec("python", "-c", f"print({x} + 1)", timeout=60)
-            answer = int(process.stdout.read())
-            process.wait()
+            process = await sandbox.exec.aio("python", "-c", f"print({x} + 1)", timeout=60)
+            answer = int(await process.stdout.read.aio())
+            await process.wait.aio()
             return answer
         finally:
-            sandbox.terminate()
-            sandbox.detach()
+            await sandbox.terminate.aio()
+            await sandbox.detach.aio()
 
-    yield one
-    client.close()
+    yield call
 
 
-PROVIDERS = (Provider("daytona", daytona, daytona_calls), Provider("modal", modal, modal_calls))
+PROVIDERS = (Provider("daytona", run_daytona, open_daytona), Provider("modal", run_modal, open_modal))
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
 
 
-def script(provider: Provider, executions: int, workers: int) -> None:
-    """In threads."""
-    with provider.calls() as one, ThreadPoolExecutor(workers) as threads:
-        assert list(threads.map(one, range(executions))) == list(range(1, executions + 1))
+async def gather_calls(call: Call, executions: int, workers: int) -> None:
+    """Makes the calls, so many at once."""
+    limit = asyncio.Semaphore(workers)
+
+    async def make_call(x: int) -> int:
+        async with limit:
+            return await call(x)
+
+    answers = await asyncio.gather(*map(make_call, range(executions)))
+    assert answers == list(range(1, executions + 1))
 
 
-def tasks(provider: Provider, executions: int, workers: int) -> None:
-    """In threads, each call a Prefect task."""
+def run_script(provider: Provider, executions: int, workers: int) -> None:
+    """In coroutines."""
+
+    async def run() -> None:
+        async with provider.calls() as call:
+            await gather_calls(call, executions, workers)
+
+    asyncio.run(run())
+
+
+def run_tasks(provider: Provider, executions: int, workers: int) -> None:
+    """In coroutines, each call a Prefect task."""
     from prefect import flow, task
-    from prefect.task_runners import ThreadPoolTaskRunner
 
-    with provider.calls() as one:
+    @flow
+    async def calls() -> None:
+        async with provider.calls() as call:
+            await gather_calls(task(call), executions, workers)
 
-        @task
-        def tracked(x: int) -> int:
-            return one(x)
-
-        @flow(task_runner=ThreadPoolTaskRunner(workers))  # type: ignore[arg-type]
-        def calls() -> list[int]:
-            return tracked.map(range(executions)).result()  # type: ignore[no-any-return]
-
-        assert calls() == list(range(1, executions + 1))
+    asyncio.run(calls())
 
 
-def through_batch(provider: str, executions: int, workers: int) -> None:
+def run_batch(provider: str, executions: int, workers: int) -> None:
     """The same through the flow."""
     inputs = [{"x": x} for x in range(executions)]
     results = asyncio.run(batch("SUBMIT(y=x + 1)", inputs=inputs, provider=provider, max_workers=workers))
     assert [result.y for result in results] == list(range(1, executions + 1))
 
 
-def busy() -> float:
+def read_busy_seconds() -> float:
     """CPU seconds that the machine has spent, all of its processes together."""
     words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     user, nice, system, _idle, _waiting, interrupts, soft = map(int, words[1:8])
     return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(way: Way, work: Callable[[], None]) -> None:
+def measure(way: Way, work: Callable[[], None], standin: Standin) -> None:
     """Adds one sample."""
-    all_before, before, begun = busy(), resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    calls = standin.count_calls()
+    all_before, before, begun = read_busy_seconds(), resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     work()
     way.seconds.append(time.perf_counter() - begun)
     after = resource.getrusage(resource.RUSAGE_SELF)
     way.cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    way.machine.append(busy() - all_before)
+    way.machine.append(read_busy_seconds() - all_before)
+    way.calls.append(standin.count_calls() - calls)
 
 
 def main() -> None:
     """Measures, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--executions", type=int, default=100)
+    parser.add_argument("--executions", type=int, default=60)
     parser.add_argument("--workers", type=int, default=20)
-    parser.add_argument("--boots", default="0.09,2", help="seconds that a sandbox takes to boot, comma-separated")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--boots", default="0.09,1", help="seconds that a sandbox takes to boot, comma-separated")
+    parser.add_argument("--round-trip", type=float, default=0.0, help="seconds before the provider begins with a call")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--providers", default=",".join(provider.name for provider in PROVIDERS))
     arguments = parser.parse_args()
     count, workers, wanted = arguments.executions, arguments.workers, arguments.providers.split(",")
-    table = Table(title=f"{count} executions, {workers} at once: medians of {arguments.rounds}", box=None)
-    for name in ("provider", "boot", "way", "seconds", "of the ideal", "ratio", "CPU ms each", "machine's"):
+    trip = f"{arguments.round_trip * 1000:.0f} ms of round trip"
+    table = Table(title=f"{count} executions, {workers} at once, {trip}: medians of {arguments.rounds}", box=None)
+    for name in (
+        "provider",
+        "boot",
+        "way",
+        "seconds",
+        "of the ideal",
+        "ratio",
+        "calls each",
+        "CPU ms each",
+        "machine's",
+    ):
         table.add_column(name, justify="left" if name in ("provider", "way") else "right")
     with tempfile.TemporaryDirectory() as home, PrefectServer(Path(home)) as server:
         os.environ["RLM_BATCH_RESULTS"] = f"{home}/results"
@@ -217,21 +247,21 @@ def main() -> None:
         with temporary_settings({PREFECT_API_URL: server.url}):
             for provider in PROVIDERS:
                 for boot in map(float, arguments.boots.split(",")) if provider.name in wanted else ():
-                    with provider.standin(boot) as running:
+                    with provider.standin(boot, arguments.round_trip) as running:
                         ways: dict[str, Callable[[], None]] = {
-                            "script": lambda one=provider: script(one, count, workers),
-                            "tasks": lambda one=provider: tasks(one, count, workers),
-                            "batch": lambda one=provider: through_batch(one.name, count, workers),
+                            "script": lambda one=provider: run_script(one, count, workers),
+                            "tasks": lambda one=provider: run_tasks(one, count, workers),
+                            "batch": lambda one=provider: run_batch(one.name, count, workers),
                         }
-                        script(provider, 1, 1)  # imports
-                        tasks(provider, 1, 1)
-                        through_batch(provider.name, 1, 1)
+                        run_script(provider, 1, 1)  # imports
+                        run_tasks(provider, 1, 1)
+                        run_batch(provider.name, 1, 1)
                         found = {name: Way() for name in ways}
                         for _ in range(arguments.rounds):
                             for name, work in ways.items():
-                                measure(found[name], work)
+                                measure(found[name], work, running)
                                 until = time.monotonic() + 10  # one way's removals are not the next one's load
-                                while running.state()["sandboxes"] and time.monotonic() < until:
+                                while running.count_sandboxes() and time.monotonic() < until:
                                     time.sleep(0.05)
                     ideal = math.ceil(count / workers) * boot
                     peer = statistics.median(found["script"].seconds)
@@ -240,7 +270,8 @@ def main() -> None:
                         machine = statistics.median(way.machine)
                         table.add_row(
                             provider.name, f"{boot * 1000:.0f} ms", name, f"{seconds:.2f}", f"{seconds / ideal:.2f}",
-                            f"{seconds / peer:.2f}", f"{cpu / count * 1000:.1f}", f"{machine / count * 1000:.1f}",
+                            f"{seconds / peer:.2f}", f"{statistics.median(way.calls) / count:.1f}",
+                            f"{cpu / count * 1000:.1f}", f"{machine / count * 1000:.1f}",
                         )  # fmt: skip
     Console(width=100).print(table)
 

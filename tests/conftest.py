@@ -35,7 +35,6 @@ PR_SET_CHILD_SUBREAPER = 36
 HOME = tempfile.mkdtemp(prefix="tests-of-rlm-batch-")
 os.chmod(HOME, 0o1777)
 os.environ["TMPDIR"] = tempfile.tempdir = HOME
-os.environ.setdefault("TESTS_SHARED_FOLDER", HOME)  # of the process that starts those that run tests side by side
 os.environ["PREFECT_HOME"] = f"{HOME}/prefect"
 os.environ["XDG_DATA_HOME"] = f"{HOME}/data"  # with the key of the tests' own markers
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing LiteLLM waits for the network
