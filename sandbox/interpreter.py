@@ -52,7 +52,9 @@ class Interpreter:
     `timeout` is the default for each execution, in seconds; None means none. `tools` are functions of the host, plain
     or async, that the code may call by name; plain ones run in threads of their own. Of one execution 256 calls run at
     a time, and the others wait for their turn.
-    Executions may run at the same time, those of one context one after the other.
+    Executions may run at the same time, those of one context one after the other. `on_start` is called when the sandbox
+    is open and its driver ready, which the first execution may have been sent along with; `start_error` is what that
+    failed with.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Interpreter:
         self._is_shut_down = False
         self._sent_at = self._received_at = 0.0
         self._threads = ThreadPool()
+        self.on_start: Callable[[], None] | None = None
+        self.start_error: BaseException | None = None
 
     @property
     def sandbox(self) -> Sandbox:
@@ -98,36 +102,52 @@ class Interpreter:
 
         Raises SandboxStartError, QuotaExceeded or ConfigurationError; whatever was created has been removed then.
         """
+        await self._start(lambda _: b"")
+
+    async def _start(self, encode_more: Callable[[DriverProtocol], bytes]) -> None:
+        """Starts as `start` does; `encode_more` gives what the driver is sent along with its settings."""
         async with self._start_lock:
             if self._channel is not None:
                 return
             if self._is_shut_down:
                 raise SandboxLost("this interpreter was shut down: make a new one")
-            sandbox = await self._open()
-            if self._is_shut_down:
-                await run_shielded(sandbox.remove())
-                raise SandboxLost("this interpreter was shut down while its sandbox was being opened")
-            protocol = self._protocol = DriverProtocol(sandbox)
             try:
-                self._channel = await self._start_driver(protocol)
+                await self._open_and_start(encode_more)
             except BaseException as error:
-                self._close("its driver did not start")
-                self._protocol = None
-                await run_shielded(sandbox.remove())
-                if isinstance(error, RlmBatchError) or not isinstance(error, Exception):
-                    raise
-                raise SandboxStartError(f"the driver did not start in sandbox {sandbox.id}: {error}") from error
+                self.start_error = error
+                raise
+            if self.on_start is not None:
+                self.on_start()
 
-    async def _start_driver(self, protocol: DriverProtocol) -> Channel:
+    async def _open_and_start(self, encode_more: Callable[[DriverProtocol], bytes]) -> None:
+        sandbox = await self._open()
+        if self._is_shut_down:
+            await run_shielded(sandbox.remove())
+            raise SandboxLost("this interpreter was shut down while its sandbox was being opened")
+        protocol = self._protocol = DriverProtocol(sandbox)
+        try:
+            await self._start_driver(protocol, encode_more)
+        except BaseException as error:
+            self._close("its driver did not start")
+            self._protocol = self._channel = None
+            self._waiters.clear()
+            await run_shielded(sandbox.remove())
+            if isinstance(error, RlmBatchError) or not isinstance(error, Exception):
+                raise
+            raise SandboxStartError(f"the driver did not start in sandbox {sandbox.id}: {error}") from error
+
+    async def _start_driver(self, protocol: DriverProtocol, encode_more: Callable[[DriverProtocol], bytes]) -> None:
         loop = asyncio.get_running_loop()
         ready = self._waiters[0] = asyncio.Event()
         self._sent_at = self._received_at = loop.time()
-        channel = await protocol.sandbox.connect(self._receive, self._close)
+        channel = self._channel = await protocol.sandbox.connect(self._receive, self._close)
         try:
-            await channel.send(protocol.encode_start())
+            await channel.send(protocol.encode_start() + encode_more(protocol))
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
                 await ready.wait()
         except SandboxLost:
+            if protocol.is_ready:  # what it was to have besides did not reach it
+                raise
             protocol.close_at_hangup()
         except TimeoutError:
             pass
@@ -136,7 +156,6 @@ class Interpreter:
         if settings.heartbeat is not None:
             heartbeat = self._send_heartbeats(protocol, channel, settings.heartbeat, settings.silence)
             self._heartbeat = asyncio.create_task(heartbeat)
-        return channel
 
     async def shutdown(self) -> None:
         """Removes the sandbox, whatever it is doing; what runs ends with an error. The second time does nothing."""
@@ -195,35 +214,51 @@ class Interpreter:
         small = {name: value for name, value in (encoded or {}).items() if name not in large}
         body = encode_request(code, variables, tools, output_fields, small, paths, queries=queries is not None)
         seconds = resolve_timeout(timeout, self.timeout)
-        await self.start()
+        if paths:
+            await self.start()
         for name, path in paths.items():
             await self.upload(path, large[name])
+        pending: PendingExecution | None = None
+
+        def encode_execution(protocol: DriverProtocol) -> bytes:
+            nonlocal pending
+            if queries is not None:
+                if queries.is_top_level:
+                    queries.session.set_deadline(seconds)
+                tools.update(queries.tools)
+            pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output, output_fields)
+            self._waiters[pending.id] = asyncio.Event()
+            return frame
+
         context_lock = (
             contextlib.nullcontext() if context is None else self._context_locks.setdefault(context, asyncio.Lock())
         )
         async with context_lock:
-            protocol, channel = self._protocol, self._channel
+            # The first execution goes with what starts the driver: one call less at a provider, and one answer less to
+            # wait for.
+            await self._start(encode_execution)
+            protocol, channel, frame = self._protocol, self._channel, b""
             if protocol is None or channel is None:
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
-            async with self._refresh_lock:  # none begins meanwhile: what it saves would be lost
-                if not protocol.pending:
-                    await protocol.sandbox.refresh_volume()
-                if queries is not None:
-                    if queries.is_top_level:
-                        queries.session.set_deadline(seconds)
-                    tools.update(queries.tools)
-                pending, frame = protocol.add_execution(
-                    body, variables, seconds, context, tools, on_output, output_fields
-                )
+            if pending is None:
+                async with self._refresh_lock:  # none begins meanwhile: what it saves would be lost
+                    if not protocol.pending:
+                        await protocol.sandbox.refresh_volume()
+                    frame = encode_execution(protocol)
+            elif queries is not None and queries.is_top_level:
+                queries.session.set_deadline(seconds)  # of the code, and not of the driver's start
+            assert pending is not None
             await self._wait(protocol, channel, pending, frame)
             if queries is not None:
                 pending.meta = replace(pending.meta, queries=queries.session.summarize())
             return await finish_in_turns(protocol.take_result(pending))
 
     async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
-        ended = self._waiters[pending.id] = asyncio.Event()
+        """Sends the frame, unless it is empty, and waits for the execution's end."""
+        ended = self._waiters[pending.id]
         try:
-            await self._send(channel, frame)
+            if frame:
+                await self._send(channel, frame)
             async with asyncio.timeout(protocol.compute_answer_timeout(pending)):
                 await ended.wait()
             if pending.refusal and not protocol.closed_reason:

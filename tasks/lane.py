@@ -2,7 +2,8 @@
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,7 @@ class Lane:
         self._slots = slots
         self._slot: Slot | None = None
         self._permit: Permit | None = None  # of the sandbox that is open, or will be
+        self._opening: Permit | None = None  # of the sandbox that is being opened
         self._model_access = model_access
         self._uploads = uploads or {}
         self._context = context
@@ -109,22 +111,15 @@ class Lane:
             marker = execution.marker
             try:
                 signer = None if marker is None else MarkerSigner.for_volume_of(self.provider)
-                interpreter = await self.open_sandbox()
             except ConfigurationError as error:
                 raise ProviderUnusable from error
-            if marker is not None and marker.is_stale:
-                await remove_marker(interpreter, marker.path)
-            for path, file in self._uploads.items():
-                await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
-            self._has_state = self._context is not None
-            result = await interpreter.execute(
-                execution.code,
-                execution.variables,
-                context=self._context,
-                encoded=execution.encoded_variables,
-                on_output=on_output,
-                queries=None if self._model_access is None else self._model_access.queries(interpreter),
-            )
+            async with self._use_interpreter() as interpreter:
+                try:
+                    result = await self._prepare_and_execute(interpreter, execution, on_output)
+                except ConfigurationError as error:
+                    if error is interpreter.start_error:
+                        raise ProviderUnusable from error
+                    raise
             if marker is not None and signer is not None:
                 await write_marker(interpreter, marker.path, execution.key, result, signer)
         except RlmBatchError as error:
@@ -137,12 +132,64 @@ class Lane:
         result.meta = self._complete_meta(result.meta, execution)
         return result
 
+    async def _prepare_and_execute(
+        self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
+    ) -> Result:
+        if execution.marker is not None and execution.marker.is_stale:
+            await remove_marker(interpreter, execution.marker.path)
+        for path, file in self._uploads.items():
+            await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
+        self._has_state = self._context is not None
+        return await interpreter.execute(
+            execution.code,
+            execution.variables,
+            context=self._context,
+            encoded=execution.encoded_variables,
+            on_output=on_output,
+            queries=None if self._model_access is None else self._model_access.queries(interpreter),
+        )
+
     @staticmethod
     def _complete_meta(meta: Meta, execution: Execution) -> Meta:
         return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=execution.earlier_errors)
 
     async def open_sandbox(self) -> Interpreter:
         """The interpreter in this lane's sandbox, which is opened if it is not yet."""
+        async with self._use_interpreter() as interpreter:
+            await interpreter.start()
+        return interpreter
+
+    @asynccontextmanager
+    async def _use_interpreter(self) -> AsyncIterator[Interpreter]:
+        """Within this, the interpreter for this lane's sandbox, which is opened by what is first asked of it.
+
+        `admission` learns how that went.
+        """
+        interpreter = await self._get_interpreter()
+        try:
+            yield interpreter
+        except BaseException as error:
+            permit, self._opening = self._opening, None
+            start_error = interpreter.start_error
+            if permit is None:  # it had started
+                raise
+            if start_error is None:  # it was not asked to
+                self._permit = permit
+                raise
+            admission, refusal = self._slots.admission, _find_refusal(start_error)
+            if isinstance(start_error, ConfigurationError) and admission.has_opened_sandbox:
+                admission.record_refusal(permit, None, start_error.summary)
+            elif refusal is None:
+                admission.record_failure(permit)
+            else:
+                admission.record_refusal(permit, refusal.retry_after, refusal.summary)
+            self._has_state = False
+            await self.close_sandbox()
+            if refusal is None or refusal is error:
+                raise
+            raise refusal from error
+
+    async def _get_interpreter(self) -> Interpreter:
         if self._has_state and self._interpreter is not None:
             if not self._interpreter.is_alive:
                 raise StateLost("the sandbox that held the state of the earlier steps has gone: start from the first")
@@ -156,35 +203,26 @@ class Lane:
             await self.acquire_for_work()
         if self._interpreter is None:
             await self._slots.wait_for_creation()
-            now = asyncio.get_running_loop().time()
-            self._expires_at = now + max(self.provider.lifetime, 2 * self._timeout)
-            self._interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
-            await self._start_interpreter(self._interpreter)
-            self._opened_at = now
-            self.opened_count += 1
+            self._interpreter = self._make_interpreter()
         return self._interpreter
 
-    async def _start_interpreter(self, interpreter: Interpreter) -> None:
-        """Starts the interpreter, and records with `admission` how that went."""
-        permit, self._permit = self._permit, None
+    def _make_interpreter(self) -> Interpreter:
+        """An interpreter whose sandbox is not open yet; it has the lane's permit until then."""
+        interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
+        now = asyncio.get_running_loop().time()
+        self._expires_at = now + max(self.provider.lifetime, 2 * self._timeout)
+        permit = self._opening = self._permit
+        self._permit = None
         assert permit is not None
-        admission = self._slots.admission
-        try:
-            await interpreter.start()
-        except BaseException as error:
-            refusal = _find_refusal(error)
-            if isinstance(error, ConfigurationError) and admission.has_opened_sandbox:
-                admission.record_refusal(permit, None, error.summary)
-            elif refusal is None:
-                admission.record_failure(permit)
-            else:
-                admission.record_refusal(permit, refusal.retry_after, refusal.summary)
-            await self.close_sandbox()
-            if refusal is None or refusal is error:
-                raise
-            raise refusal from error
-        admission.record_opening(permit)
-        self._permit = permit
+
+        def record_opening() -> None:
+            self._slots.admission.record_opening(permit)
+            self._permit, self._opening = permit, None
+            self._opened_at = now
+            self.opened_count += 1
+
+        interpreter.on_start = record_opening
+        return interpreter
 
     def should_wait_out(self, error: BaseException) -> bool:
         """Whether a refusal does not count as a failed attempt, because the run has sandboxes and goes on.
@@ -219,7 +257,7 @@ class Lane:
             if self._opened_at is not None:
                 self.open_seconds += asyncio.get_running_loop().time() - self._opened_at
                 self._opened_at = None
-            permit, self._permit = self._permit, None
+            permit, self._permit, self._opening = self._permit or self._opening, None, None
             if permit is not None:
                 self._slots.admission.release(permit)
 

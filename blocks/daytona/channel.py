@@ -63,22 +63,25 @@ class DaytonaChannel:
         """Hands the bytes over, after those of earlier sends. Raises SandboxLost where the driver cannot have them.
 
         Where it may have them and nothing more can be heard of it, the channel is closed and nothing is raised. The
-        first starts the driver, and raises SandboxStartError where it does not start.
+        first frame starts the driver; SandboxStartError is raised where it does not start.
         """
         if self._end_reason:
             raise self._make_lost_error()
+        frames = [data]
         if not self._tasks:
-            self._command = await self._launch(*_split_frame(data))
+            first, *others = _split_frames(data)
+            frames = [encode_frame(header, body) for header, body in others]
+            self._command = await self._launch(*first)
             self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
             for task in self._tasks:
                 # One may be cancelled by somebody else: a loop that ends cancels all that there is, and who waits here
                 # for a send would wait for ever.
                 task.add_done_callback(lambda _: self._end("what carries its frames has been cancelled"))
-            return
-        done = asyncio.get_running_loop().create_future()
-        self._queue.append((data, done))
+        sent = [asyncio.get_running_loop().create_future() for _ in frames]
+        self._queue.extend(zip(frames, sent, strict=True))
         self._has_input.set()
-        await done
+        for done in sent:
+            await done
 
     async def close(self) -> None:
         """Stops following the log and sending."""
@@ -139,7 +142,7 @@ class DaytonaChannel:
         """A frame as it is, or, where it is large, one that names a file with its body."""
         if len(data) <= INPUT_LIMIT_BYTES:
             return data
-        header, body = _split_frame(data)
+        ((header, body),) = _split_frames(data)
         self._body_number += 1
         header["file"] = f"{FILES}/in.{self._body_number}"
         await retry_call(
@@ -246,8 +249,10 @@ class DaytonaChannel:
         self.stderr_tail = (self.stderr_tail + text)[-2000:]
 
 
-def _split_frame(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """A frame's header, which says nothing of its body any more, and the body."""
-    ((header, body),) = FrameReader().feed(data)
-    header.pop("body", None)
-    return header, body or b""
+def _split_frames(data: bytes) -> list[tuple[dict[str, Any], bytes]]:
+    """Each frame's header, which says nothing of its body any more, and the body."""
+    frames: list[tuple[dict[str, Any], bytes]] = []
+    for header, body in FrameReader().feed(data):
+        header.pop("body", None)
+        frames.append((header, body or b""))
+    return frames
