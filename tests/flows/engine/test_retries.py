@@ -135,7 +135,8 @@ async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
     )
     (result,) = await batch(SQUARE, inputs(counter), provider="daytona")
     assert (result.y, result.meta.attempt) == (0, 2)
-    assert result.meta.earlier_errors[0].startswith(SandboxLost.__name__)
+    # Its first execution goes with what starts the driver, so it may be either.
+    assert result.meta.earlier_errors[0].startswith((SandboxStartError.__name__, SandboxLost.__name__))
     assert counter.counts == {"0": 1}
 
 
