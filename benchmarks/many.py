@@ -32,7 +32,7 @@ from typing import Any
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
 
 from api import post
-from providers import PROVIDERS
+from providers import PROVIDERS, Standin
 from rich.console import Console
 from rich.table import Table
 
@@ -123,7 +123,7 @@ def task_runs(api: str, flow_run: str, expected: int) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def measure(api: str, running: Any, arguments: argparse.Namespace, sandboxes: int) -> Measured:
+def measure(api: str, running: Standin, arguments: argparse.Namespace, sandboxes: int) -> Measured:
     """One run in a process of its own."""
     wait = arguments.wait if arguments.wait is not None else max(1.0, sandboxes / 12)
     own = ["--drive", str(sandboxes), "--provider", arguments.provider, "--each", str(arguments.each)]
@@ -139,7 +139,7 @@ def measure(api: str, running: Any, arguments: argparse.Namespace, sandboxes: in
         raise SystemExit(f"the run with {sandboxes} sandboxes ended with status {process.returncode}")
     for name, value in json.loads(said.splitlines()[-1]).items():
         setattr(found, name, value)
-    state = running.state()
+    state = running.read_state()
     found.peak, found.opened = state["peak"], state.get("created", 0)
     per_task = max(1, math.ceil(found.executions / 1000))
     found.task_runs = math.ceil(found.executions / per_task)
@@ -174,7 +174,7 @@ def main() -> None:
         os.environ |= {"RLM_BATCH_RESULTS": f"{home}/results", "PREFECT_API_URL": server.url}
         base = 0.0
         for count in map(int, arguments.sandboxes.split(",")):
-            with provider.standin(arguments.boot) as running:
+            with provider.standin(arguments.boot, 0.0) as running:
                 found = measure(server.url, running, arguments, count)
             base = base or (found.rss if count == 1 else 0.0)
             grown = f"{(found.rss - base) / (count - 1):.2f}" if base and count > 1 else ""

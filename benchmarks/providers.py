@@ -56,8 +56,15 @@ class Provider:
 class Standin:
     """A stand-in that runs, as it is asked here."""
 
-    count_calls: Callable[[], int]
-    count_sandboxes: Callable[[], int]
+    read_state: Callable[[], dict[str, Any]]
+
+    def count_calls(self) -> int:
+        """How many calls it has had."""
+        return sum(self.read_state()["counts"].values())
+
+    def count_sandboxes(self) -> int:
+        """How many sandboxes it has."""
+        return len(self.read_state()["sandboxes"])
 
 
 @dataclass
@@ -91,7 +98,7 @@ def run_daytona(boot: float, round_trip: float) -> Iterator[Standin]:
         if round_trip:
             running.set(fault_rate=1.0, faults=["delay"], fault_delay_s=round_trip)
         os.environ.update(running.environment)
-        yield Standin(lambda: sum(running.state()["counts"].values()), lambda: len(running.state()["sandboxes"]))
+        yield Standin(running.state)
 
 
 @contextlib.asynccontextmanager
@@ -120,9 +127,7 @@ def run_modal(boot: float, round_trip: float) -> Iterator[Standin]:
         process.ask("faults", rules=[{"delay": round_trip}] if round_trip else [])
         names = {"url": "MODAL_SERVER_URL", "token_id": "MODAL_TOKEN_ID", "token_secret": "MODAL_TOKEN_SECRET"}
         os.environ.update({name: process.hello[key] for key, name in names.items()})
-        yield Standin(
-            lambda: sum(process.ask("state")["counts"].values()), lambda: len(process.ask("state")["sandboxes"])
-        )
+        yield Standin(lambda: process.ask("state"))
 
 
 @contextlib.asynccontextmanager

@@ -42,7 +42,7 @@ os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
 
 import httpx
 from ledger_counts import LedgerCounts, LedgerGrowth, Row, read_ledger_lines
-from providers import loaded
+from providers import load_module
 from rich.console import Console
 from rich.table import Table
 from samples import Sample, compare_memory, compute_cost
@@ -272,7 +272,7 @@ def part_parent(options: argparse.Namespace, until: float) -> list[Row]:
 
 def part_speedup(options: argparse.Namespace, until: float) -> list[Row]:
     """One worker, two and four, on executions that wait."""
-    module = loaded("standin_of_daytona", "daytona/running.py")
+    module = load_module("standin_of_daytona", "daytona/running.py")
     code = f"import time; time.sleep({options.wait}); SUBMIT(y=x + 1)"
     rows, rates = [], {}
     with fleet_of(options) as fleet, module.Running(boot_s=0.3, log_bytes_per_s=1e9) as standin:
