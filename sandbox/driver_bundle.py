@@ -23,6 +23,7 @@ MODULES = (
     "driver.child.thread_execution", "driver.child.channel", "driver.child.runner", "driver.output_stream",
     "driver.child_process", "driver.supervisor", "driver.main",
 )  # fmt: skip
+ZYGOTE_MODULES = (*MODULES, "driver.namespaces", "driver.zygote")  # for this machine, and not sent elsewhere
 PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code
 
 # A module is in sys.modules only until the others have imported it: what the code imports is its own.
@@ -53,28 +54,29 @@ if __name__ == "__main__":
 @cache
 def build_driver_text() -> bytes:
     """The program as text, for any Python from 3.9 on."""
-    parts = tuple((module, loader.get_source(name)) for module, name, loader in _find_loaders())
+    parts = tuple((module, loader.get_source(name)) for module, name, loader in _find_loaders(MODULES))
     return PROGRAM.replace(repr(PARTS), repr(parts)).encode()
 
 
 @cache
-def build_driver_code() -> bytes:
+def build_driver_code(modules: tuple[str, ...] = MODULES) -> bytes:
     """The program as a marshalled code object, for a Python with this one's magic number.
 
-    The modules' code is from Python's own cache where it is there; file names are as where the sandbox compiles it.
+    Its `main` is that of the last of the modules. Their code is from Python's own cache where it is there; file names
+    are as where the sandbox compiles it.
     """
     parts = tuple(
         (module, _rename_file(loader.get_code(name), f"{DRIVER_FILE_PREFIX}{module.replace('.', '/')}.py"))
-        for module, name, loader in _find_loaders()
+        for module, name, loader in _find_loaders(modules)
     )
     program = compile(PROGRAM, f"{DRIVER_FILE_PREFIX}__init__.py", "exec", dont_inherit=True)
     constants = tuple(parts if constant == PARTS else constant for constant in program.co_consts)
     return marshal.dumps(program.replace(co_consts=constants))
 
 
-def _find_loaders() -> Iterator[tuple[str, str, Any]]:
+def _find_loaders(modules: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
     """Each module's name in the program, its name here, and its loader."""
-    for module in MODULES:
+    for module in modules:
         name = f"{__package__}.{module}"
         spec: Any = importlib.util.find_spec(name)
         yield module, name, spec.loader

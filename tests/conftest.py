@@ -48,6 +48,7 @@ Path(os.environ["SSL_CERT_FILE"]).write_text(certificate + end, encoding="utf-8"
 os.environ["MODAL_CONFIG_PATH"] = f"{HOME}/modal.toml"
 for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT", "MODAL_PROFILE"):
     os.environ.pop(name, None)
+ZYGOTE = b"# rlm-batch: zygote of local sandboxes"  # in its command line, and in those of what is forked from it
 STANDINS: set[int] = set()  # processes of servers that serve all tests
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be registered, so after Prefect's own
 
@@ -250,14 +251,37 @@ def processes() -> Callable[[], dict[int, str]]:
     return descendants
 
 
-def descendants() -> dict[int, str]:
-    """The command lines of the processes below this one, by their ids, without those that have ended."""
+def list_children() -> dict[int, list[int]]:
+    """The ids of every process's children."""
     # By everybody's parent: the kernel's lists of children lack some while one of them ends.
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it ended meanwhile
             parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(name))
+    return children
+
+
+def find_zygotes(host: int) -> set[int]:
+    """The processes of a host's zygotes, which stay for as long as it does; not those that have become sandboxes."""
+    found, children = set[int](), list_children()
+    below = list(children.get(host, ()))
+    while below:
+        pid = below.pop()
+        with suppress(OSError):
+            is_unmarked = "Max resident set          unlimited" in Path(f"/proc/{pid}/limits").read_text()
+            if is_unmarked and ZYGOTE in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+                below += children.get(pid, ())
+    return found
+
+
+def descendants() -> dict[int, str]:
+    """The command lines of the processes below this one, by their ids.
+
+    Without those that have ended, and without our own zygotes.
+    """
+    children = list_children()
     found: dict[int, str] = {}
     parents = [os.getpid()]
     while parents:
@@ -267,4 +291,6 @@ def descendants() -> dict[int, str]:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if command:  # a process that has ended, and whose parent has not asked, has none
                     found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    for pid in find_zygotes(os.getpid()):
+        found.pop(pid, None)
     return found

@@ -1,23 +1,17 @@
-"""Making a local sandbox: its folder, its settings, and the command that starts its driver."""
+"""Making a local sandbox: its folder, its settings, and how its driver is started."""
 
 import os
-import sys
 from pathlib import Path
 
-from ...sandbox.driver_bundle import build_driver_code
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxStartError
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import compute_mark, pick_folder, write_locked_labels
-from .isolation import (
-    PACKAGES_MOUNT,
-    IsolationLevel,
-    build_bubblewrap_command,
-    build_confinement,
-    list_layers,
-    resolve_mount_point,
-)
+from .isolation import IsolationLevel, build_confinement, list_layers
+from .launch.bubblewrap import PACKAGES_MOUNT, Mount, resolve_mount_point
+from .launch.driver_process import find_python
+from .launch.launcher import Launch
 from .settings import LocalSettings
 from .totals.cgroups import MIB, build_group, try_remove_groups
 from .totals.plan import plan_totals
@@ -61,9 +55,7 @@ def create_sandbox(
         ) from error
     work, tmp = ("/sandbox", "/tmp") if is_bubblewrap else (str(folder / "work"), str(folder / "tmp"))
     installed = None if packages is None else PACKAGES_MOUNT if is_bubblewrap else str(packages)
-    # This Python's own executable, not a virtual environment's: the code sees the standard library.
-    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-    programs = [os.path.dirname(python), "/usr/local/bin", "/usr/bin", "/bin"]
+    programs = [os.path.dirname(find_python()), "/usr/local/bin", "/usr/bin", "/bin"]
     environment = {
         "PATH": ":".join([*programs, f"{installed}/bin"] if installed else programs),
         "HOME": work,
@@ -84,27 +76,13 @@ def create_sandbox(
     driver_settings.confinement["limits"]["RSS"] = compute_mark(folder)
     if gid is not None:
         driver_settings.confinement.update(gid=gid, umask=UMASK)
-    # In a process namespace nothing outlives the first process; elsewhere that takes somebody who watches.
-    command = [python, "-I", "-S", "-c", _build_boot_program(is_watched=not is_bubblewrap)]
-    if is_bubblewrap:
-        mounts = [] if volume is None or mount is None else [("--bind", str(volume.path), mount)]
-        if packages is not None:
-            mounts.append(("--ro-bind", str(packages), PACKAGES_MOUNT))
-        # Of the sandbox's memory half at most: what is there stays when the code that wrote it has been killed.
-        shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
-        command = [*build_bubblewrap_command(folder, mounts, shm_mib * MIB), *command]
-    cwd = "/" if is_bubblewrap else work
+    mounts = [] if volume is None or mount is None else [Mount(str(volume.path), mount, is_writable=True)]
+    if packages is not None:
+        mounts.append(Mount(str(packages), PACKAGES_MOUNT))
+    # Of the sandbox's memory half at most: what is there stays when the code that wrote it has been killed.
+    shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
+    launch = Launch(folder, is_bubblewrap, tuple(mounts) if is_bubblewrap else (), shm_mib * MIB)
     folders = (folder / "work", folder / "tmp")
     watched = WatchedSandbox(folders, plan.watched, has_own_shm=is_bubblewrap) if plan.watched else None
     layers = (*list_layers(level), *plan.layers)
-    return LocalSandboxHandle(folder, level, layers, driver_settings, command, cwd, volume, lock, group, watched)
-
-
-def _build_boot_program(is_watched: bool) -> str:
-    """A program that takes the driver from standard input, ahead of the first frame, and becomes it."""
-    return (
-        f"import marshal, os\nrest = {len(build_driver_code())}\ndata = []\n"
-        "while rest:\n    data.append(os.read(0, rest))\n    rest -= len(data[-1]) or os._exit(0)\n"
-        "driver = {'__name__': 'driver'}\nexec(marshal.loads(b''.join(data)), driver)\n"
-        f"driver['main'](watched={is_watched})"
-    )
+    return LocalSandboxHandle(folder, level, layers, driver_settings, launch.start, volume, lock, group, watched)

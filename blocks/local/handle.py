@@ -4,30 +4,26 @@ import asyncio
 import logging
 import os
 import signal
-import subprocess
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ...sandbox.driver_bundle import build_driver_code
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.sandbox_api import Sandbox
-from ...sandbox.wire.pipes import READ_BYTES, widen_pipe
+from ...sandbox.wire.pipes import READ_BYTES
 from ..storage.safe_paths import read_file_below, write_file_below
 from ..subprocess_runner import run_command
 from .channel import LocalChannel
 from .deletion import END_GRACE_SECONDS, kill_processes, remove_empty_folder, remove_folder
-from .isolation import INSTALL_HINT, IsolationLevel
+from .isolation import IsolationLevel
+from .launch.driver_process import DriverProcess
 from .totals.cgroups import SandboxGroup, remove_groups, try_remove_groups
 from .totals.watcher import WatchedSandbox, watcher
 from .volume import LocalVolume
 
 log = logging.getLogger("rlm_batch.local")
-
-PIPE_BYTES = 256 * 1024  # of the wire; a user has 64 MiB of it before the kernel makes all new pipes narrow
 
 
 @dataclass(eq=False, repr=False)  # there are secrets in its settings
@@ -39,8 +35,7 @@ class LocalSandboxHandle(Sandbox):
     level: IsolationLevel
     layers: tuple[str, ...]
     settings: DriverSettings
-    command: list[str]
-    cwd: str  # where the command is started
+    launch: Callable[[], Awaitable[DriverProcess]]
     volume: LocalVolume | None
     lock: int  # the locked file of the labels
     group: SandboxGroup
@@ -49,9 +44,8 @@ class LocalSandboxHandle(Sandbox):
     def __post_init__(self) -> None:
         self.id = self.folder.name
         self.isolation = self.level
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: DriverProcess | None = None
         self._channel: LocalChannel | None = None
-        self._stderr = b""
         # A program that ends without shutting down leaves no folder either; the processes end with the wire.
         self._finalizer = weakref.finalize(self, _remove_unclosed, self.folder, self.lock, self._list_groups())
 
@@ -88,46 +82,23 @@ class LocalSandboxHandle(Sandbox):
         return self._channel
 
     async def attach(self) -> tuple[int, int]:
-        reads, writes = self._launch()
+        process = self._process = await self.launch()
         try:
-            await self._hold_to_totals()
-            await LocalChannel(writes).send(build_driver_code())
+            await self._hold_to_totals(process)
+            await LocalChannel(process.stdin.fileno()).send(process.boot)
         except SandboxLost:
             words = self.read_stderr_tail() or "its process ended at once"
             raise SandboxStartError(f"the driver did not start in sandbox {self.id}: {words}") from None
-        return reads, writes
-
-    def _launch(self) -> tuple[int, int]:
-        # On this thread and no other: a parent-death signal comes when the thread that started a process ends.
-        try:
-            process = self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=self.cwd,
-                env={},
-                bufsize=0,
-                start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
-            )
-        except OSError as error:
-            raise SandboxStartError(
-                f"{self.command[0]} could not be started: {error.strerror}. {INSTALL_HINT}"
-            ) from error
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            os.set_blocking(pipe.fileno(), False)
-        widen_pipe(process.stdin.fileno(), PIPE_BYTES)
         return process.stdout.fileno(), process.stdin.fileno()
 
-    async def _hold_to_totals(self) -> None:
-        """Puts what was started into its group before the driver is sent. Raises SandboxStartError."""
-        assert self._process is not None
+    async def _hold_to_totals(self, process: DriverProcess) -> None:
+        """Puts what was started into its group before it is sent anything. Raises SandboxStartError."""
+        if not self.group.directories and self.watched is None:
+            return
+        pid = await process.find_pid()
         if self.group.directories:
             try:
-                await asyncio.to_thread(self.group.add, self._process.pid)
+                await asyncio.to_thread(self.group.add, pid)
             except ProcessLookupError:
                 pass  # it has ended already, as the sending will tell
             except OSError as error:
@@ -135,7 +106,7 @@ class LocalSandboxHandle(Sandbox):
                     f"sandbox {self.id} could not be put into its control group {error.filename}: {error.strerror}"
                 ) from error
         if self.watched is not None:
-            self.watched.pid = self._process.pid
+            self.watched.pid, self.watched.is_supervisor = pid, process.is_supervisor
             watcher.add(self.watched)
 
     def find_exceeded_limit(self) -> str:
@@ -147,12 +118,7 @@ class LocalSandboxHandle(Sandbox):
 
     def read_stderr_tail(self) -> str:
         """The end of what came on the standard error of the driver, or of bubblewrap."""
-        process = self._process
-        if process is None or process.stderr is None:
-            return ""
-        with suppress(OSError, ValueError):
-            self._stderr += os.read(process.stderr.fileno(), READ_BYTES)
-        return self._stderr[-2000:].decode("utf-8", "replace").strip()
+        return "" if self._process is None else self._process.read_stderr_tail()
 
     async def upload(self, path: str, data: bytes) -> None:
         directory, name = self._locate(path)
@@ -190,19 +156,16 @@ class LocalSandboxHandle(Sandbox):
         if self._channel is not None:
             self._channel.close()
         if process is not None:
-            if process.stdout is not None:
-                asyncio.get_running_loop().remove_reader(process.stdout.fileno())
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            asyncio.get_running_loop().remove_reader(process.stdout.fileno())
+            process.close_pipes()
             for number in (signal.SIGTERM, signal.SIGKILL):
-                if await _wait_for_end(process, END_GRACE_SECONDS):
+                if await process.wait(END_GRACE_SECONDS):
                     break
                 process.send_signal(number)
             else:
-                await _wait_for_end(process, END_GRACE_SECONDS)
+                await process.wait(END_GRACE_SECONDS)
             # A driver that has ended all says so by its status.
-            if process.returncode != 0 and (left := await kill_processes(self.folder)):
+            if process.exit_code != 0 and (left := await kill_processes(self.folder)):
                 log.warning(
                     "these processes of sandbox %s could not be ended, and reap will try again: %s", self.id, left
                 )
@@ -213,27 +176,6 @@ class LocalSandboxHandle(Sandbox):
             self._finalizer()
         else:
             await asyncio.to_thread(self._finalizer)
-
-
-async def _wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether the process ends within that time; reaps it."""
-    if process.poll() is not None:
-        return True
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    try:
-        handle = os.pidfd_open(process.pid)
-    except OSError:
-        with suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(process.wait, seconds)
-        return process.poll() is not None
-    loop.add_reader(handle, lambda: ended.done() or ended.set_result(None))
-    try:
-        await asyncio.wait([ended], timeout=seconds)
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
-    return process.poll() is not None
 
 
 def _remove_unclosed(folder: Path, lock: int, groups: list[str]) -> None:

@@ -1,8 +1,6 @@
-"""The levels of isolation on this machine: what the driver holds the code to, and the command line of bubblewrap."""
+"""The levels of isolation on this machine, and what the driver holds the code to on each."""
 
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...sandbox.confinement import policy as confinement_policy
-from ...sandbox.errors import ConfigurationError
 from .settings import LocalSettings
 
 IsolationLevel = Literal["bubblewrap", "landlock", "none"]
@@ -21,7 +18,6 @@ INSTALL_HINT = (
     "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), or use Linux 5.13 or newer with Landlock; "
     "isolation='none' (provider local:none) runs the code with no isolation at all"
 )
-PACKAGES_MOUNT = "/packages"  # where a sandbox in bubblewrap has what was installed for it
 
 find_landlock_abi = cache(confinement_policy.probe_landlock_abi)
 
@@ -113,72 +109,3 @@ def _count_user_tasks() -> int:
                 if os.stat(f"/proc/{name}").st_uid == me:
                     total += int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[17])
     return total
-
-
-def build_bubblewrap_command(folder: Path, mounts: list[tuple[str, str, str]], shm_bytes: int) -> list[str]:
-    """The words that go before a sandbox's program; `shm_bytes` is what its /dev/shm may hold."""
-    # Root needs no user namespace, and without one its children can become a user of their own.
-    capabilities = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
-    return [
-        shutil.which("bwrap") or "bwrap",
-        *(capabilities if os.geteuid() == 0 else ["--unshare-user"]),
-        # The driver is the namespace's first process. One of bubblewrap's own would have the wire as its standard
-        # input and output, and its memory, for any process of the same user to open where there is no Landlock.
-        *("--unshare-pid", "--as-pid-1", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-        *("--hostname", "sandbox", "--die-with-parent", "--new-session"),
-        # Before the system, for a Python may lie below the host's /tmp.
-        *("--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"),
-        *_build_system_binds(has_landlock=find_landlock_abi() > 0),
-        *("--proc", "/proc", "--dev", "/dev", "--perms", "1777"),
-        *(*(["--size", str(shm_bytes)] if _can_size_tmpfs() else []), "--tmpfs", "/dev/shm"),
-        *(word for mount in mounts for word in _build_bind(*mount)),
-        *("--chdir", "/sandbox", "--remount-ro", "/"),
-    ]
-
-
-@cache
-def _can_size_tmpfs() -> bool:
-    """Whether this bubblewrap knows `--size`: from 0.7 on."""
-    done = subprocess.run([shutil.which("bwrap") or "bwrap", "--help"], check=False, capture_output=True)
-    return b"--size" in done.stdout + done.stderr
-
-
-@cache
-def _build_system_binds(has_landlock: bool) -> tuple[str, ...]:
-    """The options that mount the system; all of /etc at once, as a mount costs 0.1 ms, and Landlock closes most."""
-    links = [path for path in confinement_policy.SYSTEM if os.path.islink(path)]
-    etc = ("/etc",) if has_landlock else confinement_policy.ETC
-    binds = [
-        path
-        for path in (*confinement_policy.SYSTEM, *etc, *find_python_prefixes())
-        if path not in links and os.path.exists(path)
-    ]
-    arguments: list[str] = []
-    # bubblewrap makes missing parents for its own user alone, and the code may run as another.
-    parents = dict.fromkeys(str(parent) for path in binds for parent in reversed(Path(path).parents))
-    for parent in parents:
-        if parent != "/" and not any(Path(parent).is_relative_to(bind) for bind in binds):
-            arguments += ["--perms", "0755", "--dir", parent]
-    for path in links:
-        arguments += ["--symlink", os.readlink(path), path]
-    for path in binds:
-        arguments += ["--ro-bind", path, path]
-    return tuple(arguments)
-
-
-def _build_bind(option: str, source: str, target: str) -> list[str]:
-    """The options that mount a directory; bubblewrap makes missing parents for its own user alone."""
-    parents = [str(parent) for parent in reversed(Path(target).parents) if str(parent) != "/"]
-    return [*(word for parent in parents for word in ("--perms", "0755", "--dir", parent)), option, source, target]
-
-
-def resolve_mount_point(path: str) -> str:
-    """The path of a volume in the sandbox. Raises ConfigurationError for one that the sandbox needs for itself."""
-    mount = Path(os.path.normpath("/" + path.lstrip("/")))
-    system = [*confinement_policy.SYSTEM, "/etc", "/proc", "/dev", "/sys", *find_python_prefixes()]
-    is_above = any(Path(other).is_relative_to(mount) for other in (*system, "/sandbox", "/tmp", PACKAGES_MOUNT))
-    if is_above or any(mount.is_relative_to(other) for other in system):
-        raise ConfigurationError(
-            f"volume_mount_path is {path}, which a local sandbox needs for itself: name another place, such as /data"
-        )
-    return str(mount)

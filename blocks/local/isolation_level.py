@@ -52,7 +52,8 @@ async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> Isolatio
 async def probe_level(level: IsolationLevel) -> str:
     """Why a level does not work here, empty if it does: found out once in a process, by running code under it."""
     if level not in _reasons:
-        _reasons[level] = _find_missing_support(level) or await try_level(level)
+        # Twice, for the sandbox of one try may have been killed, as for want of memory.
+        _reasons[level] = _find_missing_support(level) or (await try_level(level) and await try_level(level))
     return _reasons[level]
 
 

@@ -9,9 +9,10 @@ from .cache import check_out_repository
 from .creation import create_sandbox
 from .deletion import delete_sandbox
 from .handle import LocalSandboxHandle
-from .inventory import list_sandboxes
+from .inventory import list_sandboxes, pick_folder
 from .isolation import list_layers
 from .isolation_level import resolve_level
+from .launch.launcher import Launch, zygotes
 from .packages import install_packages
 from .settings import LocalSettings
 from .totals.plan import describe_totals, plan_totals
@@ -40,10 +41,12 @@ class LocalProvider(LocalSettings, SandboxProvider):
         return sandbox
 
     async def check(self) -> str:
-        """The level of isolation in force, its layers, and what holds limits for a sandbox as a whole."""
+        """The level of isolation in force, its layers, how sandboxes start, and what limits them as a whole."""
         level = await resolve_level(self.isolation)
         layers = ", ".join((*list_layers(level), *plan_totals(self, level).layers)) or "the code can do what you can"
-        return f"{level} ({layers}); for a sandbox as a whole: {describe_totals(level)}"
+        obstacle = zygotes.find_obstacle(Launch(pick_folder(), is_bubblewrap=level == "bubblewrap"))
+        start = f"starts a Python of its own ({obstacle})" if obstacle else "is forked from a zygote"
+        return f"{level} ({layers}); each sandbox {start}; for a sandbox as a whole: {describe_totals(level)}"
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """The local sandboxes of this user and this temporary directory."""

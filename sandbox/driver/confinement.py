@@ -114,19 +114,30 @@ class Confinement:
         """SIGTERM when the parent ends, and not SIGKILL: there is something to take along."""
         self._prctl("PR_SET_PDEATHSIG", signal.SIGTERM)
 
+    def end_with_parent(self, parent: int) -> None:
+        """Has the kernel kill the calling process when its parent ends."""
+        self._prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)  # it ended just before that call
+
     def become_supervisor(self) -> None:
         """Makes the calling process a supervisor: told of its parent's end, parent of orphans, closed to others."""
         if os.getpid() != 1:  # the first process of a namespace has bubblewrap's own request, for SIGKILL
             self.request_term_on_parent_end()
         self.adopt_orphans()
-        self._prctl("PR_SET_DUMPABLE", 0)  # /proc/PID/fd and /proc/PID/mem are closed to others
+        self.close_to_others()
+
+    def close_to_others(self) -> None:
+        """Closes the calling process's /proc/PID/fd and /proc/PID/mem to others of its user."""
+        self._prctl("PR_SET_DUMPABLE", 0)
 
     def confine(self, parent: int) -> None:
         """Confines the calling process, a child of `parent`, for good. Raises OSError; the code must not run then."""
         self._prctl("PR_SET_DUMPABLE", 1)
         try:
-            with open("/proc/self/oom_score_adj", "w") as adjust:
-                adjust.write("1000")  # where memory runs out, the kernel takes this process and not the supervisor
+            adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            os.write(adjust, b"1000")  # where memory runs out, the kernel takes this process and not the supervisor
+            os.close(adjust)
         except OSError:
             pass  # no /proc, or not ours to change: the order in which the kernel kills is not a promise
         self.adopt_orphans()
@@ -140,9 +151,7 @@ class Confinement:
             os.umask(self._settings["umask"])
         if self._settings.get("uid") is not None:
             self._change_user(self._settings["uid"], self._settings.get("gid"))
-        self._prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)  # it ended just before that call
+        self.end_with_parent(parent)
         if self._ruleset >= 0 or self._filter is not None:
             self._prctl("PR_SET_NO_NEW_PRIVS", 1)
         if self._ruleset >= 0:

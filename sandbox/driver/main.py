@@ -13,17 +13,20 @@ from .supervisor import Supervisor
 EXIT_LEFT = 75  # EX_TEMPFAIL
 
 
-def main(watched: bool = False, first: str = "") -> None:
-    """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it, `first` frames given at once."""
+def main(watched: bool = False, first: str = "", is_warm: bool = False) -> None:
+    """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it, `first` frames given at once.
+
+    `is_warm` says that what most code needs has been imported.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if watched:
-        _fork_supervisor()
+        fork_supervisor()
     # What reads or writes later where the wire was finds /dev/null.
     reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
     _close_wire()
     try:
-        Supervisor(reads, writes).run(first.encode("utf-8"))
+        Supervisor(reads, writes, is_warm).run(first.encode("utf-8"))
     except BrokenPipeError:
         pass
     finally:
@@ -47,10 +50,11 @@ def _close_wire() -> None:
         os.close(null)
 
 
-def _fork_supervisor() -> None:
+def fork_supervisor(*fds: int) -> None:
     """Forks. The child returns, as the supervisor; the parent stays, and ends what that leaves behind if it is killed.
 
-    For sandboxes that have no process namespace, where what code has moved to a session of its own would live on.
+    For sandboxes that have no process namespace, where what code has moved to a session of its own would live on. The
+    parent closes the descriptors.
     """
     confinement = Confinement({})
     confinement.request_term_on_parent_end()
@@ -61,6 +65,8 @@ def _fork_supervisor() -> None:
     # Comes once for each thread of the host that this process was handed on to when they ended.
     signal.signal(signal.SIGTERM, lambda _number, _frame: send_signal(pid, signal.SIGKILL))
     _close_wire()  # it is the supervisor's: its end has to be seen
+    for fd in fds:
+        os.close(fd)
     while os.waitpid(-1, 0)[0] != pid:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its id may be another's from now on

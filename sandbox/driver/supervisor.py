@@ -31,10 +31,16 @@ IDLE_SECONDS = 1.0  # without anything to do, after which more executions are ta
 MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
 
 
+def import_common_modules() -> None:
+    """Imports what most code and every traceback needs."""
+    for name in ("json", "signal", "traceback", "linecache"):
+        __import__(name)
+
+
 class Supervisor:
     """Serves one host over the descriptors `reads` and `writes`."""
 
-    def __init__(self, reads: int, writes: int) -> None:
+    def __init__(self, reads: int, writes: int, is_warm: bool = False) -> None:
         self._loop = EventLoop()
         self._wire = HostWire(reads, writes, os.urandom(12).hex(), self._loop, self._pause_children)
         self._processes: dict[int, ChildProcess] = {}
@@ -48,7 +54,7 @@ class Supervisor:
         self._confinement: Confinement | None = None
         self._settings: dict[str, Any] = {}
         self._beat_seconds = self._silence_seconds = self._expires_at = NEVER
-        self._is_warm = False
+        self._is_warm = is_warm  # what most code needs has been imported
         self._is_done = False
         self._executions = 0
         self._memory_kills = 0
@@ -73,13 +79,12 @@ class Supervisor:
                 self._warm_up()
 
     def _warm_up(self) -> None:
-        """Imports, while nothing else is to be done, what most code and every traceback needs; children inherit it.
+        """Imports, while nothing else is to be done, what children inherit.
 
         Where a sandbox runs one execution it would cost as much as the rest of the driver's life.
         """
         self._is_warm = True
-        for name in ("json", "signal", "traceback", "linecache"):
-            __import__(name)
+        import_common_modules()
         gc.collect()
         gc.freeze()
 
@@ -155,8 +160,9 @@ class Supervisor:
         sys.path += settings["path"]
         self._memory_kills = count_memory_kills()
         self._wire.send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
-        # The first compilation of a process makes a hundred types, a millisecond that each child would take.
-        compile("0", CODE_NAME, "exec")
+        if not self._is_warm:
+            # The first compilation of a process makes a hundred types, a millisecond that each child would take.
+            compile("0", CODE_NAME, "exec")
 
     def _op_beat(self, _header: dict[str, Any], _body: bytes | None) -> None:
         pass  # any frame counts as a sign of life

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlm_batch import LocalSandbox
 from rlm_batch.blocks.local.creation import create_sandbox
+from rlm_batch.blocks.local.launch.driver_process import SpawnedProcess
 from rlm_batch.sandbox.driver_bundle import build_driver_code
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
@@ -262,7 +263,12 @@ def make_interpreter(flood: Flood, block: LocalSandbox, seconds: float) -> Inter
         sandbox = create_sandbox(LocalSandbox(isolation="none"), "none", {})
         program = DRIVER.format(seconds=seconds, reads="reads nothing" not in flood.name, text=flood.text)
         skip = f"import os\nrest = {len(build_driver_code())}\nwhile rest: rest -= len(os.read(0, rest))\n"
-        sandbox.command = [sys.executable, "-I", "-S", "-c", skip + program]
+        command = [sys.executable, "-I", "-S", "-c", skip + program]
+
+        async def launch() -> SpawnedProcess:
+            return SpawnedProcess(command, str(sandbox.folder))
+
+        sandbox.launch = launch
         return sandbox
 
     return Interpreter(open_sandbox, timeout=seconds, tools=tools)

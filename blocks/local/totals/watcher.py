@@ -26,13 +26,15 @@ Processes = dict[int, tuple[int, int]]  # each one's parent, and when it was sta
 class WatchedSandbox:
     """A sandbox that is watched: the process that was started for it, its folders, its limits by their options' names.
 
-    `has_own_shm`: /dev/shm is a file system of its own.
+    `has_own_shm`: /dev/shm is a file system of its own. `is_supervisor`: the process is the supervisor itself, and not
+    what has it below.
     """
 
     folders: tuple[Path, ...]
     limits: dict[str, int]
     has_own_shm: bool
     pid: int = 0
+    is_supervisor: bool = False
     _exceeded: list[str] = field(default_factory=list[str])
 
     def take_exceeded_limit(self) -> str:
@@ -45,8 +47,8 @@ class WatchedSandbox:
         children: dict[int, list[int]] = {}
         for pid, (parent, _) in processes.items():
             children.setdefault(parent, []).append(pid)
-        # Below the first process is the supervisor, and below that are the executions.
-        supervisors = children.get(self.pid, [])
+        # The executions are below the supervisor.
+        supervisors = [self.pid] if self.is_supervisor else children.get(self.pid, [])
         executions = {pid: _list_tree(pid, children) for parent in supervisors for pid in children.get(parent, [])}
         if not executions:
             return

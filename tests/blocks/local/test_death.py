@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ...conftest import find_zygotes
 from ...infra.isolation_levels import find_missing_support
 
 if TYPE_CHECKING:
@@ -139,6 +140,12 @@ def wait_for(marked: Marked, count: int) -> None:
     assert len(marked.pids()) >= count
 
 
+def below_zygotes(host: Host) -> dict[int, str]:
+    """The processes of a host's sandboxes: what stays while the host does is not among them."""
+    zygotes = find_zygotes(host.pid)
+    return {pid: started for pid, started in below(host.pid).items() if pid not in zygotes}
+
+
 def ended(known: dict[int, str], marked: Marked) -> tuple[dict[int, str], list[int]]:
     """What is left of the known processes, and of those that carry the mark, after the time that they have."""
     until = time.monotonic() + SECONDS
@@ -213,10 +220,10 @@ def test_a_sandbox_that_runs_can_be_removed_by_another_host(
 ) -> None:
     boxes = boxes_of(own_host, box_type)
     ids = [box.run("pass")["sandbox"] for box in boxes]
-    before = below(own_host.pid)
+    before = below_zygotes(own_host)
     running = [box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600) for box in boxes]
     wait_for(marked, 3 * len(boxes))
-    known = below(own_host.pid)
+    known = below_zygotes(own_host)
     assert len(known) > len(before) + 3 * len(boxes)
     another = hosts("root" if own_host.uid == 0 else "user")
     for sandbox in ids:
@@ -238,7 +245,7 @@ def test_a_supervisor_that_does_not_answer_is_ended_with_all_that_it_has(
     for box in boxes:
         box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600)
     wait_for(marked, 3 * len(boxes))
-    known = below(own_host.pid)
+    known = below_zygotes(own_host)
     # The supervisors are the parents of what is marked.
     parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in marked.pids()}
     for pid in parents - set(marked.pids()):

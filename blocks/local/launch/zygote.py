@@ -1,0 +1,232 @@
+"""A zygote, seen from its host: how it is started and asked for sandboxes, and a driver that was forked from it."""
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ....sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
+from ....sandbox.errors import SandboxStartError
+from .driver_process import DriverProcess, build_boot_program, find_python, spawn_process, wait_readable
+
+START_TIMEOUT_SECONDS = 20.0  # of a zygote, and of a sandbox from it; a busy machine takes one
+PACKET_BYTES = 32 * 1024
+SEND_RETRY_SECONDS = 0.005  # where its queue is full
+MAX_WORDS_BYTES = 4096
+REFUSALS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS)  # and not for want of memory, or of a process
+
+
+class ZygoteError(Exception):
+    """A zygote did not start, or has ended, or cannot put up a sandbox's walls: the message says why.
+
+    `is_lasting`: it would be the same the next time, as nobody has killed anything.
+    """
+
+    def __init__(self, message: str, *, is_lasting: bool = False) -> None:
+        super().__init__(message)
+        self.is_lasting = is_lasting
+
+
+class Zygote:
+    """A process that forks drivers; it ends when this object goes, and with it all that it has forked."""
+
+    def __init__(self, command: list[str], folders: str | None) -> None:
+        """Starts it, and waits until it is ready. `command` goes before its program. Raises ZygoteError."""
+        code = build_driver_code(ZYGOTE_MODULES)
+        program = build_boot_program("zygote of local sandboxes", len(code), f"folders={folders!r}")
+        control, its_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its_control:
+            try:
+                self._process = spawn_process(
+                    [*command, find_python(), "-I", "-S", "-c", program], "/", its_control.fileno()
+                )
+            except SandboxStartError as error:
+                control.close()
+                raise ZygoteError(str(error), is_lasting=True) from error
+        self._control = control
+        self.processes = weakref.WeakSet[ForkedProcess]()
+        self.has_forked = False  # a sandbox that stood
+        self.has_namespaces = folders is not None
+        self.used_at = time.monotonic()
+        self._finalizer = weakref.finalize(self, _end_zygote, control, self._process)
+        try:
+            control.settimeout(START_TIMEOUT_SECONDS)
+            for begin in range(0, len(code), PACKET_BYTES):
+                control.send(code[begin : begin + PACKET_BYTES])
+            is_ready = control.recv(MAX_WORDS_BYTES) == b"ready"
+        except OSError:
+            is_ready = False
+        if not is_ready:
+            control.close()  # upon which it ends, if it has not
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+            self._process.kill()
+            words = self._process.communicate()[1].decode("utf-8", "replace").strip()[-2000:]
+            self.end()
+            was_killed = self._process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+            raise ZygoteError(words or "it ended at once, or was not ready in time", is_lasting=not was_killed)
+        control.setblocking(False)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked for a sandbox."""
+        return self._finalizer.alive and self._process.poll() is None
+
+    def end(self) -> None:
+        """Ends it, and everything that was forked from it."""
+        self._finalizer()
+
+    def forget(self) -> None:
+        """Lets go of it in a process that was forked from its host, which it goes on to serve."""
+        self._finalizer.detach()
+        self._control.close()
+
+    async def fork(self, request: dict[str, Any]) -> "ForkedProcess":
+        """A new sandbox's driver, which waits for its first frame. Raises ZygoteError, SandboxStartError.
+
+        It stands already only if it is the first: of later ones the wire, or `find_pid`, says if they do not.
+        """
+        self.used_at = time.monotonic()
+        ours, theirs = list[int](), list[int]()
+        try:
+            for is_ours_reading in (False, True, True):
+                reads, writes = os.pipe()
+                ours.append(reads if is_ours_reading else writes)
+                theirs.append(writes if is_ours_reading else reads)
+        except OSError as error:
+            for fd in (*ours, *theirs):
+                os.close(fd)
+            raise SandboxStartError(f"no pipe for a sandbox could be made: {error.strerror}") from error
+        stdin, stdout, stderr = os.fdopen(ours[0], "wb", 0), os.fdopen(ours[1], "rb", 0), os.fdopen(ours[2], "rb", 0)
+        status, its_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process = ForkedProcess(self, stdin, stdout, stderr, status)
+        try:
+            try:
+                await self._send(json.dumps(request).encode(), [*theirs, its_status.fileno()])
+            finally:
+                its_status.close()
+                for fd in theirs:
+                    os.close(fd)
+            if not self.has_forked:
+                try:
+                    await process.find_pid()
+                except SandboxStartError as error:
+                    raise ZygoteError(str(error), is_lasting=process.is_refused) from error
+                self.has_forked = True
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    async def _send(self, data: bytes, fds: list[int]) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                socket.send_fds(self._control, [data], fds)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(SEND_RETRY_SECONDS)
+            except OSError as error:
+                raise ZygoteError(f"it has ended: {error.strerror}") from error
+        raise ZygoteError(f"it has taken no request for {START_TIMEOUT_SECONDS:g} s")
+
+
+class ForkedProcess(DriverProcess):
+    """A driver that was forked from a zygote."""
+
+    def __init__(self, zygote: Zygote, stdin: Any, stdout: Any, stderr: Any, status: socket.socket) -> None:
+        super().__init__(stdin, stdout, stderr)
+        self._pid = 0
+        self.is_supervisor = zygote.has_namespaces  # elsewhere somebody watches it
+        self._zygote = zygote  # which would end without us, and take it along
+        self._status = status
+        self._handle = -1  # on the process, once it stands
+        self._failure = ""  # why it does not
+        self.is_refused = False  # by a system that does so each time
+        self._exit_code: int | None = None
+        status.setblocking(False)
+        zygote.processes.add(self)
+        self._finalizer = weakref.finalize(self, status.close)
+
+    async def find_pid(self) -> int:
+        """Its id, as soon as its walls are up."""
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not self._pid and self._exit_code is None and time.monotonic() < deadline:
+            await wait_readable(self._status.fileno(), deadline - time.monotonic())
+            self._read_status()
+        if not self._pid:
+            why = self._failure or f"it did not stand after {START_TIMEOUT_SECONDS:g} s, or has ended"
+            raise SandboxStartError(f"the sandbox could not be forked from its zygote: {why}")
+        return self._pid
+
+    def _read_status(self) -> None:
+        """Takes what it and the zygote have said of it."""
+        with suppress(BlockingIOError):
+            while self._exit_code is None:
+                data, fds, _, _ = socket.recv_fds(self._status, MAX_WORDS_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                word, _, rest = data.decode("utf-8", "replace").partition(" ")
+                if fds:
+                    self._handle = fds[0]
+                    self._finalizer.detach()
+                    self._finalizer = weakref.finalize(self, _close_all, self._status, self._handle)
+                    information = Path(f"/proc/self/fdinfo/{self._handle}").read_text(encoding="ascii")
+                    self._pid = int(information.partition("Pid:")[2].split()[0])
+                elif word == "failed":
+                    number, _, self._failure = rest.partition(" ")
+                    self.is_refused = number.isdigit() and int(number) in REFUSALS
+                else:
+                    # Where the zygote was killed, so was this by the kernel, or a process of ours kills what it left.
+                    self._exit_code = int(rest) if word == "ended" else -signal.SIGKILL
+
+    @property
+    def exit_code(self) -> int | None:
+        self._read_status()
+        return self._exit_code
+
+    async def wait(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.exit_code is None and time.monotonic() < deadline:
+            await wait_readable(self._status.fileno(), deadline - time.monotonic())
+        return self.exit_code is not None
+
+    def send_signal(self, number: int) -> None:
+        if self._handle >= 0:
+            with suppress(OSError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def read_stderr_tail(self) -> str:
+        self._read_status()
+        return self._failure or super().read_stderr_tail()
+
+    def close(self) -> None:
+        """Lets go of it, with all descriptors."""
+        self.close_pipes()
+        self._finalizer()
+        self._zygote.processes.discard(self)
+
+
+def _close_all(status: socket.socket, handle: int) -> None:
+    status.close()
+    os.close(handle)
+
+
+def _end_zygote(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """Ends it by its socket, as the end of this process would."""
+    control.close()
+    if process.stderr is not None:
+        process.stderr.close()
+    if process.stdout is not None:
+        process.stdout.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(1)
+        return
+    process.kill()
+    process.wait()

@@ -1,0 +1,99 @@
+"""Namespaces of a sandbox's own, for a process that was forked for it from a zygote in bubblewrap.
+
+What takes capabilities is done with the zygote's, in the user namespace that it has; the last step gives them up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
+    0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND = 2, 4, 8, 4096
+MNT_DETACH = 2
+SIOCSIFFLAGS, IFF_UP, IFREQ_BYTES = 0x8914, 1, 40
+PR_SET_DUMPABLE = 4
+SUPERVISOR_CAPABILITIES = (1 << 5) | (1 << 6) | (1 << 7)  # CAP_KILL, CAP_SETGID, CAP_SETUID: to make code another user
+CAPABILITY_VERSION = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    if getattr(_libc, name)(*arguments) < 0:
+        number = ctypes.get_errno()
+        what = " ".join(argument.decode() for argument in arguments if isinstance(argument, bytes))
+        raise OSError(number, f"{name} {what}".strip() + f": {os.strerror(number)}")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
+    _call("mount", *words[:3], ctypes.c_ulong(flags), words[3])
+
+
+def fork_into_pid_namespace(own_namespace: int) -> int:
+    """Forks as `os.fork` does; the child is the first process of a process namespace of its own. Raises OSError.
+
+    `own_namespace` is a descriptor of the caller's.
+    """
+    pid = -1
+    _call("unshare", CLONE_NEWPID)
+    try:
+        pid = os.fork()
+    finally:
+        if pid:  # or the caller could make no other
+            _call("setns", own_namespace, CLONE_NEWPID)
+    return pid
+
+
+def enter_namespaces() -> None:
+    """Puts the calling process, the first of its process namespace, into others of its own. Raises OSError."""
+    _call("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET)
+    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, (b"lo".ljust(16, b"\0") + bytes([IFF_UP, 0])).ljust(IFREQ_BYTES, b"\0"))
+
+
+def take_folder(folders: str, request: dict[str, Any]) -> None:
+    """Gives the calling process its own folder, no way to those of others, and no capabilities to change that.
+
+    `folders` is the directory with those of all sandboxes. The request has ``folder`` (the name of the sandbox's),
+    ``covered`` (mounts below the places that this folder has), ``shm_bytes``, and ``user`` (the ids that it has in a
+    user namespace of its own, None where the host is root). Raises OSError.
+    """
+    covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
+    for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
+        _mount(f"{folders}/{request['folder']}/{name}", target, None, MS_BIND)
+    for fd, path in covered:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        _mount(f"/proc/self/fd/{fd}", path, None, MS_BIND)
+        os.close(fd)
+    _call("umount2", os.fsencode(folders), MNT_DETACH)
+    _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={request['shm_bytes']}")
+    if request["user"] is None:
+        _set_capabilities(SUPERVISOR_CAPABILITIES)
+        return
+    # So that the kernel counts the processes of this sandbox alone against its limit.
+    _call("unshare", CLONE_NEWUSER)
+    _call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own /proc/self would be closed to it
+    uid, gid = request["user"]
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} 0 1"), ("gid_map", f"{gid} 0 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    _set_capabilities(0)
+
+
+def _set_capabilities(capabilities: int) -> None:
+    """Leaves the calling process just these, also for what it executes: bubblewrap has forbidden to gain any."""
+    header = CAPABILITY_VERSION.to_bytes(4, sys.byteorder) + bytes(4)
+    _call("capset", header, capabilities.to_bytes(4, sys.byteorder) * 3 + bytes(12))

@@ -1,0 +1,203 @@
+"""The zygote: a process with the driver loaded, from which each new sandbox on this machine is forked.
+
+It runs nothing but this program. It hears its host over a socket on descriptor 0, and ends when that closes. A request
+is a packet of JSON with descriptors: the wire to read and to write, standard error, and a socket of the new sandbox's
+own. On that socket the sandbox says that it stands, with a handle on its first process (pidfd), or why it does not, and
+the zygote how it ended. One process is always forked ahead, with the walls that are the same for all, and waits for a
+request: of what a new sandbox takes that is half.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import gc
+import json
+import os
+import resource
+import select
+import socket
+import sys
+
+from .confinement import Confinement
+from .main import fork_supervisor
+from .main import main as run_driver
+from .namespaces import enter_namespaces, fork_into_pid_namespace, take_folder
+from .processes import signal
+from .supervisor import import_common_modules
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_REQUEST_BYTES = 16 * 1024
+DESCRIPTORS = 4  # of a request
+FAILED = 71  # EX_OSERR, of a sandbox whose walls could not be put up
+
+
+def main(folders: str | None) -> None:
+    """Serves the host. `folders` is where the zygote has those of all sandboxes; None outside of bubblewrap."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 10))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    confinement = Confinement({})
+    confinement.close_to_others()
+    import_common_modules()
+    compile("0", "<zygote>", "exec")  # the first compilation of a process makes a hundred types
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # a collection touches every page that a sandbox would otherwise share
+    control.send(b"ready")
+    _Zygote(control, folders, confinement).serve()
+
+
+class _Zygote:
+    def __init__(self, control: socket.socket, folders: str | None, confinement: Confinement) -> None:
+        self._control = control
+        self._confinement = confinement
+        self._folders = folders
+        self._sandboxes: dict[int, socket.socket] = {}  # by the ids of their first processes
+        self._wake, self._wake_writes = os.pipe()
+        self._spare: tuple[int, socket.socket] | None = None
+        self._own_namespace = -1 if folders is None else os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        for fd in (self._wake, self._wake_writes):
+            os.set_blocking(fd, False)
+
+    def serve(self) -> None:
+        signal.set_wakeup_fd(self._wake_writes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._wake:
+                    os.read(self._wake, 4096)
+                    self._tell_ends()
+                    continue
+                data, fds, _, _ = socket.recv_fds(
+                    self._control, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
+                if not data:
+                    os._exit(0)  # the host has gone, and with this process all that it has forked goes
+                self._open_sandbox(data, fds)
+            if self._spare is None:
+                try:
+                    self._spare = self._fork_spare()
+                except OSError:
+                    pass  # who asks for a sandbox is told, if it is still the case
+
+    def _open_sandbox(self, data: bytes, fds: list[int]) -> None:
+        """Hands the request to the process that waits for one."""
+        status = socket.socket(fileno=fds[3])
+        try:
+            spare, self._spare = self._spare or self._fork_spare(), None
+            with spare[1]:
+                socket.send_fds(spare[1], [data], fds)
+            self._sandboxes[spare[0]] = status
+        except OSError as error:
+            _send_words(status, f"failed {error.errno} {error}")
+            status.close()
+        for fd in fds[:3]:
+            os.close(fd)
+
+    def _fork_spare(self) -> tuple[int, socket.socket]:
+        """A process that is on its way to be a sandbox, and where it waits for its request. Raises OSError."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            try:
+                pid = os.fork() if self._folders is None else fork_into_pid_namespace(self._own_namespace)
+            except OSError:
+                ours.close()
+                raise
+            if pid:
+                return pid, ours
+            try:
+                ours.close()
+                self._become_sandbox(its)
+            except BaseException as error:
+                sys.excepthook(type(error), error, error.__traceback__)  # on its own standard error
+            finally:
+                os._exit(FAILED)
+
+    def _become_sandbox(self, waiting: socket.socket) -> None:
+        """Leaves everything of the zygote's and of other sandboxes behind, and becomes the driver, once it is asked."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._control.close()
+        for other in self._sandboxes.values():
+            other.close()
+        os.close(self._wake)
+        os.close(self._wake_writes)
+        failure: OSError | None = None
+        first = os.getpid()
+        try:
+            os.setsid()
+            if self._folders is None:
+                fork_supervisor(waiting.fileno())
+                self._confinement.end_with_parent(first)
+            else:
+                os.close(self._own_namespace)
+                enter_namespaces()
+        except OSError as error:
+            failure = error
+        data, fds, _, _ = socket.recv_fds(waiting, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        waiting.close()
+        if not data:
+            os._exit(0)  # the zygote has ended
+        status = socket.socket(fileno=fds.pop())
+        try:
+            if failure is not None:
+                raise failure
+            self._stand(json.loads(data), fds, status, first)
+        except OSError as error:
+            _send_words(status, f"failed {error.errno} {error}")
+            return
+        status.close()
+        del data, fds, status
+        # What the host wants to do with the process comes before its first words to it.
+        ready = select.poll()
+        ready.register(0, select.POLLIN)
+        ready.poll()
+        run_driver(is_warm=True)
+
+    def _stand(self, request: dict[str, Any], wire: list[int], status: socket.socket, first: int) -> None:
+        """Does what is this sandbox's own, and says that it stands. `first` is its first process. Raises OSError."""
+        for pid in {first, os.getpid()}:
+            resource.prlimit(pid, resource.RLIMIT_RSS, (request["mark"], request["mark"]))
+        if self._folders is not None:
+            take_folder(self._folders, request)
+        os.chdir(request["cwd"])
+        for number, fd in enumerate(wire):
+            os.dup2(fd, number)
+            os.close(fd)
+        process = os.pidfd_open(first)
+        status.sendmsg([b"stands"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [process]))])
+        os.close(process)
+
+    def _tell_ends(self) -> None:
+        """Says of sandboxes that have ended how they did."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._spare is not None and pid == self._spare[0]:
+                self._spare[1].close()
+                self._spare = None
+            sandbox = self._sandboxes.pop(pid, None)
+            if sandbox is not None:
+                _send_words(sandbox, f"ended {os.waitstatus_to_exitcode(status)}")
+                sandbox.close()
+
+
+def _send_words(status: socket.socket, words: str) -> None:
+    try:
+        status.send(words.encode("utf-8", "replace"), socket.MSG_DONTWAIT)
+    except OSError:
+        pass  # who asked has gone
