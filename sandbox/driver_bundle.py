@@ -6,6 +6,7 @@ the host's magic number (`importlib.util.MAGIC_NUMBER`) takes the code and start
 
 import importlib.util
 import marshal
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from types import CodeType
@@ -49,6 +50,21 @@ main = load({PARTS!r})
 if __name__ == "__main__":
     main()
 """
+
+# Lines of a program that has the driver as `code` and as `text`: they leave its `main` in `found`.
+DRIVER_LOADER = f"""
+import marshal
+from _frozen_importlib_external import MAGIC_NUMBER
+
+found = {{"__name__": "driver"}}
+exec(marshal.loads(code) if MAGIC_NUMBER == {importlib.util.MAGIC_NUMBER!r} else compile(text, "driver", "exec"), found)
+"""
+
+
+@cache
+def compress_driver() -> tuple[bytes, bytes]:
+    """The driver, compiled for this Python and as text, each compressed by zlib."""
+    return zlib.compress(build_driver_code(), 9), zlib.compress(build_driver_text(), 9)
 
 
 @cache

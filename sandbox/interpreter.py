@@ -141,8 +141,10 @@ class Interpreter:
         ready = self._waiters[0] = asyncio.Event()
         self._sent_at = self._received_at = loop.time()
         channel = self._channel = await protocol.sandbox.connect(self._receive, self._close)
+        is_sent = False
         try:
             await channel.send(protocol.encode_start() + encode_more(protocol))
+            is_sent = True
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
                 await ready.wait()
         except SandboxLost:
@@ -151,7 +153,7 @@ class Interpreter:
             protocol.close_at_hangup()
         except TimeoutError:
             pass
-        protocol.check_ready()
+        protocol.check_ready(is_sent)
         settings = protocol.sandbox.settings
         if settings.heartbeat is not None:
             heartbeat = self._send_heartbeats(protocol, channel, settings.heartbeat, settings.silence)

@@ -236,12 +236,7 @@ class DriverProtocol:
             raise refused
         if pending.end is None:
             self.pending.pop(pending.id, None)
-            unknown = OutcomeUnknown(
-                f"sandbox {self.sandbox.id} went away before the code had answered ({self.closed_reason}); what the "
-                "code did is unknown. Pass idempotent=True if it may run twice"
-            )
-            unknown.meta = pending.build_meta()
-            raise unknown
+            raise self._make_unknown_error(pending)
         if pending.listener_error is not None:
             raise pending.listener_error
         header, body = pending.end
@@ -253,11 +248,25 @@ class DriverProtocol:
         meta = replace(pending.build_meta(), files=(yield from _read_file_names(pending.files)))
         return (yield from decode_end(header, body, meta, pending.timeout, pending.output_fields))
 
-    def check_ready(self) -> None:
-        """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready."""
-        if not self.is_ready:
-            reason = self.closed_reason or f"it did not answer within {START_TIMEOUT_SECONDS:.0f} s"
-            raise SandboxStartError(f"the driver did not start in sandbox {self.sandbox.id}: {reason}")
+    def check_ready(self, is_sent: bool = False) -> None:
+        """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready.
+
+        OutcomeUnknown where it was sent an execution, and may have begun that.
+        """
+        if self.is_ready:
+            return
+        self.close(f"it did not answer within {START_TIMEOUT_SECONDS:.0f} s")
+        if is_sent and self.pending and self.sandbox.may_run_unheard():
+            raise self._make_unknown_error(next(iter(self.pending.values())))
+        raise SandboxStartError(f"the driver did not start in sandbox {self.sandbox.id}: {self.closed_reason}")
+
+    def _make_unknown_error(self, pending: PendingExecution) -> OutcomeUnknown:
+        unknown = OutcomeUnknown(
+            f"sandbox {self.sandbox.id} went away before the code had answered ({self.closed_reason}); what the "
+            "code did is unknown. Pass idempotent=True if it may run twice"
+        )
+        unknown.meta = pending.build_meta()
+        return unknown
 
     def compute_answer_timeout(self, pending: PendingExecution) -> float | None:
         """Seconds after which a driver that has not reported an execution's end is taken for lost."""

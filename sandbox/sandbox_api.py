@@ -41,6 +41,10 @@ class Sandbox(ABC):
         """The end of what the driver's process wrote on its standard error; empty where that is not known."""
         return ""
 
+    def may_run_unheard(self) -> bool:
+        """Whether a driver of which nothing was heard may have begun with what it was sent, or may still do so."""
+        return False
+
     def find_exceeded_limit(self) -> str:
         """The option that limits the sandbox as a whole for which something in it was killed since this was last asked.
 

@@ -21,8 +21,8 @@ from .errors import (
     is_transient,
     retry_call,
 )
+from .launch import FILES, LOST_RACE_STATUS, StartLostError
 
-FILES = "/tmp/rlm-batch"  # the driver's own directory in a sandbox
 LAST_WORDS_SECONDS = 5.0  # for a log to come to its end, a second or more after its command's
 INPUT_LIMIT_BYTES = 32 * 1024  # in one input: the pipe behind it holds 64 KiB, and more would block the daemon's call
 TAKE_BYTES = 16 * 1024  # of the log, before the event loop does other things: they may be a thousand frames
@@ -40,12 +40,12 @@ class DaytonaChannel:
     def __init__(
         self,
         remote: daytona.AsyncSandbox,
-        launch: Callable[[dict[str, Any], bytes], Awaitable[tuple[str, str]]],
+        launch: Callable[[list[bytes]], Awaitable[tuple[str, str]]],
         receive: Callable[[bytes], None],
         closed: Callable[[str], None],
     ) -> None:
         self._remote = remote
-        self._launch = launch  # starts the driver with a frame's header and body
+        self._launch = launch  # starts the driver, and takes of the first frames what it is started with
         self._command = ("", "")  # session and id, once the driver has been started
         self._receive = receive
         self._closed = closed
@@ -57,21 +57,27 @@ class DaytonaChannel:
         self._has_input = asyncio.Event()
         self._body_number = 0
         self.stderr_tail = ""
+        self.is_complete = False  # whether the driver has ended and all that it said was heard
         self._tasks: list[asyncio.Task[None]] = []
 
     async def send(self, data: bytes) -> None:
         """Hands the bytes over, after those of earlier sends. Raises SandboxLost where the driver cannot have them.
 
         Where it may have them and nothing more can be heard of it, the channel is closed and nothing is raised. The
-        first frame starts the driver; SandboxStartError is raised where it does not start.
+        first frames start the driver; SandboxStartError is raised where it does not start.
         """
         if self._end_reason:
             raise self._make_lost_error()
         frames = [data]
         if not self._tasks:
-            first, *others = _split_frames(data)
-            frames = [encode_frame(header, body) for header, body in others]
-            self._command = await self._launch(*first)
+            frames = [encode_frame(header, body) for header, body in _split_frames(data)]
+            try:
+                self._command = await self._launch(frames)
+            except StartLostError as error:
+                self._end(str(error))
+                if frames:
+                    raise self._make_lost_error() from error
+                return
             self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send_all())]
             for task in self._tasks:
                 # One may be cancelled by somebody else: a loop that ends cancels all that there is, and who waits here
@@ -207,6 +213,7 @@ class DaytonaChannel:
                 failure = error
             else:
                 if state.exit_code is not None and failure is None:
+                    self.is_complete = state.exit_code != LOST_RACE_STATUS
                     last_words = f": {self.stderr_tail.strip()}" if self.stderr_tail.strip() else ""
                     self._end(f"its process has ended with status {state.exit_code}{last_words}")
                     return

@@ -1,32 +1,24 @@
 """One open sandbox of Daytona: its driver, its files, and its end."""
 
 import asyncio
-import functools
-import importlib.util
 import logging
-import shlex
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import daytona
 
-from ...sandbox.driver_bundle import build_driver_code, build_driver_text
 from ...sandbox.driver_settings import DriverSettings
-from ...sandbox.errors import RlmBatchError, SandboxLost, SandboxStartError, VolumeError
+from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox
-from ...sandbox.wire.frames import encode_frame
-from .channel import FILES, DaytonaChannel
+from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
 from .client import SharedClient
 from .deletion import delete_sandbox, warn_of_leftover
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
+from .launch import FILES, start_driver
 from .settings import DaytonaSettings
-from .setup import clone_repository, install_packages, open_session
+from .setup import clone_repository, install_packages
 
 IDLE_MINUTES = 5  # after which Daytona ends a sandbox that nobody has called: that of a host that died
 KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # between two of our calls that say that one is in use
-MODULE = "_rlm_batch_driver"  # a name that no code has for a module of its own
-BOOT = f"import sys; sys.path[0] = {FILES!r}; import {MODULE} as d; del sys.path[0]; d.main(first=sys.argv[1])"
 
 log = logging.getLogger("rlm_batch.daytona")
 
@@ -37,7 +29,6 @@ class DaytonaSandboxHandle(Sandbox):
     provider = "daytona"
     isolation = "daytona"
     layers = ()
-    python = "python3"
 
     def __init__(self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox) -> None:
         self.id = remote.id
@@ -57,7 +48,7 @@ class DaytonaSandboxHandle(Sandbox):
         self._is_removed = False
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> DaytonaChannel:
-        """Gives a channel whose first frame starts the driver; see `Sandbox.connect`."""
+        """Gives a channel whose first frames start the driver; see `Sandbox.connect`."""
         self._channel = DaytonaChannel(self._remote, self._launch, receive, closed)
         return self._channel
 
@@ -94,62 +85,18 @@ class DaytonaSandboxHandle(Sandbox):
                 *(self.id, get_message(error)),
             )
 
-    async def _launch(self, header: dict[str, Any], body: bytes) -> tuple[str, str]:
-        """Starts the driver with its first frame; returns its session and its command. Raises SandboxStartError.
+    async def _launch(self, frames: list[bytes]) -> tuple[str, str]:
+        """Starts the driver; returns its session and command. Raises SandboxStartError, StartLostError.
 
-        A start that was lost on its way is made anew in a session of its own, for in the old one it would wait for the
-        first to end, and with a body of its own, for the first takes the one that it was given. What this leaves is a
-        driver that nobody speaks to.
+        The first frames go along, which saves a call, and are taken from the list: all that are small, unless they
+        hold secrets, which shall stand in no command.
         """
-        session = command = ""
-        attempt = 0
-
-        async def start() -> tuple[str, str]:
-            nonlocal session, command, attempt
-            if not command:
-                try:
-                    session, command = await self._prepare_start(header, body, attempt)
-                except daytona.DaytonaError as error:  # after tries of its own
-                    raise self._make_start_error(error) from error
-            attempt += 1
-            request = daytona.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
-            try:
-                answer = await self._remote.process.execute_session_command(session, request, int(CALL_SECONDS))
-            except daytona.DaytonaError as error:
-                if not is_turned_away(error):
-                    command = ""
-                raise
-            return session, answer.cmd_id
-
-        try:
-            started = await retry_call(start, seconds=self._provider_settings.start_timeout, remote=self._remote)
-        except daytona.DaytonaError as error:
-            raise self._make_start_error(error) from error
+        first = b""
+        while frames and not self.settings.environment and len(first) + len(frames[0]) <= INPUT_LIMIT_BYTES:
+            first += frames.pop(0)
+        command = await start_driver(self._remote, self._directory, first, self._provider_settings.start_timeout)
         self._keeping_awake = asyncio.create_task(self._keep_awake())
-        return started
-
-    async def _prepare_start(self, header: dict[str, Any], body: bytes, attempt: int) -> tuple[str, str]:
-        """Uploads the driver (once) and the first frame's body; returns a session, and the command to give it."""
-        body_path = f"{FILES}/in.0.{attempt}"
-        uploads = {body_path: body}
-        if not attempt:
-            uploads |= {f"{FILES}/{name}": data for name, data in _make_driver_files().items()}
-        files = [daytona.FileUpload(data, path) for path, data in uploads.items()]
-        seconds = self._provider_settings.start_timeout
-        # Together: neither needs the other.
-        session, _ = await asyncio.gather(
-            open_session(self._remote, seconds),
-            retry_call(
-                functools.partial(self._remote.fs.upload_files, files, int(CALL_SECONDS)),
-                seconds=seconds, remote=self._remote,
-            ),
-        )  # fmt: skip
-        first_frame = encode_frame({**header, "file": body_path}).decode()
-        command = f"{self.python} -u -c {shlex.quote(BOOT)} {shlex.quote(first_frame)}"
-        return session, f"cd {shlex.quote(self._directory)} && {command}" if self._directory else command
-
-    def _make_start_error(self, error: Exception) -> SandboxStartError:
-        return SandboxStartError(f"the driver did not start in sandbox {self.id}: {get_message(error)}")
+        return command
 
     async def _keep_awake(self) -> None:
         """Tells Daytona that the sandbox is in use: code may wait for an answer longer than one may be idle."""
@@ -164,6 +111,9 @@ class DaytonaSandboxHandle(Sandbox):
 
     def read_stderr_tail(self) -> str:
         return self._channel.stderr_tail if self._channel is not None else ""
+
+    def may_run_unheard(self) -> bool:
+        return self._channel is not None and not self._channel.is_complete
 
     async def upload(self, path: str, data: bytes) -> None:
         remote_path = self._resolve_path(path)
@@ -211,15 +161,3 @@ class DaytonaSandboxHandle(Sandbox):
             warn_of_leftover(self.id, error)
         finally:
             self._client.release()
-
-
-@functools.cache
-def _make_driver_files() -> dict[str, bytes]:
-    """The driver's text, and compiled for a Python such as ours: in a sandbox that has another the text is compiled."""
-    text = build_driver_text()
-    # A pyc that is taken without a look at its source (PEP 552): the two come from here together.
-    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(text)
-    return {
-        f"{MODULE}.py": text,
-        f"__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc": head + build_driver_code(),
-    }

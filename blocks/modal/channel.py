@@ -31,6 +31,7 @@ class ModalChannel:
         lifetime: int,
     ) -> None:
         self.end_reason = ""  # why nothing more can be said to the driver
+        self.is_complete = False  # whether the driver has ended and all that it said was heard
         self._process = process
         self._receive = receive
         self._closed = closed
@@ -71,6 +72,7 @@ class ModalChannel:
         reason = "its process has ended"
         try:
             await self._read_all()
+            self.is_complete = True
             with suppress(modal.exception.Error, TimeoutError):
                 async with asyncio.timeout(READ_SECONDS):
                     stderr = await self._process.stderr.read.aio()

@@ -1,17 +1,14 @@
 """One open sandbox of Modal: its driver, its files, and its end."""
 
 import logging
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib.util import MAGIC_NUMBER
 from pathlib import PurePosixPath
 from typing import Any
 
 import modal
 
-from ...sandbox.driver_bundle import build_driver_code, build_driver_text
+from ...sandbox.driver_bundle import DRIVER_LOADER, compress_driver
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox
@@ -27,8 +24,7 @@ RELOAD_SECONDS = 60
 # where this Python is one like the host's (which saves some 25 ms), and else as text. What waited for a driver that
 # never comes would keep its sandbox from being idle, so it ends itself.
 BOOT = """
-import marshal, os, signal, sys, zlib
-from _frozen_importlib_external import MAGIC_NUMBER
+import os, signal, sys, zlib
 
 signal.alarm(120)
 
@@ -43,8 +39,7 @@ code, text = take({code}), take({text})
 signal.alarm(0)
 os.makedirs({workdir!r}, exist_ok=True)
 sys.path[:] = [path for path in sys.path if path]
-found = {{"__name__": "driver"}}
-exec(marshal.loads(code) if MAGIC_NUMBER == {magic!r} else compile(text, "driver", "exec"), found)
+{loader}
 found["main"]()
 """
 
@@ -67,8 +62,8 @@ class ModalSandboxHandle(Sandbox):
         self._is_removed = False
 
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> ModalChannel:
-        lifetime, (code, text) = self._provider_settings.lifetime, _compress_driver()
-        program = BOOT.format(code=len(code), text=len(text), magic=MAGIC_NUMBER, workdir=self.settings.cwd)
+        lifetime, (code, text) = self._provider_settings.lifetime, compress_driver()
+        program = BOOT.format(code=len(code), text=len(text), workdir=self.settings.cwd, loader=DRIVER_LOADER)
         try:
             process: Any = await retry_refused(
                 lambda: self._sandbox.exec.aio("python", "-u", "-c", program, text=False, timeout=lifetime)
@@ -77,6 +72,9 @@ class ModalSandboxHandle(Sandbox):
             raise map_error(error, f"the driver did not start in sandbox {self.id}") from error
         self._channel = ModalChannel(process, code + text, receive, closed, sandbox_id=self.id, lifetime=lifetime)
         return self._channel
+
+    def may_run_unheard(self) -> bool:
+        return self._channel is not None and not self._channel.is_complete
 
     async def refresh_volume(self) -> None:
         """Reloads the volume; see `Sandbox.refresh_volume`. It cannot be while code holds a file of it open."""
@@ -137,9 +135,3 @@ def make_driver_settings(settings: ModalSettings) -> DriverSettings:
         confinement={"limits": limits},
         commit=[] if volume is None else ["sync", volume],
     )
-
-
-@cache
-def _compress_driver() -> tuple[bytes, bytes]:
-    """The driver, compiled for this Python and as text, each compressed."""
-    return zlib.compress(build_driver_code()), zlib.compress(build_driver_text())

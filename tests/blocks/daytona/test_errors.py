@@ -23,9 +23,8 @@ from rlm_batch import (
     SandboxStartError,
     batch,
 )
-from rlm_batch.blocks.daytona import channel, errors
+from rlm_batch.blocks.daytona import channel, errors, launch
 from rlm_batch.blocks.daytona.client import borrow_client
-from rlm_batch.blocks.daytona.handle import DaytonaSandboxHandle
 from rlm_batch.sandbox.errors import RlmBatchError
 
 CREATE = "POST /api/sandbox"
@@ -153,9 +152,11 @@ def test_a_volume_in_error(daytona: Any) -> None:
 
 
 def test_an_image_without_python(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DaytonaSandboxHandle, "python", "python-that-is-not-there")
+    monkeypatch.setattr(launch, "PYTHON", "python-that-is-not-there")
     with pytest.raises(SandboxStartError, match=r"status 127.*python-that-is-not-there"):
         asyncio.run(DaytonaSandbox().interpreter().start())
+    with pytest.raises(SandboxStartError, match="status 127"):  # nothing of what went along can have run
+        asyncio.run(DaytonaSandbox().interpreter().execute("pass"))
 
 
 def test_an_address_where_nobody_answers(daytona: Any) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ModalSandbox
+from rlm_batch import ModalSandbox, OutcomeUnknown
+
+from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
 
 pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
@@ -121,3 +123,19 @@ async def test_a_cancelled_execution_ends_and_the_sandbox_goes_on(modal_sandbox:
         with pytest.raises(asyncio.CancelledError):
             await running
         assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
+
+
+async def test_a_driver_of_which_nothing_is_heard_has_an_unknown_outcome(
+    modal_sandbox: Make, modal_standin: Any
+) -> None:
+    """The first execution goes with what starts the driver, and runs whether that is heard or not."""
+    modal_standin.ask("faults", rules=[{"method": "TaskExecStdioRead", "status": "PERMISSION_DENIED"}])
+    interpreter = modal_sandbox().interpreter(timeout=20)
+    with ExecutionCounter() as counter:
+        code = f"{COUNT_EXECUTION}\ncount_execution('x')"
+        try:
+            with pytest.raises(OutcomeUnknown, match=r"its output broke off.*idempotent=True"):
+                await interpreter.execute(code, {"address": counter.address})
+        finally:
+            await interpreter.shutdown()
+        assert counter.counts["x"] <= 1

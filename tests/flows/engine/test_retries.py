@@ -127,13 +127,16 @@ async def test_a_sandbox_that_never_opens_fails_for_good_after_its_retries(
     assert counter.counts == {}
 
 
+@pytest.mark.parametrize("call", ["exec", "input"])
 async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
-    daytona: Any, counter: ExecutionCounter
+    daytona: Any, counter: ExecutionCounter, call: str
 ) -> None:
     daytona.set(
-        fault_rate=1.0, faults=["404"], fault_message="command not found", fault_times=1, fault_where=r"/input$"
+        fault_rate=1.0, faults=["404"], fault_message="command not found", fault_times=1, fault_where=f"/{call}$"
     )
-    (result,) = await batch(SQUARE, inputs(counter), provider="daytona")
+    secrets = {"KEY": "k"} if call == "input" else {}  # with them the first execution goes as input
+    await DaytonaSandbox(environment=secrets).save("lost", overwrite=True)  # type: ignore[misc, dict-item]
+    (result,) = await batch(SQUARE, inputs(counter), provider="daytona-sandbox/lost")
     assert (result.y, result.meta.attempt) == (0, 2)
     # Its first execution goes with what starts the driver, so it may be either.
     assert result.meta.earlier_errors[0].startswith((SandboxStartError.__name__, SandboxLost.__name__))

@@ -9,11 +9,11 @@ what the client says by names of the sandbox's own, and volumes are refused. It 
 this user can read, and use the network.
 
 What it does as the real one does (the daemon's published source, and what was seen of the service): the life of a
-sandbox with its events, no removal while its state changes, session commands one after the other with logs that are
-followed and replayed from their beginning, input through a pipe, names that are taken once, volumes that are not ready
-at once, list pages, lifetimes, rate limits and quotas. Files of a volume refuse what the real ones refuse (rename,
-chmod, append, random writes, locks)
-to Python programs. What it does not: snapshots, PTYs, previews, archives, builds of images.
+sandbox with its events, no removal while its state changes, session commands one after the other, each read from a file
+of the daemon's, with logs that are followed and replayed from their beginning, input through a pipe, names that are
+taken once, volumes that are not ready at once, list pages, lifetimes, rate limits and quotas. Files of a volume refuse
+what the real ones refuse (rename, chmod, append, random writes, locks) to Python
+programs. What it does not: snapshots, PTYs, previews, archives, builds of images.
 
 `Settings` are what can be asked of it, at its start or while it runs (`POST /standin`); `GET /standin` says what it has
 and how often each call came. `running.Running` is the same for tests.

@@ -19,9 +19,9 @@ from typing import Any
 
 from ..mount_namespace import find_refusal, make_command
 from .answers import daemon, now
-from .sessions import Session
+from .sessions import Command, Session
 
-HOME, PYTHON = "/home/daytona", "/home/python"
+HOME, PYTHON, DAEMON = "/home/daytona", "/home/python", "/home/daemon"
 STDOUT, STDERR = b"\1\1\1", b"\2\2\2"  # before each line of a session command's log
 
 REFUSALS = '''
@@ -104,7 +104,7 @@ class Box:
         }  # fmt: skip
 
     def make(self) -> None:
-        for name in ("home", "tmp"):
+        for name in ("home", "tmp", "daemon"):
             (self.folder / name).mkdir(parents=True)
         make_python(self.folder / "python")
         if self.mounts:
@@ -167,6 +167,7 @@ class Box:
         mounts = [
             ("read", "/", "/"), ("tmpfs", "/home"), ("bind", str(self.folder / "home"), HOME),
             ("bind", str(self.folder / "tmp"), "/tmp"), ("bind", str(self.folder / "python"), PYTHON),
+            ("bind", str(self.folder / "daemon"), DAEMON),
         ]  # fmt: skip
         if str(python).startswith(("/home/", "/tmp/")):
             mounts.append(("read", str(python), str(python)))
@@ -210,7 +211,7 @@ class Box:
     async def run_in_session(self, session: Session, rate: float) -> None:
         while True:
             command = await session.queue.get()
-            process = await self.start(command.text, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+            process = await self.start(self.write_command(command), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
             command.input = process.stdin
             try:
                 await asyncio.gather(
@@ -219,6 +220,12 @@ class Box:
                 command.end(await process.wait())
             finally:
                 self.end(process)
+
+    def write_command(self, command: Command) -> str:
+        """What the shell is told: the daemon's reads the command in a file (apps/daemon/pkg/session/execute.go)."""
+        file = self.folder / "daemon" / f"{command.id}.sh"
+        file.write_bytes(self.rename_temporary_files(command.text.encode()))
+        return f". {DAEMON if self.has_namespaces else file.parent}/{file.name}"
 
     def end(self, process: asyncio.subprocess.Process) -> None:
         self.processes.discard(process)

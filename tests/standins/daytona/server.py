@@ -67,15 +67,15 @@ class Server:
             await refuse(scope, receive, send, int(fault), settings.retry_after_s, settings.fault_message)
             return
         elif fault in ("drop", "lost"):
-            if fault == "lost" or self.random.random() < 0.5:  # lost on its way back: the call was done
-
-                async def nowhere(_message: Any) -> None:
-                    pass
-
-                if scope["type"] == "http":
-                    await self.app(scope, receive, nowhere)
+            # Lost on its way back: the call was done.
+            if (fault == "lost" or self.random.random() < 0.5) and scope["type"] == "http":
+                await self.app(scope, receive, nowhere)
             self.account.drop(scope)
             return
+        elif fault == "repeat":  # as its proxy does by itself: libs/common-go/pkg/proxy/retry_transport.go
+            message = await read_message(receive)
+            await self.app(scope, play(message), nowhere)
+            receive = play(message)
         await self.app(scope, receive, send)
 
     def fault(self, label: str) -> str:
@@ -135,6 +135,29 @@ class Server:
                 "cpu_s": dict(zip(("own", "own_system", "processes", "processes_system"), os.times(), strict=False)),
             }
         )
+
+
+async def nowhere(_message: Any) -> None:
+    """Where an answer goes that nobody gets."""
+
+
+async def read_message(receive: Any) -> dict[str, Any]:
+    """A call's body, whole."""
+    body, is_complete = b"", False
+    while not is_complete:
+        message = await receive()
+        body, is_complete = body + message.get("body", b""), not message.get("more_body")
+    return {"type": "http.request", "body": body}
+
+
+def play(message: dict[str, Any]) -> Any:
+    """Gives the message, and then nothing more."""
+    messages = iter((message,))
+
+    async def receive() -> dict[str, Any]:
+        return next(messages, {"type": "http.disconnect"})
+
+    return receive
 
 
 def generic(path: str) -> str:

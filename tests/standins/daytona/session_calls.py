@@ -26,6 +26,7 @@ class SessionCalls:
         self.account = account
         self.routes: list[tuple[str, str, Any]] = [
             ("POST", SESSION, self.create_session),
+            ("GET", SESSION + "/{session}", self.get_session),
             ("DELETE", SESSION + "/{session}", self.delete_session),
             ("POST", SESSION + "/{session}/exec", self.session_execute),
             ("GET", SESSION + "/{session}/command/{command}", self.get_command),
@@ -55,6 +56,10 @@ class SessionCalls:
             raise daemon(404, "command not found")
         return command
 
+    async def get_session(self, request: Any) -> Any:
+        commands = [describe(command) for command in self.session(request)[1].commands.values()]
+        return {"sessionId": request.path_params["session"], "commands": commands}
+
     async def delete_session(self, request: Any) -> Any:
         box, session = self.session(request)
         if session.runner is not None:
@@ -77,9 +82,7 @@ class SessionCalls:
         return JSONResponse({"cmdId": command.id}, 202)
 
     async def get_command(self, request: Any) -> Any:
-        command = self.command(request)
-        found: dict[str, Any] = {"id": command.id, "command": command.text}
-        return found if command.exit_code is None else {**found, "exitCode": command.exit_code}
+        return describe(self.command(request))
 
     async def get_logs(self, request: Any) -> Any:
         texts: dict[bytes, list[bytes]] = {STDOUT: [], STDERR: []}
@@ -140,3 +143,9 @@ class SessionCalls:
                 return
             else:
                 await command.change(CLOSE_DELAY)
+
+
+def describe(command: Command) -> dict[str, Any]:
+    """What the daemon says of a command."""
+    found: dict[str, Any] = {"id": command.id, "command": command.text}
+    return found if command.exit_code is None else {**found, "exitCode": command.exit_code}

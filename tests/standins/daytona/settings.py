@@ -28,7 +28,8 @@ class Settings:
     log_bytes_per_s: float = 2.5e6  # what the real daemon's shell loop takes
     log_delay_s: float = 0.0  # the real daemon looks for more to send every 50 ms or so
     fault_rate: float = 0.0  # of all calls, those that match `fault_where`
-    faults: list[str] = field(default_factory=lambda: ["429", "502", "503", "drop", "delay"])  # also any status, "lost"
+    # Also any status, "lost" and "repeat".
+    faults: list[str] = field(default_factory=lambda: ["429", "502", "503", "drop", "delay"])
     fault_message: str = ""  # of a fault that is a status
     fault_where: str = ""  # a regular expression, searched in "METHOD /path"
     fault_times: int | None = None  # after so many faults there are no more

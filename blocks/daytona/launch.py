@@ -1,0 +1,108 @@
+"""How a sandbox of Daytona comes to run the driver: by one command of a session, which holds all that it needs."""
+
+import binascii
+import shlex
+from functools import cache
+
+import daytona
+
+from ...sandbox.driver_bundle import DRIVER_LOADER, compress_driver
+from ...sandbox.errors import SandboxStartError
+from .errors import CALL_SECONDS, get_message, get_status, retry_call
+from .setup import open_session
+
+FILES = "/tmp/rlm-batch"  # the driver's own directory in a sandbox
+PYTHON = "python3"
+LOST_RACE_STATUS = 75  # of a start that found another one before it
+
+# The directory is made once: a start that comes twice, because its answer was lost or because Daytona's proxy has
+# repeated it (libs/common-go/pkg/proxy/retry_transport.go), starts nothing the second time. The shell writes the file
+# by itself, for an argument of a program has a limit of 128 KiB. A session's command must not be `exit`.
+COMMAND = """mkdir -p {files}
+if mkdir -m 700 {own}; then
+printf %s {data} > {own}/start
+{enter}{python} -u -c {boot} {own}/start
+else (exit {status}); fi"""
+
+BOOT = f"""
+import binascii, os, sys, zlib
+
+path = sys.argv.pop()
+with open(path, "rb") as file:
+    code, text, first = file.read().split(b"\\n", 2)
+os.unlink(path)
+sys.path[:] = [path for path in sys.path if path]
+code, text = (zlib.decompress(binascii.a2b_base64(part)) for part in (code, text))
+{DRIVER_LOADER}
+found["main"](first=first.decode())
+"""
+
+
+class StartLostError(Exception):
+    """Nobody can say whether the driver has started."""
+
+
+async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: bytes, seconds: float) -> tuple[str, str]:
+    """Starts the driver in that directory with its first frames; returns its session and its command.
+
+    A start that was refused is made again for so many seconds. One whose answer was lost is looked for in its session,
+    and made again in another where it is not there: in the same one it would wait for the first to end. Raises
+    SandboxStartError, or StartLostError.
+    """
+    command = _make_command(remote.id, directory, first)
+    request = daytona.SessionExecuteRequest(command=command, run_async=True, suppress_input_echo=True)
+    process, session = remote.process, ""
+
+    async def start() -> tuple[str, str]:
+        nonlocal session
+        try:
+            session = session or await open_session(remote, seconds)
+        except daytona.DaytonaError as error:  # after tries of its own
+            raise make_start_error(error) from error
+        try:
+            answer = await process.execute_session_command(session, request, int(CALL_SECONDS))
+        except daytona.DaytonaError as error:
+            if get_status(error) in range(400, 500):
+                raise
+            found = await find_started(error)
+            if found is None:
+                session = ""
+                raise
+            return session, found
+        return session, answer.cmd_id
+
+    async def find_started(loss: daytona.DaytonaError) -> str | None:
+        try:
+            there = await retry_call(lambda: process.get_session(session, CALL_SECONDS), seconds=seconds, remote=remote)
+        except daytona.DaytonaError as error:
+            raise StartLostError(
+                f"the call that starts the driver was lost ({get_message(loss)}), and its session cannot be asked for "
+                f"it ({get_message(error)})"
+            ) from error
+        return there.commands[0].id if there.commands else None
+
+    def make_start_error(error: Exception) -> SandboxStartError:
+        return SandboxStartError(f"the driver did not start in sandbox {remote.id}: {get_message(error)}")
+
+    try:
+        return await retry_call(start, seconds=seconds, remote=remote)
+    except daytona.DaytonaError as error:
+        raise make_start_error(error) from error
+
+
+def _make_command(sandbox_id: str, directory: str, first: bytes) -> str:
+    return COMMAND.format(
+        files=FILES,
+        own=f"{FILES}/{sandbox_id}",
+        data=shlex.quote(_encode_driver() + first.decode("utf-8")),
+        enter=f"cd {shlex.quote(directory)} && " if directory else "",
+        python=PYTHON,
+        boot=shlex.quote(BOOT),
+        status=LOST_RACE_STATUS,
+    )
+
+
+@cache
+def _encode_driver() -> str:
+    """The driver, compiled and as text, a line for each."""
+    return "".join(binascii.b2a_base64(part).decode() for part in compress_driver())
