@@ -51,13 +51,17 @@ if __name__ == "__main__":
     main()
 """
 
-# Lines of a program that has the driver as `code` and as `text`: they leave its `main` in `found`.
+# Lines of a program that has what `compress_driver` gives as `code` and `text`: they leave its `main` in `found`.
 DRIVER_LOADER = f"""
-import marshal
+import marshal, zlib
 from _frozen_importlib_external import MAGIC_NUMBER
 
+if MAGIC_NUMBER == {importlib.util.MAGIC_NUMBER!r}:
+    program = marshal.loads(zlib.decompress(code))
+else:
+    program = compile(zlib.decompress(text), "driver", "exec")
 found = {{"__name__": "driver"}}
-exec(marshal.loads(code) if MAGIC_NUMBER == {importlib.util.MAGIC_NUMBER!r} else compile(text, "driver", "exec"), found)
+exec(program, found)
 """
 
 

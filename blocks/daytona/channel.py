@@ -21,7 +21,7 @@ from .errors import (
     is_transient,
     retry_call,
 )
-from .launch import FILES, LOST_RACE_STATUS, StartLostError
+from .launch import LOST_RACE_STATUS, StartLostError, name_folder
 
 LAST_WORDS_SECONDS = 5.0  # for a log to come to its end, a second or more after its command's
 INPUT_LIMIT_BYTES = 32 * 1024  # in one input: the pipe behind it holds 64 KiB, and more would block the daemon's call
@@ -150,7 +150,7 @@ class DaytonaChannel:
             return data
         ((header, body),) = _split_frames(data)
         self._body_number += 1
-        header["file"] = f"{FILES}/in.{self._body_number}"
+        header["file"] = f"{name_folder(self._remote.id)}/in.{self._body_number}"
         await retry_call(
             lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)), remote=self._remote
         )

@@ -13,7 +13,7 @@ from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
 from .client import SharedClient
 from .deletion import delete_sandbox, warn_of_leftover
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
-from .launch import FILES, start_driver
+from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
 from .setup import clone_repository, install_packages
 
@@ -37,7 +37,7 @@ class DaytonaSandboxHandle(Sandbox):
             volume=settings.volume_mount_path if settings.volume_name is not None else None,
             environment={name: value.get_secret_value() for name, value in settings.environment.items()},
             lifetime=settings.lifetime,
-            files=FILES,
+            files=name_folder(remote.id),
         )
         self._provider_settings = settings
         self._client = client

@@ -11,31 +11,34 @@ from ...sandbox.errors import SandboxStartError
 from .errors import CALL_SECONDS, get_message, get_status, retry_call
 from .setup import open_session
 
-FILES = "/tmp/rlm-batch"  # the driver's own directory in a sandbox
 PYTHON = "python3"
 LOST_RACE_STATUS = 75  # of a start that found another one before it
 
 # The directory is made once: a start that comes twice, because its answer was lost or because Daytona's proxy has
 # repeated it (libs/common-go/pkg/proxy/retry_transport.go), starts nothing the second time. The shell writes the file
 # by itself, for an argument of a program has a limit of 128 KiB. A session's command must not be `exit`.
-COMMAND = """mkdir -p {files}
-if mkdir -m 700 {own}; then
-printf %s {data} > {own}/start
-{enter}{python} -u -c {boot} {own}/start
+COMMAND = """if mkdir -m 700 {folder}; then
+printf %s {data} > {folder}/start
+{enter}{python} -u -c {boot} {folder}/start
 else (exit {status}); fi"""
 
 BOOT = f"""
-import binascii, os, sys, zlib
+import binascii, os, sys
 
 path = sys.argv.pop()
 with open(path, "rb") as file:
     code, text, first = file.read().split(b"\\n", 2)
 os.unlink(path)
 sys.path[:] = [path for path in sys.path if path]
-code, text = (zlib.decompress(binascii.a2b_base64(part)) for part in (code, text))
+code, text = binascii.a2b_base64(code), binascii.a2b_base64(text)
 {DRIVER_LOADER}
 found["main"](first=first.decode())
 """
+
+
+def name_folder(sandbox_id: str) -> str:
+    """The driver's own folder in a sandbox."""
+    return f"/tmp/rlm-batch-{sandbox_id}"
 
 
 class StartLostError(Exception):
@@ -92,8 +95,7 @@ async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: byte
 
 def _make_command(sandbox_id: str, directory: str, first: bytes) -> str:
     return COMMAND.format(
-        files=FILES,
-        own=f"{FILES}/{sandbox_id}",
+        folder=name_folder(sandbox_id),
         data=shlex.quote(_encode_driver() + first.decode("utf-8")),
         enter=f"cd {shlex.quote(directory)} && " if directory else "",
         python=PYTHON,

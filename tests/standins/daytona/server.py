@@ -191,6 +191,8 @@ async def serve(settings: Settings, port: int, until_eof: bool, announce: Any) -
             super().connection_lost(exc)
 
     listening = socket.create_server(("127.0.0.1", port), backlog=1024)
+    # Which asyncio does not see to where it is handed a socket: an answer's body would wait 40 ms after its head.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     account.base = f"http://127.0.0.1:{listening.getsockname()[1]}"
     config = uvicorn.Config(
         Server(account), http=Protocol, ws="websockets-sansio", log_level="error", lifespan="off", access_log=False,
