@@ -15,7 +15,7 @@ from ...sandbox.errors import RlmBatchError
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
-INITIAL_PERMITS = 8  # sandboxes that a run opens at once
+INITIAL_PERMITS = 20  # sandboxes that a run opens at once: four seconds of the lowest published limit, 300 a minute
 FIRST_OPENINGS_PER_SECOND = 20.0  # after those, and one more for each that was opened, up to
 MAX_OPENINGS_PER_SECOND = 60.0  # the largest of Daytona's published limits is ten a second
 REFUSAL_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before one more is tried, where a refusal names no time

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -139,3 +140,18 @@ async def test_a_driver_of_which_nothing_is_heard_has_an_unknown_outcome(
         finally:
             await interpreter.shutdown()
         assert counter.counts["x"] <= 1
+
+
+async def test_a_fresh_sandbox_for_one_execution_takes_five_calls(modal_sandbox: Make, modal_standin: Any) -> None:
+    async def execute() -> Counter[str]:
+        interpreter = modal_sandbox().interpreter(timeout=20)
+        try:
+            assert (await interpreter.execute("SUBMIT(1)")).output == 1
+        finally:
+            await interpreter.shutdown()
+        return Counter(modal_standin.ask("state")["counts"])
+
+    before = await execute()  # which asks for the app and the image, too
+    assert await execute() - before == Counter(
+        ["SandboxCreateV2", "TaskExecStart", "TaskExecStdinWrite", "TaskExecStdioRead", "SandboxTerminateV2"]
+    )

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlm_batch.sandbox import driver_bundle
-from rlm_batch.sandbox.driver_bundle import MODULES, ZYGOTE_MODULES, build_driver_code, build_driver_text
+from rlm_batch.sandbox.driver_bundle import (
+    DRIVER_LOADER,
+    MODULES,
+    ZYGOTE_MODULES,
+    build_driver_code,
+    build_driver_text,
+    compress_driver,
+)
 
 FOLDER = Path(driver_bundle.__file__).parent
 SOURCES = {
@@ -73,3 +80,24 @@ print(names["main"].__code__.co_filename, names["main"].__doc__)
     ]
     assert printed[0] == printed[1]
     assert printed[0].startswith(b"<driver>/driver/main.py Runs the driver")
+
+
+@pytest.mark.parametrize("magic", ["this Python's", "another's"])
+def test_a_python_of_another_version_than_the_hosts_takes_the_text(magic: str) -> None:
+    code, text = compress_driver()
+    if magic == "this Python's":
+        text = b"not looked at"
+    else:
+        code = b"not looked at"
+    program = f"""
+import _frozen_importlib_external, sys
+
+if {magic != "this Python's"}:
+    _frozen_importlib_external.MAGIC_NUMBER = b"other"
+data = sys.stdin.buffer.read()
+code, text = data[:{len(code)}], data[{len(code)}:]
+{DRIVER_LOADER}
+print(found["main"].__doc__)
+"""
+    done = subprocess.run([sys.executable, "-ISBc", program], input=code + text, capture_output=True, check=True)
+    assert done.stdout.startswith(b"Runs the driver")
