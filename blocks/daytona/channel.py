@@ -150,7 +150,8 @@ class DaytonaChannel:
             return data
         ((header, body),) = _split_frames(data)
         self._body_number += 1
-        header["file"] = f"{name_folder(self._remote.id)}/in.{self._body_number}"
+        # Beside the folder: an upload makes the folders above it, and that one says that the driver was started.
+        header["file"] = f"{name_folder(self._remote.id)}.in.{self._body_number}"
         await retry_call(
             lambda: self._remote.fs.upload_file(body, header["file"], int(SETUP_SECONDS)), remote=self._remote
         )
