@@ -86,8 +86,7 @@ class DaytonaChannel:
         sent = [asyncio.get_running_loop().create_future() for _ in frames]
         self._queue.extend(zip(frames, sent, strict=True))
         self._has_input.set()
-        for done in sent:
-            await done
+        await asyncio.gather(*sent)
 
     async def close(self) -> None:
         """Stops following the log and sending."""
