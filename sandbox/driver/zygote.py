@@ -83,7 +83,11 @@ class _Zygote:
                 )
                 if not data:
                     os._exit(0)  # the host has gone, and with this process all that it has forked goes
-                self._open_sandbox(data, fds)
+                if len(fds) == DESCRIPTORS:
+                    self._open_sandbox(data, fds)
+                    continue
+                for cut in fds:  # of more than this process may have open; who asked sees them closed
+                    os.close(cut)
             if self._spare is None:
                 try:
                     self._spare = self._fork_spare()

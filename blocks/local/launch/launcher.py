@@ -9,15 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....sandbox.driver_bundle import build_driver_code
 from .. import isolation
 from ..inventory import compute_mark
-from .bubblewrap import (
-    FOLDERS_MOUNT,
-    Mount,
-    build_bubblewrap_command,
-    build_zygote_command,
-    list_covered_mounts,
-)
+from .bubblewrap import FOLDERS_MOUNT, Mount, build_bubblewrap_command, build_zygote_command, list_covered_mounts
 from .driver_process import DriverProcess, SpawnedProcess, build_boot_program, find_python
 from .zygote import Zygote, ZygoteError
 
@@ -47,8 +42,6 @@ class Launch:
 
     def spawn(self) -> DriverProcess:
         """The same, as a program of its own."""
-        from ....sandbox.driver_bundle import build_driver_code
-
         program = build_boot_program("a local sandbox", len(build_driver_code()), f"watched={not self.is_bubblewrap}")
         command = [find_python(), "-I", "-S", "-c", program]
         if self.is_bubblewrap:

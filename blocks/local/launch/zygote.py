@@ -11,7 +11,7 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ....sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 from ....sandbox.errors import SandboxStartError
@@ -95,25 +95,25 @@ class Zygote:
         It stands already only if it is the first: of later ones the wire, or `find_pid`, says if they do not.
         """
         self.used_at = time.monotonic()
-        ours, theirs = list[int](), list[int]()
+        fds: list[int] = []
         try:
-            for is_ours_reading in (False, True, True):
-                reads, writes = os.pipe()
-                ours.append(reads if is_ours_reading else writes)
-                theirs.append(writes if is_ours_reading else reads)
+            for _ in range(3):
+                fds += os.pipe()
+            status, its_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            for fd in (*ours, *theirs):
+            for fd in fds:
                 os.close(fd)
-            raise SandboxStartError(f"no pipe for a sandbox could be made: {error.strerror}") from error
-        stdin, stdout, stderr = os.fdopen(ours[0], "wb", 0), os.fdopen(ours[1], "rb", 0), os.fdopen(ours[2], "rb", 0)
-        status, its_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        process = ForkedProcess(self, stdin, stdout, stderr, status)
+            raise SandboxStartError(f"no pipes for a sandbox could be made: {error.strerror}") from error
+        its_stdin, stdin, stdout, its_stdout, stderr, its_stderr = fds
+        pipes = os.fdopen(stdin, "wb", 0), os.fdopen(stdout, "rb", 0), os.fdopen(stderr, "rb", 0)
+        process = ForkedProcess(self, *pipes, status)
         try:
+            its = [its_stdin, its_stdout, its_stderr]
             try:
-                await self._send(json.dumps(request).encode(), [*theirs, its_status.fileno()])
+                await self._send(json.dumps(request).encode(), [*its, its_status.fileno()])
             finally:
                 its_status.close()
-                for fd in theirs:
+                for fd in its:
                     os.close(fd)
             if not self.has_forked:
                 try:
@@ -142,7 +142,9 @@ class Zygote:
 class ForkedProcess(DriverProcess):
     """A driver that was forked from a zygote."""
 
-    def __init__(self, zygote: Zygote, stdin: Any, stdout: Any, stderr: Any, status: socket.socket) -> None:
+    def __init__(
+        self, zygote: Zygote, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes], status: socket.socket
+    ) -> None:
         super().__init__(stdin, stdout, stderr)
         self._pid = 0
         self.is_supervisor = zygote.has_namespaces  # elsewhere somebody watches it
