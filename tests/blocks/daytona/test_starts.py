@@ -126,11 +126,11 @@ async def test_a_start_that_comes_after_it_was_made_again_runs_nothing(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "CALL_SECONDS", 1.0)
-    # The SDK waits 5 s longer than it is told.
-    standin.set(fault_rate=1.0, faults=["delay"], fault_delay_s=7.0, fault_times=1, fault_where="/exec$")
+    # The SDK waits 5 s longer than it is told, so that the second is there 6 s before the first.
+    standin.set(fault_rate=1.0, faults=["delay"], fault_delay_s=12.0, fault_times=1, fault_where="/exec$")
     async with execute(block, COUNTED, address=counter.address) as result:
         assert result.output == 1
-        await asyncio.sleep(2.0)  # for the first to come
+        await asyncio.sleep(8.0)  # for the first to come
         assert standin.state()["counts"][f"POST {SESSION}/*/exec"] == 2
         assert counter.counts == {"x": 1}
     assert standin.state()["created"] == 1
