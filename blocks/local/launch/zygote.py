@@ -103,7 +103,10 @@ class Zygote:
         except OSError as error:
             for fd in fds:
                 os.close(fd)
-            raise SandboxStartError(f"no pipes for a sandbox could be made: {error.strerror}") from error
+            raise SandboxStartError(
+                f"no pipes for a sandbox could be made: {error.strerror}. Let this process open more files "
+                "(ulimit -n), or use fewer workers"
+            ) from error
         its_stdin, stdin, stdout, its_stdout, stderr, its_stderr = fds
         pipes = os.fdopen(stdin, "wb", 0), os.fdopen(stdout, "rb", 0), os.fdopen(stderr, "rb", 0)
         process = ForkedProcess(self, *pipes, status)
@@ -166,7 +169,7 @@ class ForkedProcess(DriverProcess):
             self._read_status()
         if not self._pid:
             why = self._failure or f"it did not stand after {START_TIMEOUT_SECONDS:g} s, or has ended"
-            raise SandboxStartError(f"the sandbox could not be forked from its zygote: {why}")
+            raise SandboxStartError(f"the sandbox could not be forked from its zygote: {why}. Ask rlm-batch doctor")
         return self._pid
 
     def _read_status(self) -> None:

@@ -187,7 +187,7 @@ except urllib.error.URLError as error:
 
 
 def test_processes_that_code_starts_can_be_signalled_by_it(box: Box) -> None:
-    """From Landlock's ABI 6 on; below, only itself (test_local_isolation's older kernels)."""
+    """From Landlock's ABI 6 on; below, only itself."""
     code = """
 import subprocess
 process = subprocess.Popen(["sleep", "60"], start_new_session=True)
