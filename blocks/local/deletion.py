@@ -110,7 +110,7 @@ def _may_be_driver(pid: int) -> bool:
 def _find_processes(folder: Path) -> dict[int, str]:
     """The ids of a sandbox's processes, those that went elsewhere included, and the letters of their states.
 
-    The code's have its mark, and so has a driver that was forked from a zygote; a driver that is a program of its own, or
+    The code's have its mark, and so has a driver that was forked from a zygote. One that is a program of its own, or
     bubblewrap around it, has the sandbox's folder in its command line. Most have the folder as their directory.
     """
     pids: dict[int, str] = {}
