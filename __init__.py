@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .sandbox.errors import ExecutionTimeout as ExecutionTimeout
     from .sandbox.errors import NotRun as NotRun
     from .sandbox.errors import OutcomeUnknown as OutcomeUnknown
+    from .sandbox.errors import PrepareError as PrepareError
     from .sandbox.errors import QueryError as QueryError
     from .sandbox.errors import QuotaExceeded as QuotaExceeded
     from .sandbox.errors import SandboxesLeft as SandboxesLeft

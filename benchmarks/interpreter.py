@@ -3,9 +3,10 @@
     python benchmarks/interpreter.py [--rounds 40]
 
 Rows: the time to the first answer of a new interpreter; a warm call that keeps its state; a call from the code to a
-function of the host and back; a call with a variable of 1 MiB; a stateless execution, forked in a warm sandbox. The
-peers are `dspy.LocalInterpreter`, a subprocess that isolates nothing (it has no stateless execution), and a bare worker
-of a dozen lines over two pipes. Medians in milliseconds, and ratios to dspy's: 1.0 or less is no slower.
+function of the host and back; a call with a variable of 1 MiB; a stateless execution, forked in a warm sandbox; the
+same, forked of a process that has prepared. The peers are `dspy.LocalInterpreter`, a subprocess that isolates nothing
+(it has no stateless execution), and a bare worker of a dozen lines over two pipes. Medians in milliseconds, and ratios
+to dspy's: 1.0 or less is no slower.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlm_batch.blocks.local.block import LocalSandbox
+from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.errors import ConfigurationError
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
@@ -112,10 +114,10 @@ def measure(make: Callable[[], Any], rounds: int, found: dict[str, list[float]])
     interpreter.shutdown()
 
 
-async def stateless(level: str, rounds: int) -> list[float]:
+async def stateless(level: str, rounds: int, prepare: Preparation | None = None) -> list[float]:
     """Milliseconds of stateless executions in one warm sandbox."""
     found: list[float] = []
-    async with LocalSandbox(isolation=level).interpreter() as interpreter:  # type: ignore[arg-type]
+    async with LocalSandbox(isolation=level).interpreter(prepare=prepare) as interpreter:  # type: ignore[arg-type]
         await interpreter.execute("SUBMIT(x=1)")
         await asyncio.sleep(0.2)
         for _ in range(rounds):
@@ -155,11 +157,12 @@ def main() -> None:
             measure(make, 20, found[name])
     for level in levels:
         found[level]["stateless"] = asyncio.run(stateless(level, 20 * rounds))
+        found[level]["prepared"] = asyncio.run(stateless(level, 20 * rounds, Preparation("import decimal")))
     table = Table(title=f"Interpreters: medians of {rounds} rounds, ms (ratio to dspy)", box=None)
     table.add_column("")
     for name in makers:
         table.add_column(name, justify="right")
-    for row in ("first answer", "warm call", "host call", "1 MiB variable", "stateless"):
+    for row in ("first answer", "warm call", "host call", "1 MiB variable", "stateless", "prepared"):
         cells = [row]
         peer = statistics.median(found["dspy"][row]) if row in found["dspy"] else None
         for samples in found.values():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
 
+from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.sync_interpreter import SyncInterpreter
 from .language_model.model_access import ModelAccess, open_model_access
@@ -28,7 +29,9 @@ class _ProviderInterpreter(SyncInterpreter):
     """An interpreter whose sandbox comes from the provider that a subclass names.
 
     With a `language_model` (a `LanguageModel`, its saved block, or a model in LiteLLM's naming) the code may ask it:
-    see `ModelAccess` for the limits on one execution; `max_cost` is in US dollars, for all of them together.
+    see `ModelAccess` for the limits on one execution; `max_cost` is in US dollars, for all of them together. `prepare`
+    is code that runs when the sandbox is open, for `prepare_timeout` seconds at most, in a process of which that of the
+    executions is a fork; its random generators start from `prepare_seed`, or by default from the operating system.
     """
 
     entry: ClassVar[ProviderEntry]
@@ -44,6 +47,9 @@ class _ProviderInterpreter(SyncInterpreter):
         max_llm_calls: int | None = 50,
         max_llm_tokens: int | None = None,
         max_cost: float | None = None,
+        prepare: str | None = None,
+        prepare_timeout: float | None = PREPARE_TIMEOUT_SECONDS,
+        prepare_seed: int | None = None,
         **fields: Any,
     ) -> None:
         self._fields = fields
@@ -58,7 +64,10 @@ class _ProviderInterpreter(SyncInterpreter):
         self._language_model = language_model
         self._model_access: ModelAccess | None = None
         make_queries = None if language_model is None else self._ask
-        super().__init__(self._open_sandbox, timeout=timeout, tools=tools, make_queries=make_queries)
+        preparation = Preparation.from_parameters(prepare, prepare_timeout, prepare_seed)
+        super().__init__(
+            self._open_sandbox, timeout=timeout, tools=tools, make_queries=make_queries, prepare=preparation
+        )
 
     def _ask(self, interpreter: Interpreter, depth: int) -> Queries:
         assert self._model_access is not None  # it is there once the sandbox is

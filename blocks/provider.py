@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
 
+from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.process_identity import read_own_identity
@@ -161,9 +162,10 @@ class SandboxProvider(SandboxSettings, ABC):
         server: str = "",
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
+        prepare: Preparation | None = None,
     ) -> Interpreter:
         """An interpreter in a sandbox of its own, not yet open.
 
         `run` and `server` are for its labels, the other parameters are those of `Interpreter`.
         """
-        return Interpreter(lambda: self.open(self.labels(run, server)), timeout=timeout, tools=tools)
+        return Interpreter(lambda: self.open(self.labels(run, server)), timeout=timeout, tools=tools, prepare=prepare)

@@ -9,8 +9,9 @@ from cyclopts import Parameter
 from pydantic import TypeAdapter, ValidationError
 
 from ..flows.parameters import field_of, signature_of
+from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
-from .argument_parsing import build_provider, resolve_path
+from .argument_parsing import build_provider, read_code, resolve_path
 
 OPTION_NAMES = {"cache_results": "resume"}  # where an option is not called as its parameter
 LEFT_OUT = ("on_failure",)  # parameters without an option: what failed is printed, and the exit status tells of it
@@ -44,7 +45,10 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
             given["provider"] = build_provider(given.get("provider", "local"), isolation)
         if "results_path" in given:
             given["results_path"] = resolve_path(given["results_path"])
+        if given.get("prepare") is not None:
+            given["prepare"] = read_code(given["prepare"])
         check_values(hints, given)
+        Preparation.from_parameters(given.get("prepare"), None, given.get("prepare_seed"))
         return command(*arguments, **options, **given)
 
     run.__signature__ = inspect.Signature(signature, return_annotation=int)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError, encode_fields
-from ..tasks.execution import Execution, compute_key
+from ..tasks.execution import Execution, add_index, compute_key
 from ..tasks.ledger.completion_markers import compute_marker_folder, compute_marker_name
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
@@ -119,7 +119,7 @@ async def chunks(
         await job.executor.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
         if reduce is not None:
             encoded = {"results": _encode(_collect_submitted(job.store.outcomes), "what the chunks submitted")}
-            key = compute_key(reduce, {}, encoded, {**fingerprint, "chunks": keys.hexdigest()})
+            key = compute_key(reduce, {}, encoded, {**add_index(fingerprint, len(parts)), "chunks": keys.hexdigest()})
             reduction = Execution(len(parts), reduce, {}, key, encoded, cache.locate_marker(REDUCTION_MARKER))
             if failed := job.store.failures:
                 job.skip([reduction], f"{len(failed)} of {len(parts)} chunks have no result")
@@ -165,7 +165,7 @@ def _build_executions(
     for index, (chunk_id, data) in enumerate(parts):
         encoded = {"data": _encode(data, f"the data of chunk {chunk_id}")}
         variables = {"chunk_id": chunk_id}
-        key = compute_key(code, variables, encoded, fingerprint)
+        key = compute_key(code, variables, encoded, add_index(fingerprint, index))
         keys.update(key.encode())
         yield Execution(index, code, variables, key, encoded, cache.locate_marker(compute_marker_name(chunk_id)))
 

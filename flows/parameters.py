@@ -7,12 +7,14 @@ this file. Nothing here imports Prefect: the command line reads it before anythi
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
+
+from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 
 # Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
 MAX_TASK_RUNS = 1000
@@ -46,6 +48,22 @@ OnFailure = Annotated[
 Deadline = Annotated[float | None, Field(None, gt=0, description="Seconds for the whole flow run")]
 ReuseSandboxes = Annotated[
     bool, Field(False, description="Keep a worker's sandbox; each execution still has its own process")
+]
+Prepare = Annotated[
+    str | None,
+    Field(
+        None,
+        description="Code that runs once in each sandbox; each execution is a fork of its process, with its names",
+    ),
+]
+PrepareTimeout = Annotated[float, Field(PREPARE_TIMEOUT_SECONDS, gt=0, description="Seconds for prepare")]
+PrepareSeed = Annotated[
+    int | None,
+    Field(
+        None,
+        description="What the random generators of prepared executions start from, with the number of each; by default "
+        "the operating system seeds them",
+    ),
 ]
 ExecutionsPerTask = Annotated[
     int | None, Field(None, ge=1, description="Executions in one task run; by itself about 1,000 runs")
@@ -104,6 +122,9 @@ class SequenceParameters(_CommonParameters, total=False):
     idempotent: Idempotent
     on_failure: OnFailure
     language_model: LanguageModelName
+    prepare: Prepare
+    prepare_timeout: PrepareTimeout
+    prepare_seed: PrepareSeed
 
 
 class SharedParameters(SequenceParameters, total=False):
@@ -132,6 +153,9 @@ class Options:
     on_failure: OnFailure
     deadline: Deadline
     reuse_sandboxes: ReuseSandboxes
+    prepare: Prepare = None  # as are these of a shard that a version without them has made
+    prepare_timeout: PrepareTimeout = PREPARE_TIMEOUT_SECONDS
+    prepare_seed: PrepareSeed = None
     executions_per_task: ExecutionsPerTask
     cache_results: CacheResults
     results_path: ResultsPath
@@ -146,9 +170,17 @@ class Options:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any], **fixed: Any) -> Self:
-        """The options of a flow that was given these parameters, and for which those in `fixed` are settled."""
+        """The options of a flow that was given these parameters, and for which those in `fixed` are settled.
+
+        Raises ConfigurationError for parameters that do not go together.
+        """
         defaults = {name: _default_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
-        return cls(**{**defaults, **parameters, **fixed})
+        options = cls(**{**defaults, **parameters, **fixed})
+        return replace(options, reuse_sandboxes=options.reuse_sandboxes or options.build_preparation() is not None)
+
+    def build_preparation(self) -> Preparation | None:
+        """The code that is to run in each sandbox first, None without any. Raises ConfigurationError."""
+        return Preparation.from_parameters(self.prepare, self.prepare_timeout, self.prepare_seed)
 
 
 def field_of(hint: Any) -> FieldInfo | None:

@@ -21,8 +21,9 @@ MODULES = (
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",
     "driver.child.submit", "driver.child.volume", "driver.child.queries", "driver.child.imports",
-    "driver.child.thread_execution", "driver.child.channel", "driver.child.runner", "driver.output_stream",
-    "driver.child_process", "driver.supervisor", "driver.main",
+    "driver.child.thread_execution", "driver.child.channel", "driver.child.fork_safety", "driver.child.runner",
+    "driver.child.fork_service", "driver.output_stream", "driver.child_process", "driver.fork_server",
+    "driver.supervisor", "driver.main",
 )  # fmt: skip
 ZYGOTE_MODULES = (*MODULES, "driver.namespaces", "driver.zygote")  # for this machine, and not sent elsewhere
 PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code

@@ -1,8 +1,13 @@
-"""What a driver is told when it starts: where code runs, how much of its output is kept, when a silence is an end."""
+"""What a driver is told when it starts: where code runs, what is run before it, when a silence is an end."""
 
+import hashlib
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import ConfigurationError
+
+PREPARE_TIMEOUT_SECONDS: float = 300  # for imports and models that are loaded
 OUTPUT_CAP_CHARACTERS = 100_000  # of each stream that are kept: some 2,000 lines, and harmless in a log or a ledger
 
 
@@ -32,3 +37,41 @@ class DriverSettings:
     commit: list[str] = field(default_factory=list[str])
     output_cap: int = OUTPUT_CAP_CHARACTERS
     files: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Code that runs once in a sandbox, for `timeout` seconds at most; each execution is a fork of its process.
+
+    `seed` is what the executions' own seeds are made of; with None they are the operating system's.
+    """
+
+    code: str
+    timeout: float | None = PREPARE_TIMEOUT_SECONDS
+    seed: int | None = None
+
+    @classmethod
+    def from_parameters(
+        cls, prepare: str | None, prepare_timeout: float | None, prepare_seed: int | None
+    ) -> "Preparation | None":
+        """What these parameters of flows and interpreters stand for. Raises ConfigurationError."""
+        if prepare is None:
+            if prepare_seed is not None:
+                raise ConfigurationError("prepare_seed goes with prepare: it seeds the forks of what that has prepared")
+            return None
+        if type(prepare) is not str or not prepare.strip():
+            raise ConfigurationError("prepare is empty, or no text: it is a Python program")
+        try:
+            prepare.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"prepare is no UTF-8 text: {error}") from None
+        seconds = None if prepare_timeout == math.inf else prepare_timeout
+        if seconds is not None and not seconds > 0:
+            raise ConfigurationError(f"prepare_timeout is {seconds!r}: it is a number of seconds above zero")
+        return cls(prepare, seconds, prepare_seed)
+
+    def derive_seed(self, index: int) -> int | None:
+        """The seed of the execution with that number."""
+        if self.seed is None:
+            return None
+        return int.from_bytes(hashlib.sha256(f"{self.seed} {index}".encode()).digest(), "big")

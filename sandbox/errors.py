@@ -94,6 +94,20 @@ class ExecutionTimeout(RlmBatchError):
     stdout: str = ""
 
 
+class PrepareError(RlmBatchError):
+    """The code that was to prepare a sandbox failed, and so no execution has run there.
+
+    Attributes are as of `CodeError`, of that code; `traceback` and `line` are empty where it has no such place.
+    """
+
+    details = CodeError.details
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    stdout: str = ""
+    line: int | None = None
+
+
 class SubmitError(RlmBatchError):
     """SUBMIT was given what cannot be handed back: not JSON, too large, or not the fields that were asked for."""
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import itertools
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -34,6 +35,7 @@ from .thread_pool import ThreadPool
 from .wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
+    from .driver_settings import Preparation
     from .queries.recursion import Queries
     from .result import Result
     from .sandbox_api import Channel, Sandbox
@@ -54,7 +56,8 @@ class Interpreter:
     a time, and the others wait for their turn.
     Executions may run at the same time, those of one context one after the other. `on_start` is called when the sandbox
     is open and its driver ready, which the first execution may have been sent along with; `start_error` is what that
-    failed with.
+    failed with. `prepare` is code that runs then, before any execution, and that each of them is a fork of;
+    `on_prepare_output` gets what it writes, as `execute` has it.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class Interpreter:
         *,
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
+        prepare: Preparation | None = None,
     ) -> None:
         self.timeout = timeout
+        self._prepare = prepare
         self.tools: dict[str, Callable[..., Any]] = {} if tools is None else tools
         self._open = open_sandbox
         self._protocol: DriverProtocol | None = None
@@ -80,7 +85,9 @@ class Interpreter:
         self._is_shut_down = False
         self._sent_at = self._received_at = 0.0
         self._threads = ThreadPool()
+        self._execution_numbers = itertools.count()
         self.on_start: Callable[[], None] | None = None
+        self.on_prepare_output: Callable[[str, str], None] | None = None
         self.start_error: BaseException | None = None
 
     @property
@@ -98,9 +105,10 @@ class Interpreter:
     # -- opening and closing
 
     async def start(self) -> None:
-        """Opens the sandbox and starts the driver; the second time does nothing.
+        """Opens the sandbox, starts the driver and prepares it; the second time does nothing.
 
-        Raises SandboxStartError, QuotaExceeded or ConfigurationError; whatever was created has been removed then.
+        Raises SandboxStartError, QuotaExceeded, ConfigurationError or PrepareError; whatever was created has been
+        removed then.
         """
         await self._start(lambda _: b"")
 
@@ -118,6 +126,20 @@ class Interpreter:
                 raise
             if self.on_start is not None:
                 self.on_start()
+            if self._prepare is not None:
+                await self._wait_until_prepared()
+
+    async def _wait_until_prepared(self) -> None:
+        """Waits for the preparation's end. Raises what it failed with; the sandbox has been removed then."""
+        protocol, channel = self._protocol, self._channel
+        try:
+            if protocol is None or channel is None or protocol.preparation is None:
+                raise SandboxLost("the sandbox was shut down before it was prepared: run the code in a new one")
+            await self._wait(protocol, channel, protocol.preparation, b"")
+            await finish_in_turns(protocol.check_prepared())
+        except BaseException:
+            await self.shutdown()
+            raise
 
     async def _open_and_start(self, encode_more: Callable[[DriverProtocol], bytes]) -> None:
         sandbox = await self._open()
@@ -142,9 +164,16 @@ class Interpreter:
         self._sent_at = self._received_at = loop.time()
         channel = self._channel = await protocol.sandbox.connect(self._receive, self._close)
         is_sent = False
+        first = protocol.encode_start()
+        if self._prepare is None:
+            first += encode_more(protocol)
+        else:  # what is sent along would wait there, as long as that takes
+            preparation, frame = protocol.add_preparation(self._prepare, self.on_prepare_output)
+            self._waiters[preparation.id] = asyncio.Event()
+            first += frame
         try:
-            await channel.send(protocol.encode_start() + encode_more(protocol))
-            is_sent = True
+            await channel.send(first)
+            is_sent = self._prepare is None
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
                 await ready.wait()
         except SandboxLost:
@@ -190,6 +219,7 @@ class Interpreter:
         on_output: Callable[[str, str], None] | None = None,
         encoded: Mapping[str, bytes] | None = None,
         queries: Queries | None = None,
+        index: int | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -199,11 +229,12 @@ class Interpreter:
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
         "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as compact JSON: those
         over 256 KiB are handed over as files, and none of them stands in the result's meta. `queries` are what the code
-        may ask of a model.
+        may ask of a model. `index` is the number that a seed of the preparation's makes this one's seed with; by
+        default executions are counted.
 
-        Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, SandboxLost,
-        OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks for the context
-        that waits for it. Those of the code have `meta`.
+        Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, PrepareError,
+        SandboxLost, OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks
+        for the context that waits for it. Those of the code have `meta`.
         """
         if context is not None and (self, context) in _waiting_for_tool.get():
             raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
@@ -214,7 +245,12 @@ class Interpreter:
         large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_ABOVE_BYTES}
         paths = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
         small = {name: value for name, value in (encoded or {}).items() if name not in large}
-        body = encode_request(code, variables, tools, output_fields, small, paths, queries=queries is not None)
+        seed = None
+        if self._prepare is not None:
+            seed = self._prepare.derive_seed(next(self._execution_numbers) if index is None else index)
+        body = encode_request(
+            code, variables, tools, output_fields, small, paths, queries=queries is not None, seed=seed
+        )
         seconds = resolve_timeout(timeout, self.timeout)
         if paths:
             await self.start()

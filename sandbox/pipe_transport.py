@@ -32,6 +32,7 @@ from .thread_pool import ThreadPool
 from .wire.pipes import READ_BYTES
 
 if TYPE_CHECKING:
+    from .driver_settings import Preparation
     from .protocol import Tools
     from .result import Result
 
@@ -69,8 +70,8 @@ class PipeTransport:
         self._readable.register(reads, select.POLLIN)
         self._writable.register(writes, select.POLLOUT)
 
-    def start(self) -> None:
-        """Starts the driver. Raises SandboxStartError."""
+    def start(self, prepare: Preparation | None = None) -> None:
+        """Starts the driver, and prepares it. Raises SandboxStartError, and PrepareError."""
         protocol = self._protocol
         with suppress(SandboxLost):  # why it is not ready is known below
             self._send(protocol.encode_start)
@@ -78,6 +79,18 @@ class PipeTransport:
         while not protocol.is_ready and not protocol.closed_reason and time.monotonic() < deadline:
             self._receive(deadline)
         protocol.check_ready()
+        if prepare is not None:
+            self._run_preparation(prepare)
+
+    def _run_preparation(self, preparation: Preparation) -> None:
+        with self._send_lock:
+            pending, frame = self._protocol.add_preparation(preparation)
+            with suppress(SandboxLost):
+                self._write(frame)
+        seconds = self._protocol.compute_answer_timeout(pending)
+        self._call_limit = CallLimit()
+        self._wait(pending, None if seconds is None else time.monotonic() + seconds)
+        finish(self._protocol.check_prepared())
 
     def execute(
         self,

@@ -15,16 +15,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, SandboxLost, SandboxStartError
+from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
 from .intake.large_json import Parts, read_json
 from .meta import Meta
 from .outcomes.decoding import decode_end
+from .outcomes.preparation import check_preparation
 from .result import Result
 from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES, QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
 from .wire.strict_json import NotJsonError, encode_fields, loads
 
 if TYPE_CHECKING:
+    from .driver_settings import Preparation
     from .sandbox_api import Sandbox
 
 START_TIMEOUT_SECONDS = 60.0  # for the driver to answer in a sandbox that its provider calls started
@@ -102,11 +104,13 @@ class PendingExecution:
 class DriverProtocol:
     """The state of one driver's wire: numbers for what is sent, executions for what comes back.
 
-    `closed_reason` is why nothing more can be sent, empty for as long as it can.
+    `closed_reason` is why nothing more can be sent, empty for as long as it can. `preparation` is the code that runs
+    before the first execution, as if it were one, None where there is none.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
+        self.preparation: PendingExecution | None = None
         self.pending: dict[int, PendingExecution] = {}
         self.is_ready = False
         self.closed_reason = ""
@@ -137,6 +141,14 @@ class DriverProtocol:
         body = {item.name: getattr(settings, item.name) for item in fields(settings)}
         return self.encode({"op": "start", "id": 0}, encode_fields(body))
 
+    def add_preparation(
+        self, preparation: Preparation, on_output: Callable[[str, str], None] | None = None
+    ) -> tuple[PendingExecution, bytes]:
+        """The code that runs before the first execution, and its frame."""
+        pending = self.preparation = self._add_pending({}, preparation.timeout, None, {}, on_output)
+        body = encode_fields({"code": preparation.code})
+        return pending, self.encode({"op": "prepare", "id": pending.id, "timeout": pending.timeout}, body)
+
     def add_execution(
         self,
         body: bytes,
@@ -152,6 +164,18 @@ class DriverProtocol:
             raise SandboxLost(
                 f"the sandbox had gone before the code was sent ({self.closed_reason}): run it in a new one"
             )
+        pending = self._add_pending(variables, timeout, context, tools, on_output, output_fields)
+        return pending, self.encode({"op": "execute", "id": pending.id, "timeout": timeout, "context": context}, body)
+
+    def _add_pending(
+        self,
+        variables: dict[str, Any],
+        timeout: float | None,
+        context: str | None,
+        tools: Tools,
+        on_output: Callable[[str, str], None] | None,
+        output_fields: list[dict[str, str]] | None = None,
+    ) -> PendingExecution:
         sandbox = self.sandbox
         meta = Meta(
             variables=variables,
@@ -165,7 +189,7 @@ class DriverProtocol:
         pending = self.pending[number] = PendingExecution(
             number, meta, timeout, context, tools, on_output, cap, output_fields
         )
-        return pending, self.encode({"op": "execute", "id": number, "timeout": timeout, "context": context}, body)
+        return pending
 
     def encode_cancel(self, pending: PendingExecution) -> bytes:
         """The frame that ends an execution."""
@@ -239,14 +263,36 @@ class DriverProtocol:
             raise self._make_unknown_error(pending)
         if pending.listener_error is not None:
             raise pending.listener_error
-        header, body = pending.end
-        if header["status"] == "crashed":
-            limit = self.sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
-            header = {**header, "limit": limit}
-            if limit == "disk_mib":  # its files are still there, and whoever comes next would be killed
-                self.close("its files took more than its disk_mib")
+        header, body = self._note_limit(pending.end)
+        if header["status"] == "unprepared":
+            self.close("what prepare had left there is lost")
         meta = replace(pending.build_meta(), files=(yield from _read_file_names(pending.files)))
         return (yield from decode_end(header, body, meta, pending.timeout, pending.output_fields))
+
+    def check_prepared(self) -> Parts[None]:
+        """Raises PrepareError where the preparation failed, and SandboxStartError where the driver has not said so."""
+        pending = self.preparation
+        if pending is None:
+            return
+        if pending.listener_error is not None:
+            raise pending.listener_error
+        if pending.refusal:
+            raise PrepareError(f"prepare was ended: {pending.refusal}", stdout=pending.build_meta().stdout)
+        if pending.end is None:
+            reason = self.closed_reason
+            raise SandboxStartError(f"sandbox {self.sandbox.id} went away before prepare had ended ({reason})")
+        header, body = self._note_limit(pending.end)
+        yield from check_preparation(header, body, pending.build_meta(), pending.timeout)
+
+    def _note_limit(self, end: Frame) -> Frame:
+        """An execution's end with the limit of the whole sandbox for which its process was killed, if so."""
+        header, body = end
+        if header["status"] != "crashed":
+            return end
+        limit = self.sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
+        if limit == "disk_mib":  # its files are still there, and whoever comes next would be killed
+            self.close("its files took more than its disk_mib")
+        return {**header, "limit": limit}, body
 
     def check_ready(self, is_sent: bool = False) -> None:
         """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready.
@@ -289,10 +335,12 @@ def encode_request(
     files: Mapping[str, str] | None = None,
     *,
     queries: bool = False,
+    seed: int | None = None,
 ) -> bytes:
     """An execution's body; `encoded` are variables that are JSON already, `files` the paths of such in the sandbox.
 
-    `queries` says whether the code may ask a model. Raises ConfigurationError for what cannot be sent.
+    `queries` says whether the code may ask a model; `seed` is for its random generators, where it is a fork of prepared
+    code. Raises ConfigurationError for what cannot be sent.
     """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
@@ -314,6 +362,7 @@ def encode_request(
                 "output_fields": output_fields,
                 "files": dict(files or {}),
                 "queries": queries,
+                **({} if seed is None else {"seed": seed}),
             }
         )
     except NotJsonError as error:

@@ -15,6 +15,7 @@ from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol, encode_request, resolve_timeout
 
 if TYPE_CHECKING:
+    from .driver_settings import Preparation
     from .queries.recursion import Queries
     from .result import Result
     from .sandbox_api import Sandbox
@@ -91,7 +92,8 @@ class SyncInterpreter:
     A context manager; or `start`, `execute` and `shutdown` by hand. Safe to use from several threads, one execution at
     a time. `timeout` is the default for each execution, in seconds. `tools` are functions of the host, plain or async,
     that the code may call by name; each call has a thread of its own, and 256 run at a time. `make_queries` makes what
-    an execution may ask of a model, for code at a depth; None where there is no model.
+    an execution may ask of a model, for code at a depth; None where there is no model. `prepare` is code that runs when
+    the sandbox is open, in a process of its own, of which the executions' one is a fork.
     """
 
     def __init__(
@@ -101,10 +103,12 @@ class SyncInterpreter:
         timeout: float | None = 120.0,
         tools: dict[str, Callable[..., Any]] | None = None,
         make_queries: Callable[[Interpreter, int], Queries] | None = None,
+        prepare: Preparation | None = None,
     ) -> None:
         self.timeout = timeout
         self.tools: dict[str, Callable[..., Any]] = {} if tools is None else tools
         self._make_queries = make_queries
+        self._prepare = prepare
         self._shares_limits = False
         self._shared_queries: Queries | None = None
         self._open = open_sandbox
@@ -121,7 +125,7 @@ class SyncInterpreter:
     def start(self) -> Self:
         """Opens the sandbox; the second time does nothing, and after `shutdown` it opens a new one.
 
-        Raises SandboxStartError, QuotaExceeded or ConfigurationError.
+        Raises SandboxStartError, QuotaExceeded, ConfigurationError or PrepareError.
         """
         with self._start_lock:
             if self._sandbox is None:
@@ -129,12 +133,15 @@ class SyncInterpreter:
                 try:
                     if wire is None:
                         self._interpreter = Interpreter(
-                            lambda: _return_sandbox(sandbox), timeout=self.timeout, tools=self.tools
+                            lambda: _return_sandbox(sandbox),
+                            timeout=self.timeout,
+                            tools=self.tools,
+                            prepare=self._prepare,
                         )
                         run_sync(self._interpreter.start)
                     else:
                         self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
-                        self._pipe.start()
+                        self._pipe.start(self._prepare)
                 except BaseException:
                     self._pipe = self._interpreter = None
                     run_sync(sandbox.remove)
@@ -156,7 +163,8 @@ class SyncInterpreter:
         pipe, interpreter = self._pipe, self._interpreter
         if pipe is not None:
             variables, tools = {} if variables is None else variables, dict(self.tools)
-            body = encode_request(code, variables, tools, output_fields)
+            seed = None if self._prepare is None else self._prepare.derive_seed(0)  # of the one process
+            body = encode_request(code, variables, tools, output_fields, seed=seed)
             seconds = resolve_timeout(timeout, self.timeout)
             return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields)
         assert interpreter is not None
@@ -168,6 +176,7 @@ class SyncInterpreter:
                 context=CONTEXT,
                 output_fields=output_fields,
                 queries=self._get_queries(interpreter),
+                index=0,
             )
         )
 

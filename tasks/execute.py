@@ -9,7 +9,7 @@ from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
-from ..sandbox.errors import QuotaExceeded, RlmBatchError, SandboxStartError
+from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ..sandbox.meta import Meta
 from ..sandbox.result import Failure, Result
 from .concurrency_tags import add_tags, build_tags, has_tag_limit
@@ -36,7 +36,8 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
 
     Raises the error of the last that failed, so that the task run's state shows it; an error that is retried comes
     before those. A retry runs only what has no outcome. A refusal for now ends the try, and so does a provider that has
-    opened no sandbox for its `start_timeout`: what comes after it would be refused too.
+    opened no sandbox for its `start_timeout`: what comes after it would be refused too. PrepareError is no outcome of
+    an execution's: whatever has none then is left without one.
     """
     add_tags(build_tags(lane.provider.provider_name))
     batch.start_try()
@@ -48,6 +49,8 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
             with batch.open_output_log(execution) as on_output:
                 result = await _attempt_execution(lane, batch, execution, on_output)
             batch.record_outcome(execution, result)
+        except PrepareError:
+            raise  # no execution's: it ends the flow run
         except RlmBatchError as error:
             execution.errors.append(error)
             if batch.policy.should_retry(error, len(execution.errors)):

@@ -70,7 +70,8 @@ def assign_keys(
 
     The key is a SHA-256 over canonical JSON of the code, the variables, the fingerprint of the provider and of the
     language model, and the occurrence number among identical executions, so that replicates are executions of their
-    own. `count_occurrence` returns how often it was called with a digest; by default it counts in memory.
+    own. With a seed in the fingerprint it takes in the index too: an execution's own seed is made of both.
+    `count_occurrence` returns how often it was called with a digest; by default it counts in memory.
     """
     counts: Counter[bytes] = Counter()
 
@@ -80,9 +81,14 @@ def assign_keys(
 
     count = count_occurrence or count_in_memory
     for index, (code, variables) in enumerate(items):
-        digest = _digest(code, variables, fingerprint)
+        digest = _digest(code, variables, add_index(fingerprint, index))
         key = hashlib.sha256(digest + count(digest).to_bytes(8, "big")).hexdigest()
         yield Execution(index, code, variables, key)
+
+
+def add_index(fingerprint: dict[str, Any], index: int) -> dict[str, Any]:
+    """The fingerprint for the execution with that number."""
+    return {**fingerprint, "index": index} if "prepare_seed" in fingerprint else fingerprint
 
 
 def compute_key(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
-from ..sandbox.errors import ConfigurationError, QuotaExceeded, RlmBatchError, StateLost
+from ..sandbox.driver_settings import Preparation
+from ..sandbox.errors import ConfigurationError, PrepareError, QuotaExceeded, RlmBatchError, StateLost
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.meta import Meta
 from ..sandbox.result import Result
@@ -18,6 +19,7 @@ from .capacity.slots import Slot, Slots
 from .execution import Execution
 from .ledger.completion_markers import remove_marker, write_marker
 from .ledger.marker_signature import MarkerSigner
+from .task_log import OutputLog
 
 
 class ProviderUnusable(Exception):
@@ -35,7 +37,8 @@ class Lane:
     of its lifetime is shorter than an execution may take; otherwise each execution has a sandbox of its own. With a
     `context` they share one process and its state, and the sandbox is never replaced: when it is lost, so is the state,
     and every later execution raises StateLost. `model_access` is what each execution may ask, `uploads` are files
-    that each finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels.
+    that each finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels. `preparation` runs
+    in each sandbox before the first execution, and what it writes goes to the log that is opened for it.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class Lane:
         slots: Slots,
         model_access: ModelAccess | None = None,
         uploads: dict[str, Path] | None = None,
+        preparation: Preparation | None = None,
+        open_prepare_log: Callable[[], OutputLog] | None = None,
     ) -> None:
         self.provider = provider
         self._run = run
@@ -62,6 +67,9 @@ class Lane:
         self._opening: Permit | None = None  # of the sandbox that is being opened
         self._model_access = model_access
         self._uploads = uploads or {}
+        self._preparation = preparation
+        self._open_prepare_log = open_prepare_log
+        self._prepare_log: OutputLog | None = None
         self._context = context
         self._has_state = False
         self._interpreter: Interpreter | None = None
@@ -122,6 +130,8 @@ class Lane:
                     raise
             if marker is not None and signer is not None:
                 await write_marker(interpreter, marker.path, execution.key, result, signer)
+        except PrepareError:
+            raise  # no execution's
         except RlmBatchError as error:
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
             error.meta = self._complete_meta(meta, execution)
@@ -147,6 +157,7 @@ class Lane:
             encoded=execution.encoded_variables,
             on_output=on_output,
             queries=None if self._model_access is None else self._model_access.queries(interpreter),
+            index=execution.index,
         )
 
     @staticmethod
@@ -167,7 +178,12 @@ class Lane:
         """
         interpreter = await self._get_interpreter()
         try:
-            yield interpreter
+            try:
+                yield interpreter
+            finally:
+                log, self._prepare_log = self._prepare_log, None
+                if log is not None:
+                    log.close()
         except BaseException as error:
             permit, self._opening = self._opening, None
             start_error = interpreter.start_error
@@ -208,7 +224,12 @@ class Lane:
 
     def _make_interpreter(self) -> Interpreter:
         """An interpreter whose sandbox is not open yet; it has the lane's permit until then."""
-        interpreter = self.provider.interpreter(run=self._run, server=self._server, timeout=self._timeout)
+        interpreter = self.provider.interpreter(
+            run=self._run, server=self._server, timeout=self._timeout, prepare=self._preparation
+        )
+        if self._preparation is not None and self._open_prepare_log is not None:
+            self._prepare_log = self._open_prepare_log()
+            interpreter.on_prepare_output = self._prepare_log.write
         now = asyncio.get_running_loop().time()
         self._expires_at = now + max(self.provider.lifetime, 2 * self._timeout)
         permit = self._opening = self._permit

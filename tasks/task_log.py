@@ -20,6 +20,7 @@ READ_MARKERS_TASK_NAME = "read markers"
 TASK_NAMES = {EXECUTE_TASK_NAME, QUERY_TASK_NAME, READ_MARKERS_TASK_NAME}
 MAX_LINES = 200  # of one attempt at an execution
 MAX_LINE_CHARACTERS = 1000
+Logger = logging.Logger | logging.LoggerAdapter[Any]
 LEVELS = {"stdout": logging.INFO, "stderr": logging.WARNING}
 
 
@@ -33,10 +34,11 @@ class LineBudget:
 class OutputLog:
     """Logs what one attempt at an execution writes. `write` is its `on_output`; `close` logs how much was left out."""
 
-    def __init__(self, budget: LineBudget, prefix: str = "") -> None:
+    def __init__(self, budget: LineBudget, prefix: str = "", logger: Logger | None = None) -> None:
+        """`logger` is by default the one for output of the run that this is called in."""
         self._budget = budget
         self._prefix = prefix
-        self._logger = _get_output_logger()
+        self._logger = logger or _get_output_logger()
         self._remaining_lines = MAX_LINES
         self._omitted_count = 0
         self._partial_lines = dict.fromkeys(LEVELS, "")

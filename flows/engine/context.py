@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from ...blocks.language_model.model_access import ModelAccess, open_model_access
 from ...blocks.provider import SandboxProvider
 from ...blocks.registry import resolve_provider
 from ...blocks.volume import check_volume_name
+from ...sandbox.driver_settings import Preparation
+from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.budget import Usage
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
@@ -22,8 +24,10 @@ from ...tasks.lane import Lane
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
+from ...tasks.task_log import LineBudget, OutputLog
 from ..cleanup.orphans import register_own_run
 from ..cleanup.server_identity import get_server_id
+from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..parameters import Options
 from ..reporting.report import describe_usage
 from .failures import Deadline
@@ -67,9 +71,19 @@ class RunContext:
     model_access: ModelAccess | None
     tracker: QueryTracker
     usage: ResourceUsage
+    preparation: Preparation | None
+    prepare_lines: LineBudget = field(default_factory=LineBudget)
 
-    def make_lane(self, slots: Slots, uploads: dict[str, Path] | None = None, state_context: str | None = None) -> Lane:
+    def make_lane(
+        self,
+        slots: Slots,
+        uploads: dict[str, Path] | None = None,
+        state_context: str | None = None,
+        *,
+        is_prepared: bool = True,
+    ) -> Lane:
         """A lane of this flow run. With a `state_context` its executions share one process and its state."""
+        has_log = self.options.log_output
         return Lane(
             self.provider,
             self.run_id,
@@ -80,6 +94,8 @@ class RunContext:
             slots=slots,
             model_access=self.model_access,
             uploads=uploads,
+            preparation=self.preparation if is_prepared else None,
+            open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
         )
 
     async def flush_ledger_after_error(self) -> None:
@@ -117,6 +133,7 @@ async def open_run_context(
             max_llm_calls=options.max_llm_calls,
             max_llm_tokens=options.max_llm_tokens,
         )
+    preparation = _read_preparation(options)
     deadline = Deadline.start(options.deadline)
     context = RunContext(
         provider=provider,
@@ -132,9 +149,24 @@ async def open_run_context(
         model_access=model_access,
         tracker=tracker,
         usage=ResourceUsage(),
+        preparation=preparation,
     )
     register_own_run(context.run_id)
     return context
+
+
+def _read_preparation(options: Options) -> Preparation | None:
+    """The code that is to run in each sandbox first, read where it is in a file. Raises ConfigurationError."""
+    preparation = options.build_preparation()
+    if preparation is None:
+        return None
+    code = read_text_reference(preparation.code)
+    if options.shards is not None and (size := len(code.encode("utf-8", "replace"))) > PARAMETER_LIMIT:
+        raise ConfigurationError(
+            f"prepare has {size:,} bytes, and a shard takes {PARAMETER_LIMIT:,}: put it into the repository or a "
+            "package, and import it"
+        )
+    return replace(preparation, code=code)
 
 
 @asynccontextmanager

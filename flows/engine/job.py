@@ -50,10 +50,16 @@ class Job:
     executor: LaneExecutor | ShardingExecutor
 
     async def compute_fingerprint(self) -> dict[str, Any]:
-        """What every result of this run depends on: the provider's fingerprint, and the model's where there is one."""
-        fingerprint = await self.context.provider.fingerprint()
-        access = self.context.model_access
-        return fingerprint if access is None else {**fingerprint, "language_model": access.model.fingerprint()}
+        """What every result of this run depends on: the provider, and where there are any the model and `prepare`."""
+        fingerprint = {**await self.context.provider.fingerprint()}
+        access, preparation = self.context.model_access, self.context.preparation
+        if access is not None:
+            fingerprint["language_model"] = access.model.fingerprint()
+        if preparation is not None:
+            fingerprint["prepare"] = preparation.code
+            if preparation.seed is not None:
+                fingerprint["prepare_seed"] = preparation.seed
+        return fingerprint
 
     def skip(self, executions: Iterable[Execution], reason: str) -> None:
         """Fails those without an outcome, which are not started because of others. No ledger has them."""

@@ -52,7 +52,7 @@ class MarkerCache:
             return
         context = self.job.context
         task = await configure_task(read_markers_in_sandbox, context.policy, context.provider.provider_name)
-        lane = context.make_lane(self.job.slots)
+        lane = context.make_lane(self.job.slots, is_prepared=False)
         try:
             with suppress(TimeoutError):  # the deadline: nothing will be run
                 async with asyncio.timeout_at(context.deadline.at):

@@ -16,7 +16,7 @@ from .host_paths import get_spill_directory, locate_input, pin_file
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
 LISTS = ("code", "steps", "inputs", "points", "data", "chunks")  # parameters that are lists, or data by id
 LISTS_OF_CODE = ("code", "steps")  # which refer to a file by `@` and its path, the others by the path alone
-TEXTS = ("code", "reduce")  # that are one text, and refer to a file as lists of code do
+TEXTS = ("code", "reduce", "prepare")  # that are one text, and refer to a file as lists of code do
 
 
 def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:

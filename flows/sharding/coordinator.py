@@ -17,7 +17,7 @@ import httpx
 from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 
-from ...sandbox.errors import ConfigurationError, NotRun
+from ...sandbox.errors import ConfigurationError, NotRun, PrepareError
 from ...sandbox.queries.budget import Usage
 from ...tasks.execution import Execution
 from ...tasks.ledger.ledger import LedgerLine
@@ -250,6 +250,7 @@ class ShardingExecutor:
         per_task = math.ceil(max(self.context.total / MAX_JOB_TASK_RUNS, shard.unfinished_at_start / MAX_TASK_RUNS))
         return replace(
             options,
+            prepare=None if self.context.preparation is None else self.context.preparation.code,
             on_failure="return",
             deadline=None if remaining is None else max(1.0, remaining),
             executions_per_task=options.executions_per_task or per_task,
@@ -321,8 +322,10 @@ class ShardingExecutor:
         shard.fruitless_attempts = 0 if unfinished < shard.unfinished_at_start else shard.fruitless_attempts + 1
         if not unfinished:
             return
-        if heartbeat is not None and heartbeat.error is not None and heartbeat.error[0] == "ConfigurationError":
-            raise ConfigurationError(f"shard {number}: {heartbeat.error[1]}")
+        if heartbeat is not None and heartbeat.error is not None:
+            for kind in (ConfigurationError, PrepareError):  # what is wrong everywhere
+                if heartbeat.error[0] == kind.__name__:
+                    raise kind(f"shard {number}: {heartbeat.error[1]}")
         if heartbeat is not None and heartbeat.late:
             self._fail_unfinished(shard.start, shard.stop, "is over before the provider opens more sandboxes")
         elif shard.state is not None and shard.state.type == StateType.CANCELLED:

@@ -4,9 +4,10 @@ Sources: Linux's Documentation/userspace-api/landlock.rst and seccomp_filter.rst
 one. Linux on x86_64 and aarch64.
 
 What this does not hold: memory is limited per process and not in sum, and disk per file and not in sum. Below ABI 6 of
-Landlock (Linux 6.12) code cannot signal the processes that it starts itself. Where there is no mount namespace, chmod
-and its relatives do nothing but say that they did, unless the code runs as a user of its own; /dev/shm is closed, so
-that multiprocessing's locks and pools do not work; and there are no sockets but socketpairs.
+Landlock (Linux 6.12) code cannot signal the processes that it starts itself, nor itself by its id where it is a fork of
+what was prepared. Where there is no mount namespace, chmod and its relatives do nothing but say that they did, unless
+the code runs as a user of its own; /dev/shm is closed, so that multiprocessing's locks and pools do not work; and there
+are no sockets but socketpairs.
 """
 
 import ctypes

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 
 from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ..wire.pipes import READ_BYTES, widen_pipe
-from ..wire.strict_json import dumps
-from .child.channel import CHANNEL_IN, CHANNEL_OUT
+from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
+from .child.fork_service import serve_forks
 from .child.runner import CodeRunner
 from .output_stream import OutputStream
 from .processes import signal
@@ -115,54 +114,80 @@ class ChildProcess:
         self._loop.flush(self.writes, self._backlog, self._flush)
 
 
-def fork_child(
-    settings: dict[str, Any], confinement: Confinement, loop: EventLoop, list_supervisor_fds: Callable[[], list[int]]
-) -> ChildProcess:
-    """Forks a child that runs code; it closes the supervisor's descriptors. Raises OSError."""
-    pipes: list[int] = []
+def open_pipes() -> tuple[list[int], list[int]]:
+    """A child's ends of its pipes (its channel's two, standard output and error), and ours. Raises OSError."""
+    pipes: list[tuple[int, int]] = []
     try:
-        for _ in range(4):
-            pipes += os.pipe()
-        supervisor = os.getpid()
+        while len(pipes) < 4:
+            pipes.append(os.pipe())
+    except OSError:
+        close_all([fd for pipe in pipes for fd in pipe])
+        raise
+    (in_reads, in_writes), *outgoing = pipes
+    ours = [in_writes, *(reads for reads, _ in outgoing)]
+    for fd in ours:
+        os.set_blocking(fd, False)
+    return [in_reads, *(writes for _, writes in outgoing)], ours
+
+
+def close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def build_child(pid: int, ours: list[int], loop: EventLoop) -> ChildProcess:
+    """The child that has that id and the other ends of our pipes."""
+    in_writes, out_reads, stdout, stderr = ours
+    return ChildProcess(pid, out_reads, in_writes, {"stdout": stdout, "stderr": stderr}, loop)
+
+
+def fork_child(
+    settings: dict[str, Any],
+    confinement: Confinement,
+    loop: EventLoop,
+    list_supervisor_fds: Callable[[], list[int]],
+    requests: int | None = None,
+) -> ChildProcess:
+    """Forks a child that runs code; it closes the supervisor's descriptors. Raises OSError.
+
+    With a socket for `requests` it runs the code that executions build on, and is forked for them.
+    """
+    ends, ours = open_pipes()
+    supervisor = os.getpid()
+    try:
         pid = os.fork()
     except OSError:
-        for fd in pipes:
-            os.close(fd)
+        close_all(ends + ours)
         raise
-    in_reads, in_writes, out_reads, out_writes, stdout_reads, stdout_writes, stderr_reads, stderr_writes = pipes
-    ends = (in_reads, out_writes, stdout_writes, stderr_writes)
     if pid == 0:
         try:
-            _become_child(supervisor, confinement, ends, list_supervisor_fds())
-            CodeRunner(settings).serve(confinement)
+            has_requests = requests is not None
+            given = ends if requests is None else [*ends, requests]
+            _become_child(supervisor, confinement, given, list_supervisor_fds() + ours)
+            runner = CodeRunner(settings)
+            if has_requests:
+                runner.prepare(confinement)
+                serve_forks(runner, confinement, supervisor)
+            runner.serve(confinement)
         except BaseException as error:
             os.write(2, f"the driver failed: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
         finally:
             os._exit(INHERIT_EXIT)
-    for fd in ends:
-        os.close(fd)
-    for fd in (in_writes, out_reads, stdout_reads, stderr_reads):
-        os.set_blocking(fd, False)
-    return ChildProcess(pid, out_reads, in_writes, {"stdout": stdout_reads, "stderr": stderr_reads}, loop)
+    close_all(ends)
+    return build_child(pid, ours, loop)
 
 
-def _become_child(supervisor: int, confinement: Confinement, ends: tuple[int, ...], supervisor_fds: list[int]) -> None:
+def _become_child(supervisor: int, confinement: Confinement, ends: list[int], supervisor_fds: list[int]) -> None:
     """Leaves everything of the supervisor's behind. Ends the process if the confinement cannot be had."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    for fd in supervisor_fds:
-        os.close(fd)  # first, so that there are some left for what follows
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CHANNEL_OUT + 1) for fd in ends]  # clear of where they go
-    os.dup2(high[0], CHANNEL_IN, inheritable=False)
-    os.dup2(high[1], CHANNEL_OUT, inheritable=False)
-    os.dup2(high[2], 1)
-    os.dup2(high[3], 2)
+    close_all(supervisor_fds)  # first, so that there are some left for what follows
+    copies = place_descriptors(ends)
+    is_forked_on = len(ends) > 4
     try:
-        confinement.confine(supervisor)
+        confinement.confine(supervisor, is_forked_on=is_forked_on)
     except OSError as error:
-        message = dumps({"message": f"the confinement could not be had: {error.strerror or error}"}).encode()
-        os.write(CHANNEL_OUT, encode_frame({"op": "end", "status": "setup"}, message))
-        os._exit(0)
-    os.closerange(CHANNEL_OUT + 1, max(*high, *supervisor_fds, *ends) + 1)
+        report_unconfined(error)
+    os.closerange(FORK_REQUESTS + is_forked_on, max(*copies, *supervisor_fds, *ends) + 1)

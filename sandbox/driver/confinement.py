@@ -110,6 +110,10 @@ class Confinement:
         """Descendants whose parent has died become children of this process, whatever session they moved to."""
         self._prctl("PR_SET_CHILD_SUBREAPER", 1)
 
+    def release_orphans(self) -> None:
+        """Ends that: they become children of the nearest process above this one that adopts them."""
+        self._prctl("PR_SET_CHILD_SUBREAPER", 0)
+
     def request_term_on_parent_end(self) -> None:
         """SIGTERM when the parent ends, and not SIGKILL: there is something to take along."""
         self._prctl("PR_SET_PDEATHSIG", signal.SIGTERM)
@@ -131,8 +135,12 @@ class Confinement:
         """Closes the calling process's /proc/PID/fd and /proc/PID/mem to others of its user."""
         self._prctl("PR_SET_DUMPABLE", 0)
 
-    def confine(self, parent: int) -> None:
-        """Confines the calling process, a child of `parent`, for good. Raises OSError; the code must not run then."""
+    def confine(self, parent: int, *, is_forked_on: bool = False) -> None:
+        """Confines the calling process, a child of `parent`, for good. Raises OSError; the code must not run then.
+
+        A filter stays with every fork of the process. So where it `is_forked_on` for executions, the filter knows no
+        process by its id, only by the 0 that names whoever calls: each fork could signal it otherwise.
+        """
         self._prctl("PR_SET_DUMPABLE", 1)
         try:
             adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -154,13 +162,22 @@ class Confinement:
         self.end_with_parent(parent)
         if self._ruleset >= 0 or self._filter is not None:
             self._prctl("PR_SET_NO_NEW_PRIVS", 1)
-        if self._ruleset >= 0:
-            self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, self._ruleset, 0))
+        for ruleset in self.rulesets:
+            self._enter_domain(ruleset)
         if self._filter is not None:
             for at in self._own_pid_offsets:
-                self._program[at : at + 4] = os.getpid().to_bytes(4, sys.byteorder)
+                self._program[at : at + 4] = (0 if is_forked_on else os.getpid()).to_bytes(4, sys.byteorder)
             self._prctl("PR_SET_SECCOMP", 2, self._ctypes.addressof(self._filter))
-        self._prctl("PR_SET_DUMPABLE", 0)  # closed to other executions until it has its own
+        self.close_to_others()  # until it has an execution of its own
+
+    def confine_fork(self, rulesets: list[int]) -> None:
+        """Confines a fork of a confined process, which has all of that but a domain of its own. Raises OSError.
+
+        In a domain below the forked process's it can neither signal nor read that, nor any other fork.
+        """
+        self.adopt_orphans()
+        for ruleset in rulesets:
+            self._enter_domain(ruleset)
 
     def limit_cpu_seconds(self, seconds: int) -> None:
         """Limits the calling process, and each that it starts, for good; a lower limit that it has stays."""
@@ -171,6 +188,14 @@ class Confinement:
     def open_own_proc(self) -> None:
         """Opens the calling process's own /proc/self to the code that it is about to run."""
         self._prctl("PR_SET_DUMPABLE", 1)
+
+    @property
+    def rulesets(self) -> list[int]:
+        """The descriptor of the ruleset that children enter a domain with; none without Landlock."""
+        return [] if self._ruleset < 0 else [self._ruleset]
+
+    def _enter_domain(self, ruleset: int) -> None:
+        self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, ruleset, 0))
 
     def _change_user(self, uid: int, gid: int | None) -> None:
         if self._settings.get("search"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from .processes import kill_exactly, list_children, list_descendants, read_name, send_signal, signal
+from .processes import has_ended, kill_exactly, list_children, list_descendants, read_name, send_signal, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class OrphanKiller:
 
     def _has_ended(self, pid: int) -> bool:
         try:
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if not has_ended(pid):
                 return False
             self._dead.add(pid)
         except ChildProcessError:

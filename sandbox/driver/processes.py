@@ -35,6 +35,11 @@ def kill_session(pid: int) -> None:
     send_signal(pid, signal.SIGKILL)
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a child of this process has ended; it stays unreaped. Raises ChildProcessError for what is no child."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def list_children() -> list[int]:
     """The ids of this process's children, adopted ones among them.
 

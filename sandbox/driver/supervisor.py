@@ -15,6 +15,7 @@ from .child.runner import CODE_NAME
 from .child_process import NEVER, ChildProcess, Execution, fork_child
 from .confinement import Confinement
 from .event_loop import EventLoop
+from .fork_server import ForkServer
 from .host_wire import HostWire
 from .orphans import ORPHANS_TIMEOUT_SECONDS, OrphanKiller, kill_descendants
 from .processes import KILL_GRACE_SECONDS, count_memory_kills, kill_session, send_signal, signal
@@ -47,6 +48,7 @@ class Supervisor:
         self._contexts: dict[str, ChildProcess] = {}  # children that stay, whose globals persist
         self._losses: dict[str, str] = {}  # why those that held a context ended
         self._commits = VolumeCommits([], self._wire.send)
+        self._fork_server: ForkServer | None = None  # of which executions are forks, where there is code to prepare
         self._spare: ChildProcess | None = None  # confined and waiting, for the next execution
         self._orphans = OrphanKiller()
         # Of children that have ended, with their exit status and signal: what they have left is ended first.
@@ -170,6 +172,22 @@ class Supervisor:
     def _op_stop(self, _header: object, _body: object) -> None:
         self._is_done = True
 
+    def _op_prepare(self, header: dict[str, Any], body: bytes) -> None:
+        assert self._confinement is not None
+        self._is_warm = True  # executions are no forks of this process
+        execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
+        try:
+            server = ForkServer(self._settings, self._confinement, self._loop, self._list_fds)
+        except OSError as error:
+            self._refuse(execution, "setup", f"no process could be made for it: {error.strerror}")
+            return
+        if self._spare is not None:
+            kill_session(self._spare.pid)
+            self._spare = None
+        self._fork_server = server
+        self._add_child(server.process)
+        server.process.begin(execution, body)
+
     def _op_execute(self, header: dict[str, Any], body: bytes) -> None:
         self._executions += 1
         if self._executions == 2 and not self._is_warm:
@@ -186,7 +204,10 @@ class Supervisor:
         try:
             process = process or self._spare or self._fork()
         except OSError as error:
-            self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
+            if self._fork_server is not None and self._fork_server.loss:
+                self._refuse(execution, "unprepared", self._fork_server.loss)
+            else:
+                self._refuse(execution, "setup", f"no process could be made for the code: {error.strerror}")
             return
         if process is self._spare:
             self._spare = None
@@ -236,16 +257,23 @@ class Supervisor:
     def _fork(self) -> ChildProcess:
         """A child that is confined and waits for an execution. Raises OSError."""
         assert self._confinement is not None
-        process = fork_child(self._settings, self._confinement, self._loop, self._list_fds)
+        if self._fork_server is not None:
+            process = self._fork_server.fork(self._processes)
+        else:
+            process = fork_child(self._settings, self._confinement, self._loop, self._list_fds)
+        self._add_child(process)
+        return process
+
+    def _add_child(self, process: ChildProcess) -> None:
         self._processes[process.pid] = process
         for stream, fd in process.outputs.items():
             self._loop.watch(fd, lambda stream=stream: self._drain(process, stream), is_output=True)
         if not self._wire.is_paused:
             self._loop.watch(process.reads, lambda: self._on_channel(process))
-        return process
 
     def _list_fds(self) -> list[int]:
         fds = [self._wire.reads, self._wire.writes, self._loop.fd, *self._wake]
+        fds += [] if self._fork_server is None else [self._fork_server.fd]
         for process in self._processes.values():
             fds += process.list_fds()
         return fds + [commit.stderr for commit in self._commits.running.values()]
@@ -331,6 +359,8 @@ class Supervisor:
             if execution.submitted is None and not execution.end_cause:
                 execution.submitted = body
                 execution.set_end(SUBMIT_GRACE_SECONDS)
+                if header.get("interrupt"):
+                    send_signal(process.pid, signal.SIGINT)
         elif op == "files":
             execution.files = body
         else:
@@ -339,10 +369,20 @@ class Supervisor:
                 raise BadFrameError(f"an end with the status {status!r}")
             if not execution.status:
                 execution.status, execution.outcome = str(status), body
-            if process.context is not None and self._has_ended_with_all(process, execution):
+            if self._fork_server is not None and process is self._fork_server.process:
+                self._end_preparation(self._fork_server, execution)
+            elif process.context is not None and self._has_ended_with_all(process, execution):
                 self._finish(process, execution)
 
     # -- ends
+
+    def _end_preparation(self, server: ForkServer, execution: Execution) -> None:
+        """Says its end, for the process stays. That of code which has failed ends by itself."""
+        if execution.end_cause:
+            kill_session(server.process.pid)
+        elif execution.status == "finished":
+            server.is_ready = True
+            self._finish(server.process, execution)
 
     def _has_ended_with_all(self, process: ChildProcess, execution: Execution) -> bool:
         """Whether nothing that an execution of a context has started goes on, if it was for us to end it.
@@ -391,10 +431,12 @@ class Supervisor:
             self._spare = None
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        if self._fork_server is not None and process is self._fork_server.process:
+            self._fork_server.loss = f"the process that prepare had run in {_describe_end(code, number)}"
         loss = "its context was forgotten"
         if process.context is not None and self._contexts.get(process.context) is process:
-            end = f"was killed by signal {number}" if number else f"exited with status {code}"
-            loss = self._losses[process.context] = f"the process that held the state {end}"
+            loss = f"the process that held the state {_describe_end(code, number)}"
+            self._losses[process.context] = loss
             del self._contexts[process.context]
         if process.execution is not None:
             self._ended.append((process, process.execution, code, number))
@@ -437,3 +479,7 @@ class Supervisor:
         self._commits.send_when_committed(header, body)
         if process.waiting and not has_ended:
             process.begin(*process.waiting.pop(0))
+
+
+def _describe_end(code: int | None, number: int | None) -> str:
+    return f"was killed by signal {number}" if number else f"exited with status {code}"

@@ -14,6 +14,7 @@ from ..errors import (
     CodeSyntaxError,
     ExecutionTimeout,
     RlmBatchError,
+    SandboxLost,
     SandboxStartError,
     StateLost,
     SubmitError,
@@ -80,8 +81,8 @@ def _decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Pa
 def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
     """The error that an execution's end stands for. The outcome is the code's own word and is trusted with nothing."""
     status, kind = header["status"], outcome.get("kind")
-    name, message, traceback = (_read_text(outcome, field) for field in ("type", "message", "traceback"))
-    line = _read_integer(outcome, "line")
+    name, message, traceback = (read_text(outcome, field) for field in ("type", "message", "traceback"))
+    line = read_integer(outcome, "line")
     where = f" (line {line})" if line is not None else ""
     state_note = " The state that earlier executions had left is lost." if header.get("state_lost") else ""
     details: dict[str, Any] = {
@@ -96,11 +97,11 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             stdout=meta.stdout,
         )
     if status == "crashed":
-        text = _describe_crash(header)
+        text = describe_crash(header)
         return CodeCrashed(
             f"{text}.{state_note}" if state_note else text,
-            exit_code=_read_integer(header, "exit_code"),
-            signal=_read_integer(header, "signal"),
+            exit_code=read_integer(header, "exit_code"),
+            signal=read_integer(header, "signal"),
             out_of_memory=bool(header.get("out_of_memory")) or header.get("limit") == "total_memory_mib",
             **details,
         )
@@ -122,6 +123,8 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         return CodeCrashed(f"the code was not run: {message}. Ask rlm-batch doctor", **details)
     if status == "setup":
         return SandboxStartError(f"the code was not run: {message}")
+    if status == "unprepared":
+        return SandboxLost(f"the code was not run, for {message}: run it in a new sandbox")
     if status == "commit":
         return VolumeError(
             f"the code ended well, and what it saved to the volume could not be committed: {message}. Its files may be "
@@ -140,7 +143,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             **details,
         )
     if kind == "exit":
-        code = _read_integer(outcome, "exit_code")
+        code = read_integer(outcome, "exit_code")
         return CodeCrashed(
             f"the code called exit({message}){where}; to hand something back it calls SUBMIT, which ends it",
             exit_code=1 if code is None else code,
@@ -151,28 +154,31 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     return CodeError(f"the code raised {name}{where}: {message}\n{traceback}", **details)
 
 
-def _read_text(outcome: dict[str, Any], name: str) -> str:
+def read_text(outcome: dict[str, Any], name: str) -> str:
+    """A text that an outcome has; empty where it has none of that name."""
     text = outcome.get(name)
     return text if isinstance(text, str) else ""
 
 
-def _read_integer(values: dict[str, Any], name: str) -> int | None:
+def read_integer(values: dict[str, Any], name: str) -> int | None:
+    """A whole number that an outcome or a header has; None where it has none of that name."""
     value = values.get(name)
     return value if type(value) is int and abs(value) < 1 << 63 else None
 
 
-def _describe_crash(header: dict[str, Any]) -> str:
+def describe_crash(header: dict[str, Any], subject: str = "the code") -> str:
+    """How the process that ran code ended, and what to do about it; `subject` is what the code is called."""
     if option := header.get("limit"):  # the host's own word
         return (
-            f"the sandbox as a whole {LIMITS[option]} than its {option} allows, and the code was killed: do less at a "
+            f"the sandbox as a whole {LIMITS[option]} than its {option} allows, and {subject} was killed: do less at a "
             f"time, or set a higher {option}"
         )
     if header.get("out_of_memory"):
-        return "the kernel killed the code for want of memory: work on less at a time, or give the sandbox more"
-    signal, exit_code = _read_integer(header, "signal"), _read_integer(header, "exit_code")
+        return f"the kernel killed {subject} for want of memory: work on less at a time, or give the sandbox more"
+    signal, exit_code = read_integer(header, "signal"), read_integer(header, "exit_code")
     if signal == SIGXCPU:
-        return "the code used up its CPU seconds: give the sandbox more, or the code less to do"
+        return f"{subject} used up its CPU seconds: give the sandbox more, or {subject} less to do"
     if signal is not None:
         name = SIGNALS.get(signal, f"signal {signal}")
-        return f"the code's process was killed by {name}: look for native code, or for what sends that signal"
-    return f"the code's process exited with status {exit_code} before the code had ended: look for os._exit"
+        return f"{subject}'s process was killed by {name}: look for native code, or for what sends that signal"
+    return f"{subject}'s process exited with status {exit_code} before {subject} had ended: look for os._exit"

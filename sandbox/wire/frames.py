@@ -5,8 +5,8 @@ JSON, which the supervisor hands on unread; with ``file: path`` in its place the
 whoever takes the frame removes the file. Every frame has ``op``, an ``id`` (the execution's; 0 for the sandbox) and, on
 the host's wire, ``n``, a number that grows by one: a frame that comes again is dropped.
 
-    host to driver   start (first, body: the settings), execute (timeout, context, body: code, variables, names),
-                     reply (call, body), cancel, forget (context), beat, stop
+    host to driver   start (first, body: the settings), prepare (timeout, body: code), execute (timeout, context, body:
+                     code, variables, names), reply (call, body), cancel, forget (context), beat, stop
     driver to host   ready, output (stream, text, dropped), call (call, name, body), files (body: what was written on
                      the volume), end (status, body), beat
 """

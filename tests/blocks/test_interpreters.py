@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import rlm_batch
+
 PROGRAM = """
 import sys
 import rlm_batch
@@ -44,3 +46,22 @@ def test_a_modal_interpreter_imports_its_sdk_and_no_prefect(modal_standin: Any) 
     hello = modal_standin.hello
     credentials = [f"{name}={hello[name]}" for name in ("token_id", "token_secret")]
     assert run_script("ModalInterpreter", *credentials) == "['modal']"
+
+
+@pytest.mark.parametrize("name", ["LocalInterpreter", "DaytonaInterpreter", "ModalInterpreter"])
+def test_every_interpreter_takes_what_prepares_it(
+    name: str, running_daytona: object, modal_process: object, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("account")(name.removesuffix("Interpreter").lower())
+    make: Any = getattr(rlm_batch, name)
+    options: dict[str, Any] = {"isolation": "none"} if name == "LocalInterpreter" else {}
+    with make(prepare="import random\nbase = 40", prepare_timeout=20, prepare_seed=1, **options) as interpreter:
+        assert interpreter.execute("SUBMIT(y=base + 2)").y == 42
+    for wrong, said in (
+        ({"prepare_seed": 1}, "goes with prepare"),
+        ({"prepare": "x", "prepare_timeout": 0}, "above zero"),
+        ({"prepare": ""}, "prepare is empty"),
+        ({"prepare": "x = '\ud800'"}, "prepare is no UTF-8 text"),
+    ):
+        with pytest.raises(rlm_batch.ConfigurationError, match=said):
+            make(**wrong)

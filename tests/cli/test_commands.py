@@ -45,6 +45,35 @@ def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
     assert ["1", "two.py", "hello"] in [line.split() for line in done.stdout.splitlines()]
 
 
+def test_code_that_prepares_is_a_file_of_its_own(run, tmp_path):
+    (tmp_path / "setup.py").write_text("print('loading')\nbase = 40")
+    (tmp_path / "code.py").write_text("SUBMIT(y=base + 2)")
+    done = run("batch", "code.py", "--prepare", "setup.py", "--prepare-seed", "1", "--prepare-timeout", "9")
+    assert done.returncode == 0, done.stderr
+    assert ["0", "code.py", "42"] in [line.split() for line in done.stdout.splitlines()]
+    (tmp_path / "setup.py").write_text("import nowhere_at_all")
+    done = run("batch", "code.py", "--prepare", "setup.py")
+    assert done.returncode == 2
+    assert "rlm-batch: prepare raised ModuleNotFoundError (line 1): No module named" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--prepare", "missing.py"], "the file missing.py cannot be read: No such file or directory"),
+        (["--prepare-seed", "1"], "prepare_seed goes with prepare"),
+        (["--prepare", "/dev/null"], "prepare is empty"),
+        (["--prepare", "code.py", "--prepare-timeout", "0"], "prepare_timeout: Input should be greater than 0"),
+    ],
+)
+def test_what_cannot_prepare_is_refused_before_anything_starts(run, tmp_path, options, said):
+    (tmp_path / "code.py").write_text("SUBMIT()")
+    done = run("batch", "code.py", *options)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "starting Prefect" not in done.stderr
+
+
 @pytest.mark.full
 def test_code_from_standard_input_over_a_file_of_inputs(run_alone, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"x": 2}\n{"x": 5}\n')

@@ -17,10 +17,12 @@ from rlm_batch import (
     ConfigurationError,
     ExecutionTimeout,
     OutcomeUnknown,
+    PrepareError,
     StateLost,
     SubmitError,
 )
 from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
 pytestmark = pytest.mark.local_first
@@ -50,6 +52,26 @@ def test_results_state_and_output_come_back(make: Make) -> None:
         assert interpreter.execute("SUBMIT(x=x)").x == 42
         assert not interpreter.execute("x += 1").meta.submitted
         assert interpreter.execute("SUBMIT(x)").output == 43
+
+
+@pytest.mark.every_provider
+def test_it_is_prepared_when_it_starts_and_anew_after_its_end(make: Make) -> None:
+    with make(prepare=Preparation("import random\nsteps = ['prepared']", seed=3)) as interpreter:
+        first = interpreter.execute("steps.append(1); SUBMIT(steps=steps, drawn=random.random())")
+        assert first.steps == ["prepared", 1]
+        assert interpreter.execute("SUBMIT(steps=steps, drawn=random.random())").steps == ["prepared", 1]
+        interpreter.shutdown()
+        again = interpreter.execute("steps.append(2); SUBMIT(steps=steps, drawn=random.random())")
+        assert (again.steps, again.drawn) == (["prepared", 2], first.drawn)
+
+
+@pytest.mark.every_provider
+def test_what_fails_to_prepare_it_fails_its_start_and_leaves_no_sandbox(make: Make) -> None:
+    interpreter = make(prepare=Preparation("print('on')\n1 / 0"))
+    for attempt in (interpreter.start, lambda: interpreter.execute("SUBMIT()")):
+        with pytest.raises(PrepareError, match=r"prepare raised ZeroDivisionError \(line 2\)") as caught:
+            attempt()
+        assert caught.value.stdout == "on\n"
 
 
 def test_each_failure_is_its_own_error_and_the_next_execution_works(make: Make) -> None:

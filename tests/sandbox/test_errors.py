@@ -24,6 +24,7 @@ def every() -> list[RlmBatchError]:
         errors.CodeSyntaxError: CODE,
         errors.CodeCrashed: {**CODE, "exit_code": 3, "signal": 9, "out_of_memory": True},
         errors.ExecutionTimeout: {"timeout": 2.5, "traceback": "Traceback\n", "stdout": "out"},
+        errors.PrepareError: CODE,
         errors.QuotaExceeded: {"retry_after": 7.5},
         errors.SandboxesLeft: {"sandboxes": ["one", "two"]},
         errors.ExecutionsFailed: {
@@ -53,7 +54,7 @@ def test_there_is_one_for_each_line_of_the_table() -> None:
         "RlmBatchError", "CodeError", "CodeSyntaxError", "CodeCrashed", "ExecutionTimeout", "SubmitError",
         "VolumeError", "StateLost", "SandboxStartError", "SandboxLost", "OutcomeUnknown", "QuotaExceeded",
         "ConfigurationError", "BudgetExceeded", "DepthExceeded", "DeadlineExceeded", "QueryError", "ExecutionsFailed",
-        "NotRun", "SandboxesLeft",
+        "NotRun", "SandboxesLeft", "PrepareError",
     }  # fmt: skip
 
 

@@ -9,13 +9,14 @@ hands that duty on when it has its own.
 from __future__ import annotations
 
 import _thread
+import fcntl
 import os
 import select
 import sys
 
 from ...wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ...wire.pipes import READ_BYTES
-from ...wire.strict_json import MAX_CONTAINERS, NotJsonError, encode_fields, has_too_many_containers, loads
+from ...wire.strict_json import MAX_CONTAINERS, NotJsonError, dumps, encode_fields, has_too_many_containers, loads
 from ..processes import signal
 from .imports import list_imports
 from .submit import Submitted
@@ -23,9 +24,29 @@ from .thread_execution import ThreadExecution
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # the descriptors of a child's own channel
+FORK_REQUESTS = 5  # and of one that is forked for executions, where it is asked to
+
+
+def place_descriptors(ends: list[int]) -> list[int]:
+    """Puts a child's ends of its pipes where they belong; returns where they were, or copies were made on the way.
+
+    They are those of its channel, of its standard output and error, and of the requests for forks if it gets any.
+    """
+    high = FORK_REQUESTS + 1  # clear of where they go
+    copies = [fd if fd >= high else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in ends]
+    for copy, place in zip(copies, (CHANNEL_IN, CHANNEL_OUT, 1, 2, FORK_REQUESTS)):
+        os.dup2(copy, place, inheritable=place < CHANNEL_IN)
+    return copies
+
+
+def report_unconfined(error: OSError) -> NoReturn:
+    """Says on the calling process's channel that it could not be confined, and ends it: no code must run in it."""
+    message = dumps({"message": f"the confinement could not be had: {error.strerror or error}"}).encode()
+    os.write(CHANNEL_OUT, encode_frame({"op": "end", "status": "setup"}, message))
+    os._exit(0)
 
 
 class ToolError(RuntimeError):

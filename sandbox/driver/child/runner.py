@@ -11,6 +11,7 @@ from ...wire.names import DRIVER_FILE_PREFIX
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
+from .fork_safety import ThreadsLeftError, check_threads, load_generators, seed_generators
 from .imports import repair_imports
 from .queries import make_query_names
 from .submit import SubmitError, Submitted, encode_submission
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..confinement import Confinement
 
 CODE_NAME = "<code>"
+PREPARE_NAME = "<prepare>"
 MAX_SOURCES = 100  # executions of a context whose lines a traceback can show
 MAX_TRACEBACK_CHARACTERS = 20_000
 RESERVE_BYTES = 4 * 1024 * 1024  # of address space, not touched, let go when there is an error to be described
@@ -39,6 +41,7 @@ class CodeRunner:
         self._module.__dict__["__builtins__"] = __builtins__
         self._is_stateless = self._is_compiled = False
         self._executions = 0
+        self._parent = 0  # of a fork of a process that has prepared: the supervisor's id
         self._file_name = CODE_NAME
         self._sources: dict[str, str] = {}
         self._reserve: bytes | None = None
@@ -66,6 +69,8 @@ class CodeRunner:
         """Waits for an execution. The process ends with a stateless one; a context's others follow on its globals."""
         channel = self._channel
         header, body = channel.wait(channel.NEXT, channel.expect_execution())
+        if self._parent:
+            confinement.end_with_parent(self._parent)  # which it is by now
         if "cpu_seconds" in header:
             confinement.limit_cpu_seconds(header["cpu_seconds"])
         confinement.open_own_proc()
@@ -78,12 +83,32 @@ class CodeRunner:
                 self._exit()
             header, body = channel.wait(channel.NEXT, waiter)
 
+    def prepare(self, confinement: Confinement) -> None:
+        """Waits for the code that executions build on, and runs it. The process ends with code that fails."""
+        channel = self._channel
+        header, body = channel.wait(channel.NEXT, channel.expect_execution())
+        confinement.open_own_proc()
+        channel.begin_execution(header)
+        self._is_stateless = True
+        if not self._run(PREPARE_NAME, self._execute_preparation, body or b"{}"):
+            self._exit()
+
+    def begin_fork(self, parent: int) -> None:
+        """Makes this a runner of a fork's own executions, on the names that there are; `parent` will be its parent."""
+        self._channel = Channel(self._shield)
+        self._parent = parent
+
     def run(self, body: bytes) -> None:
         """One execution, from its body to its end frame. Never raises."""
+        self._executions += 1
+        name = CODE_NAME if self._executions == 1 else f"<code {self._executions}>"
+        self._run(name, self._execute, body)
+
+    def _run(self, file_name: str, execute: Callable[[bytes], None], body: bytes) -> bool:
+        """Runs it from its body to its end frame; whether it came to its end. Never raises."""
         self._shield.reset()
         self._is_compiled = False
-        self._executions += 1
-        self._file_name = CODE_NAME if self._executions == 1 else f"<code {self._executions}>"
+        self._file_name = file_name
         if self._reserve is None:
             try:
                 self._reserve = bytes(RESERVE_BYTES)  # and no bytearray, which would be filled, page after page
@@ -93,7 +118,7 @@ class CodeRunner:
         try:
             try:
                 self._shield.is_running = True
-                self._execute(body)
+                execute(body)
             finally:
                 self._shield.is_running = False
         except Submitted:
@@ -117,10 +142,29 @@ class CodeRunner:
         status = "finished" if outcome is None or self._shield.has_submitted else "error"
         header = {"op": "end", "token": self._channel.token, "status": status}
         self._channel.send(header, dumps(outcome).encode("utf-8", "replace"))
+        return outcome is None
+
+    def _execute_preparation(self, body: bytes) -> None:
+        """Runs the code with the volume's names alone: the rest is an execution's."""
+        self._module.__dict__.update(self._volume.make_names())
+        try:
+            self._compile_and_run(loads(body.decode("utf-8"))["code"])
+        except SystemExit as error:
+            if error.code is not None and error.code != 0:
+                raise
+        check_threads()
+        for name in ("json", "signal", "traceback", "linecache"):  # as the supervisor's `_warm_up`
+            __import__(name)
+        load_generators()
+        gc.collect()
+        gc.freeze()  # a collection touches every page that a fork would otherwise share
+        gc.disable()
 
     def _execute(self, body: bytes) -> None:
         self._volume.begin_execution()
         request = loads(body.decode("utf-8"))
+        if self._parent and self._executions == 1:
+            seed_generators(request.get("seed"))
         namespace = self._module.__dict__
         namespace.update(self._provide_names(request["queries"]))
         for name in request["names"]:
@@ -129,15 +173,18 @@ class CodeRunner:
         namespace.update(request["variables"])
         for name, path in request.get("files", {}).items():
             namespace[name] = loads(take_file(path).decode("utf-8"))  # a value that was too large for a frame
-        source = self._sources[self._file_name] = request["code"]
+        self._compile_and_run(request["code"])
+        if self._is_stateless and os.getpid() == self._channel.process_id:
+            self._finish_as_script()
+
+    def _compile_and_run(self, source: str) -> None:
+        self._sources[self._file_name] = source
         if len(self._sources) > MAX_SOURCES:
             del self._sources[next(iter(self._sources))]
         code = compile(source, self._file_name, "exec", dont_inherit=True)
         self._is_compiled = True
         gc.enable()
-        exec(code, namespace)
-        if self._is_stateless and os.getpid() == self._channel.process_id:
-            self._finish_as_script()
+        exec(code, self._module.__dict__)
 
     def _provide_names(self, can_query: bool) -> dict[str, Any]:
         """The names that every execution finds, made once; `can_query` if there is a model behind the queries."""
@@ -165,10 +212,14 @@ class CodeRunner:
             with shield:
                 with channel.lock:
                     is_first, shield.has_submitted = not shield.has_submitted, True
+                is_main = shield.get_thread_id() == shield.main_thread
                 if is_first:
-                    channel.send({"op": "submit", "token": channel.token}, body)
-            if shield.get_thread_id() != shield.main_thread:
-                signal.pthread_kill(shield.main_thread, signal.SIGINT)
+                    # A fork cannot signal itself where the filter of the process that was forked looks at signals.
+                    header = {"op": "submit", "token": channel.token, "interrupt": not is_main and self._parent > 0}
+                    channel.send(header, body)
+            if not is_main:
+                if not self._parent:
+                    signal.pthread_kill(shield.main_thread, signal.SIGINT)
                 raise SystemExit  # which is how a thread ends without a word
             raise Submitted
 
@@ -226,7 +277,10 @@ class CodeRunner:
         }
 
     def _find_kind(self, error: BaseException) -> str:
-        kinds = {"memory": MemoryError, "submit": SubmitError, "volume": VolumeError, "exit": SystemExit}
+        kinds = {
+            "memory": MemoryError, "submit": SubmitError, "volume": VolumeError, "exit": SystemExit,
+            "threads": ThreadsLeftError,
+        }  # fmt: skip
         for name, kind in kinds.items():
             if isinstance(error, kind):
                 return name

@@ -19,6 +19,7 @@ from rlm_batch.blocks.local import isolation
 from rlm_batch.blocks.local.block import LocalSandbox
 from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.confinement import policy as confinement_policy
+from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.interpreter import Interpreter
 
 PR_SET_DUMPABLE = 4
@@ -69,8 +70,14 @@ class Host:
         name = request["box"]
         if request["op"] == "execute":
             if name not in self.interpreters:
-                block = LocalSandbox(**request["fields"])
-                self.interpreters[name] = block.interpreter(timeout=60, tools={"echo": lambda value: value})
+                fields = {**request["fields"]}
+                prepare = fields.pop("prepare", None)
+                block = LocalSandbox(**fields)
+                self.interpreters[name] = block.interpreter(
+                    timeout=60,
+                    tools={"echo": lambda value: value},
+                    prepare=None if prepare is None else Preparation(prepare),
+                )
             return await run(self.interpreters[name], request)
         interpreter = self.interpreters.pop(name, None)
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError
+from rlm_batch import ConfigurationError, PrepareError, batch
 from rlm_batch.blocks.storage.location import list_names
 from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
@@ -32,6 +32,9 @@ PARAMETERS: dict[str, Any] = {
     "on_failure": "return",
     "deadline": None,
     "reuse_sandboxes": True,
+    "prepare": None,
+    "prepare_timeout": 300,
+    "prepare_seed": None,
     "executions_per_task": 3,
     "cache_results": False,
     "log_output": False,
@@ -58,7 +61,7 @@ async def run(files: ShardFiles, **parameters: Any) -> None:
     await shard(work=str(files.work_path), options=Options(**given))
 
 
-def values(files: ShardFiles) -> dict[int, int]:
+def values(files: ShardFiles) -> dict[int, Any]:
     """By number, what was submitted as y, of every line that says success."""
     found = [line for line in Ledger(files.ledger).read_lines() if line.is_success]
     assert len({line.key for line in found}) == len(found)
@@ -108,6 +111,27 @@ async def test_why_a_shard_cannot_be_run_is_told_to_its_job(results):
     assert heartbeat is not None
     assert heartbeat.error is not None
     assert heartbeat.error[0] == "ConfigurationError"
+
+
+async def test_a_shard_prepares_its_sandboxes_and_its_seeds_are_by_the_numbers_of_the_job(results):
+    prepare: dict[str, Any] = {"prepare": "import random\nbase = 100", "prepare_seed": 3}
+    files = files_of(results, "SUBMIT(y=[base + x, random.random()])")
+    await run(files, **prepare)
+    found = values(files)
+    assert [y for y, _ in found.values()] == [100 + x for x in found]
+    whole = await batch("SUBMIT(y=random.random())", inputs=[{"x": x} for x in range(16)], **prepare)
+    assert {index: drawn for index, (_, drawn) in found.items()} == {x: whole[x].y for x in range(10, 16)}
+
+
+async def test_why_a_shard_could_not_be_prepared_is_told_to_its_job(results):
+    files = files_of(results, "SUBMIT(y=1)")
+    with pytest.raises(PrepareError):
+        await run(files, prepare="1 / 0")
+    heartbeat = files.read_heartbeat()
+    assert heartbeat is not None
+    assert heartbeat.error is not None
+    assert heartbeat.error[0] == "PrepareError"
+    assert "prepare raised ZeroDivisionError" in heartbeat.error[1]
 
 
 async def test_a_shard_on_a_worker_that_does_not_reach_the_ledger_says_so(results):

@@ -16,7 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.filesystems import RemoteFileSystem
 
-from rlm_batch import CodeError, ExecutionsFailed, Failure, batch, chunks, sweep
+from rlm_batch import CodeError, ExecutionsFailed, Failure, PrepareError, batch, chunks, sweep
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.deployments.server import WORK_POOL
 from rlm_batch.sandbox.errors import DeadlineExceeded
@@ -121,6 +121,16 @@ async def test_a_sweep_in_shards_finds_the_best_trial(shared):
 
 
 @pytest.mark.full
+@pytest.mark.full
+async def test_shards_prepare_their_sandboxes_and_what_that_raises_ends_the_job(shared):
+    parameters: dict[str, Any] = {"inputs": [{"x": x} for x in range(6)], "shards": 2, "provider": "local:none"}
+    code = "SUBMIT(y=base + x)"
+    results = await batch(code, prepare="base = 100", results_path=str(shared), **parameters)
+    assert [result["y"] for result in results] == [100 + x for x in range(6)]
+    with pytest.raises(PrepareError, match=r"shard [12]: prepare raised ZeroDivisionError"):
+        await batch(code, prepare="base = 1 / 0", results_path=str(shared), **parameters)
+
+
 async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing(shared, tmp_path, monkeypatch):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f"{number}\n" for number in range(20)))

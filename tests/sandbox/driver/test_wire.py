@@ -267,6 +267,11 @@ def check(one: Any, tmp_path: Path) -> None:
     one.send(one.execution(23, "import os; os._exit(3)"))
     header, _ = one.until("end", 23)
     assert (header["status"], header["exit_code"]) == ("crashed", 3)
+    one.send(one.frame("prepare", 30, {"code": "x = [1]"}, timeout=20))
+    assert one.until("end", 30)[0]["status"] == "finished"
+    for i in range(31, 35):
+        one.send(one.execution(i, "x.append(2); import os; SUBMIT(x=x, leads=os.getsid(0) == os.getpid())"))
+        assert one.submitted(i) == {"x": [1, 2], "leads": True}
     one.close()
     assert one.ends()
     assert os.listdir(tmp_path) == []

@@ -1,0 +1,59 @@
+"""What a process must have no more when it is forked for executions, and what each fork must have of its own."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+START_SECONDS = 0.01  # in which a thread that has just been made counts itself
+MAX_NAMES = 10  # in a sentence
+WORD_BITS = 32  # of which numpy takes a seed
+SEED_BYTES = 32
+
+
+class ThreadsLeftError(RuntimeError):
+    """Threads that run on: a fork has none of them, and what they hold stays as it was."""
+
+
+def check_threads() -> None:
+    """Raises ThreadsLeftError, with the names of the threads that run beside the calling one."""
+    time.sleep(START_SECONDS)
+    threading: Any = sys.modules.get("threading")
+    threads: list[Any] = [] if threading is None else threading.enumerate()
+    own = _thread.get_ident()
+    names = [str(thread.name) for thread in threads if thread.ident != own]
+    unnamed = _thread._count() - len(names)  # type: ignore[reportPrivateUsage]
+    if unnamed > 0:
+        names.append(f"{unnamed} that _thread started" if names else f"{unnamed} without a name, which _thread started")
+    if names:
+        more = len(names) - MAX_NAMES
+        raise ThreadsLeftError(", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else ""))
+
+
+def load_generators() -> None:
+    """Imports what every fork seeds, and what numpy imports only when it is first used: once, and not in each."""
+    __import__("random")
+    if "numpy" in sys.modules:
+        try:
+            __import__("numpy.random")
+        except ImportError:
+            pass  # another numpy than numpy
+
+
+def seed_generators(seed: int | None) -> None:
+    """Seeds the global random generators; None takes a seed from the operating system."""
+    if seed is None:
+        seed = int.from_bytes(os.urandom(SEED_BYTES), "little")
+    __import__("random").seed(seed)
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed([seed >> at & (1 << WORD_BITS) - 1 for at in range(0, 8 * SEED_BYTES, WORD_BITS)])
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed & (1 << 63) - 1)

@@ -1,0 +1,104 @@
+"""The process that has run the code which executions build on, seen from the supervisor: each execution is its fork."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+
+from .child.fork_service import MAX_MESSAGE_BYTES, encode_descriptors
+from .child_process import build_child, close_all, fork_child, open_pipes
+from .processes import has_ended, kill_session
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+    from typing import Any
+
+    from .child_process import ChildProcess
+    from .confinement import Confinement
+    from .event_loop import EventLoop
+
+FORK_TIMEOUT_SECONDS = 10.0  # for a fork that takes a millisecond, unless there are gigabytes to be mapped
+LOOK_SECONDS = 0.1  # between two looks at whether the process still lives
+
+
+class ForkServer:
+    """Makes children that are forks of one `process`, once that `is_ready`. `loss` says why it makes no more, if so.
+
+    The supervisor waits for each fork: until it knows its id, it could not tell it from what code has left running.
+    """
+
+    def __init__(
+        self, settings: dict[str, Any], confinement: Confinement, loop: EventLoop, list_fds: Callable[[], list[int]]
+    ) -> None:
+        """Forks the process, which waits for its code. Raises OSError."""
+        import _socket
+
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            fds = [*list_fds(), ours.fileno()]
+            self.process = fork_child(settings, confinement, loop, lambda: fds, theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.is_ready = False
+        self.loss = ""
+        self._requests = ours
+        self._confinement = confinement
+        self._loop = loop
+
+    @property
+    def fd(self) -> int:
+        return int(self._requests.fileno())
+
+    def fork(self, known: Container[int]) -> ChildProcess:
+        """A child that has what the process had, and waits for an execution; none that is `known`. Raises OSError."""
+        if self.loss or not self.is_ready:
+            raise OSError(errno.ESRCH, self.loss or "prepare has not ended yet")
+        ends, ours = open_pipes()
+        try:
+            pid, status = self._request_fork(ends + self._confinement.rulesets)
+            if status:
+                raise OSError(status, os.strerror(status))
+            if pid in known or not _is_child(pid):
+                raise self._give_up()
+        except BaseException:
+            close_all(ours)
+            raise
+        finally:
+            close_all(ends)
+        return build_child(pid, ours, self._loop)
+
+    def _request_fork(self, fds: list[int]) -> tuple[int, int]:
+        """The id of a child that has these descriptors, or the number of the error for which there is none."""
+        poll, until = select.poll(), time.monotonic() + FORK_TIMEOUT_SECONDS
+        poll.register(self.fd, select.POLLIN)
+        pid = 0
+        try:
+            self._requests.sendmsg([b"%d" % len(fds)], encode_descriptors(fds))
+            while time.monotonic() < until and not has_ended(self.process.pid):
+                if poll.poll(LOOK_SECONDS * 1000):
+                    word, number = self._requests.recv(MAX_MESSAGE_BYTES).split()
+                    if word == b"end":
+                        return pid, int(number)
+                    pid = int(number)
+        except (OSError, ValueError):
+            pass  # the process has gone, or what it had run has written there
+        raise self._give_up()
+
+    def _give_up(self) -> OSError:
+        kill_session(self.process.pid)
+        self.loss = self.loss or "the process that prepare had run in makes no more forks"
+        return OSError(errno.ESRCH, self.loss)
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        has_ended(pid)
+    except (ChildProcessError, OverflowError):
+        return False
+    return pid > 0

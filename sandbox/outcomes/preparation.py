@@ -1,0 +1,77 @@
+"""The end of the code that executions build on, as its sandbox tells it: nothing, or an error of its own.
+
+As in `decoding`, the code may have written what stands there.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PrepareError, RlmBatchError, SandboxStartError
+from ..intake.large_json import Parts, read_json
+from ..wire.names import QUERY_NAMES
+from .decoding import describe_crash, read_integer, read_text
+
+if TYPE_CHECKING:
+    from ..meta import Meta
+
+
+def check_preparation(header: dict[str, Any], body: bytes, meta: Meta, timeout: float | None) -> Parts[None]:
+    """Raises the error that the end of a preparation holds, with `meta`, if it holds one."""
+    if header["status"] == "finished":
+        return
+    outcome: Any = None
+    with suppress(ValueError, RecursionError):
+        outcome = yield from read_json(body)
+    error = _build_error(header, outcome if isinstance(outcome, dict) else {}, meta, timeout)  # type: ignore[reportUnknownArgumentType]
+    error.meta = meta
+    raise error
+
+
+def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:
+    status, kind = header["status"], outcome.get("kind")
+    name, message, traceback = (read_text(outcome, field) for field in ("type", "message", "traceback"))
+    line = read_integer(outcome, "line")
+    where = f" (line {line})" if line is not None else ""
+    if status == "setup":
+        return SandboxStartError(f"prepare was not run: {message}")
+    if status == "timeout":
+        text = (
+            f"prepare was still running{where} after its prepare_timeout of {timeout or 0:g} s; give it more, or less "
+            "to do"
+        )
+    elif status == "crashed":
+        text = describe_crash(header, "prepare")
+    elif status == "unconfined":
+        text = f"prepare was not run: {message}. Ask rlm-batch doctor"
+    elif status == "commit":
+        text = f"what prepare saved to the volume could not be committed: {message}"
+    elif status != "error":
+        text = (
+            f"prepare used a descriptor that is the sandbox's own ({message or status}): use those that it has opened"
+        )
+    elif kind == "syntax":
+        text = f"prepare is not valid Python{where}: {message}"
+    elif kind == "memory":
+        text = f"prepare ran out of memory{where}: have it hold less, or give the sandbox more"
+    elif kind == "exit":
+        text = f"prepare called exit({message}){where}, code that has not failed comes to its end, or calls exit(0)"
+    elif kind == "threads":
+        text = (
+            f"prepare left these threads running: {message}. A fork has none of them: have them end before it ends, "
+            "or start them in the code"
+        )
+        traceback = ""
+    else:
+        text = f"prepare raised {name}{where}: {message}"
+        if name == "NameError" and any(f"'{word}'" in message for word in ("SUBMIT", *QUERY_NAMES)):
+            text += ". SUBMIT, queries and tools are there when the code runs, and not before"
+    return PrepareError(
+        f"{text}\n{traceback}" if traceback else text,
+        type=name,
+        message=message,
+        traceback=traceback,
+        stdout=meta.stdout,
+        line=line,
+    )

@@ -1,0 +1,280 @@
+"""Code that prepares a sandbox runs once in it, and each execution is a fork of its process."""
+
+import asyncio
+import time
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch import CodeCrashed, CodeError, ExecutionTimeout, PrepareError, SandboxLost, StateLost
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.driver_settings import Preparation
+from rlm_batch.sandbox.interpreter import Interpreter
+
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
+
+# Says where it runs, takes a while, and leaves a name, a function and something that can be changed.
+PREPARE = """
+import os, random, time
+time.sleep(0.3)
+process = os.getpid()
+found = []
+def triple(x):
+    return 3 * x
+def hand_back():
+    SUBMIT(asked=ask(1))
+"""
+
+
+def open_prepared(provider: SandboxProvider, code: str = PREPARE, **options: Any) -> Interpreter:
+    """An interpreter whose executions are forks of what the code has prepared; tools answer what they are asked."""
+    names = {name: options.pop(name) for name in ("timeout", "seed") if name in options}
+    preparation = Preparation(dedent(code), **names)
+    return provider.interpreter(timeout=20, tools={"ask": lambda x: x}, prepare=preparation, **options)
+
+
+@pytest.mark.every_provider
+async def test_each_execution_has_the_names_and_changes_its_own_copy_alone(provider: SandboxProvider) -> None:
+    async with open_prepared(provider) as one:
+        code = "found.append(i); SUBMIT(found=found, tripled=triple(i), process=process, own=os.getpid())"
+        results = await asyncio.gather(*(one.execute(code, {"i": i}) for i in range(12)))
+        assert [(result.found, result.tripled) for result in results] == [([i], 3 * i) for i in range(12)]
+        assert len({result.process for result in results}) == 1
+        assert len({result.own for result in results} - {results[0].process}) == 12
+
+
+async def test_it_costs_once_what_it_takes(provider: SandboxProvider) -> None:
+    async with open_prepared(provider, "import time; time.sleep(1)") as one:
+        begun = time.perf_counter()
+        for _ in range(20):
+            await one.execute("SUBMIT()")
+        assert time.perf_counter() - begun < 5
+
+
+@pytest.mark.every_provider
+async def test_a_context_is_a_fork_too_and_keeps_its_state(provider: SandboxProvider) -> None:
+    async with open_prepared(provider) as one:
+        await one.execute("found.append('a')", context="a")
+        await one.execute("found.append('b')", context="b")
+        assert (await one.execute("SUBMIT(found=found)", context="a")).found == ["a"]
+        assert (await one.execute("SUBMIT(found=found)")).found == []
+        with pytest.raises(CodeCrashed):
+            await one.execute("os._exit(1)", context="a")
+        with pytest.raises(StateLost):
+            await one.execute("SUBMIT(found=found)", context="a")
+        assert (await one.execute("SUBMIT(found=found)", context="b")).found == ["b"]
+
+
+ENDS = {
+    "an error": ("1 / 0", CodeError),
+    "os._exit": ("os._exit(3)", CodeCrashed),
+    "a crash": ("import ctypes; ctypes.string_at(0)", CodeCrashed),
+    "a kill": ("import signal; os.kill(os.getpid(), signal.SIGKILL)", CodeCrashed),
+    "a timeout": ("time.sleep(1000)", ExecutionTimeout),
+    "a deaf timeout": ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(9)", ExecutionTimeout),
+}
+
+
+@pytest.mark.every_provider
+async def test_how_one_execution_ends_touches_neither_the_others_nor_what_is_prepared(
+    provider: SandboxProvider,
+) -> None:
+    async with open_prepared(provider) as one:
+        sibling = asyncio.create_task(one.execute("time.sleep(2.5); SUBMIT(process=process)"))
+        processes = {(await one.execute("SUBMIT(process=process)")).process}
+        for code, kind in ENDS.values():
+            with pytest.raises(kind):
+                await one.execute(code, timeout=0.5)
+            processes.add((await one.execute("SUBMIT(process=process)")).process)
+        assert processes == {(await sibling).process}
+
+
+async def test_what_an_execution_leaves_running_ends_with_it(provider: SandboxProvider) -> None:
+    leave = """
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                open("left", "w").write(str(os.getpid()))
+                time.sleep(1000)
+            os._exit(0)
+        while not os.path.exists("left") or not os.path.getsize("left"):
+            time.sleep(0.01)
+        SUBMIT()
+        """
+    look = """
+        pid = open("left").read()
+        is_there = os.path.exists(f"/proc/{pid}") if os.path.exists("/proc/self") else False
+        SUBMIT(is_there=is_there)
+        """
+    async with open_prepared(provider) as one:
+        await one.execute(dedent(leave))
+        assert (await one.execute(dedent(look))).is_there is False
+
+
+async def test_what_it_prints_is_told_once_and_stands_in_no_result(provider: SandboxProvider) -> None:
+    said: list[tuple[str, str]] = []
+    one = open_prepared(provider, "import sys; print('ready'); print('beware', file=sys.stderr)")
+    one.on_prepare_output = lambda stream, text: said.append((stream, text))
+    async with one:
+        result = await one.execute("print('running')")
+        assert (result.meta.stdout, result.meta.stderr) == ("running\n", "")
+    assert sorted(said) == [("stderr", "beware\n"), ("stdout", "ready\n")]
+
+
+async def test_functions_that_it_defines_find_submit_and_tools_when_the_code_calls_them(
+    provider: SandboxProvider,
+) -> None:
+    async with open_prepared(provider) as one:
+        assert (await one.execute("hand_back()")).asked == 1
+        result = await one.execute("import threading; threading.Thread(target=hand_back).start(); time.sleep(10)")
+        assert result.asked == 1
+
+
+@pytest.mark.every_provider
+async def test_it_finds_the_volume_and_what_it_saves_there_is_no_executions(
+    provider: SandboxProvider, volume_name: str
+) -> None:
+    with_volume = provider.model_copy(update={"volume_name": volume_name})
+    prepare = "save_to_volume('table.txt', '42')\ntable = int(load_from_volume('table.txt'))"
+    async with open_prepared(with_volume, prepare) as one:
+        result = await one.execute("save_to_volume('own.txt', 'x'); SUBMIT(table=table)")
+    assert (result.table, result.meta.files) == (42, ("own.txt",))
+    async with with_volume.interpreter(timeout=20) as another:
+        assert (await another.execute("SUBMIT(here=list_volume())")).here == ["own.txt", "table.txt"]
+
+
+# ------------------------------------------------------------------------------------------------------ what goes wrong
+
+FAILING = {
+    "an error": ("import nowhere_at_all", "raised ModuleNotFoundError (line 1): No module named 'nowhere_at_all'"),
+    "no Python": ("x = = 1", "is not valid Python (line 1)"),
+    "exit": ("import sys\nsys.exit('no licence')", "called exit(no licence) (line 2)"),
+    "os._exit": ("import os; os._exit(0)", "exited with status 0 before prepare had ended: look for os._exit"),
+    "a crash": ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+    "a timeout": ("import time\ntime.sleep(1000)", "still running (line 2) after its prepare_timeout of 1 s"),
+    "threads": (
+        (
+            "from threading import Thread; from time import sleep\n"
+            "for name in ('pump', 'valve'): Thread(target=sleep, args=(999,), name=name, daemon=name > 'q').start()"
+        ),
+        "left these threads running: pump, valve",
+    ),
+    "a thread without a name": (
+        "import _thread, time; _thread.start_new_thread(time.sleep, (1000,))",
+        "left these threads running: 1 without a name",
+    ),
+    "SUBMIT": ("SUBMIT(x=1)", "'SUBMIT' is not defined. SUBMIT, queries and tools are there when the code runs"),
+    "a query": ("llm_query('?')", "'llm_query' is not defined. SUBMIT, queries and tools are there when the code runs"),
+    "a tool": ("ask(1)", "name 'ask' is not defined"),
+}
+
+
+EVERYWHERE = ("an error", "a timeout")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(name, marks=pytest.mark.every_provider if name in EVERYWHERE else ()) for name in FAILING]
+)
+async def test_what_goes_wrong_in_it_is_its_own_error_and_no_code_runs(provider: SandboxProvider, what: str) -> None:
+    code, said = FAILING[what]
+    one = open_prepared(provider, f"print('on'); {code}", timeout=1)
+    begun = time.monotonic()
+    with pytest.raises(PrepareError) as caught:
+        await one.execute("raise AssertionError")
+    assert said in str(caught.value)
+    assert time.monotonic() - begun < 15
+    assert caught.value.stdout == ("" if what == "no Python" else "on\n")
+    with pytest.raises(SandboxLost, match="shut down"):  # it is gone, and the error is not tried again
+        await one.execute("SUBMIT()")
+    assert caught.value.retry_rule == "never"
+
+
+async def test_it_may_end_early_and_leave_threads_that_have_ended(provider: SandboxProvider) -> None:
+    code = """
+        import sys
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(4) as pool:
+            squares = list(pool.map(lambda x: x * x, range(5)))
+        sys.exit(0)
+        """
+    async with open_prepared(provider, code) as one:
+        assert (await one.execute("SUBMIT(squares=squares)")).squares == [0, 1, 4, 9, 16]
+        again = "with ThreadPoolExecutor(4) as pool: SUBMIT(list(pool.map(abs, [-1, -2])))"
+        assert (await one.execute(again)).output == [1, 2]
+
+
+async def test_memory_that_it_asks_for_in_vain_is_said(small_provider: SandboxProvider) -> None:
+    with pytest.raises(PrepareError, match=r"ran out of memory|want of memory|SIGKILL"):
+        await open_prepared(small_provider, "x = bytearray(64 << 30)").execute("SUBMIT()")
+
+
+async def test_when_what_was_prepared_is_lost_the_next_execution_says_so_and_asks_for_a_new_sandbox(
+    provider: SandboxProvider,
+) -> None:
+    # It sees to its own end: nothing else in a local sandbox can reach it.
+    prepare = (
+        "import os, signal\nsignal.signal(signal.SIGALRM, signal.SIG_DFL)\nsignal.setitimer(signal.ITIMER_REAL, 1)"
+    )
+    async with open_prepared(provider, prepare) as one:
+        code = "import time; time.sleep(2); SUBMIT(x=1)"
+        assert (await one.execute(code)).x == 1  # timers are no fork's, and who runs already runs on
+        with pytest.raises(SandboxLost, match="prepare had run in was killed by signal 14: run it in a new sandbox"):
+            await one.execute("SUBMIT()")
+        assert not one.is_alive
+
+
+# ------------------------------------------------------------------------------------------------------ random numbers
+
+DRAW = "SUBMIT(drawn=[random.random(), random.randrange(1 << 30)])"
+
+
+async def draw(provider: SandboxProvider, seed: int | None, count: int = 20) -> list[tuple[float, int]]:
+    async with open_prepared(provider, seed=seed) as one:
+        results = await asyncio.gather(*(one.execute(DRAW, index=i) for i in range(count)))
+    return [tuple(result.drawn) for result in results]
+
+
+@pytest.mark.every_provider
+async def test_each_execution_draws_numbers_of_its_own(provider: SandboxProvider) -> None:
+    first, second = await draw(provider, None), await draw(provider, None)
+    assert len({*first, *second}) == 40
+
+
+@pytest.mark.every_provider
+async def test_with_a_seed_each_draws_the_same_again_by_its_number(provider: SandboxProvider) -> None:
+    first = await draw(provider, 7)
+    assert len({*first}) == 20
+    assert await draw(provider, 7) == first
+    assert await draw(provider, 7, 5) == first[:5]
+    assert not {*first} & {*await draw(provider, 8)}
+
+
+# Stand in for modules whose global generators a fork would share.
+GENERATORS = """
+import sys, types
+for name, function in (("numpy", None), ("numpy.random", "seed"), ("torch", "manual_seed")):
+    module = sys.modules[name] = types.ModuleType(name)
+    if function is not None:
+        seeds = module.seeds = []
+        setattr(module, function, seeds.append)
+sys.modules["numpy"].random = sys.modules["numpy.random"]
+"""
+
+
+async def test_numpys_and_torchs_generators_are_seeded_where_they_are_there(provider: SandboxProvider) -> None:
+    async with open_prepared(provider, GENERATORS, seed=3) as one:
+        code = "SUBMIT(numpy=sys.modules['numpy.random'].seeds, torch=sys.modules['torch'].seeds)"
+        results = [await one.execute(code, index=i % 2) for i in range(4)]
+    for result in results:
+        ((words,), (number,)) = result.numpy, result.torch
+        assert all(0 <= word < 1 << 32 for word in words)
+        assert 0 <= number < 1 << 63
+    assert results[0].outputs == results[2].outputs != results[1].outputs == results[3].outputs
+
+
+async def test_the_generators_of_a_context_go_on_from_step_to_step(provider: SandboxProvider) -> None:
+    async with open_prepared(provider, seed=7) as one:
+        steps = [(await one.execute(DRAW, context="c", index=0)).drawn for _ in range(3)]
+        assert len({tuple(step) for step in steps}) == 3
+        assert (await one.execute(DRAW, index=0)).drawn == steps[0]

@@ -1,0 +1,152 @@
+"""Code that prepares each sandbox of a flow run: its names, its cost, its error, its place in the key."""
+
+import os
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.logging.handlers import APILogHandler
+
+from rlm_batch import ConfigurationError, PrepareError, batch, chunks, sequence, sweep
+from rlm_batch.flows.inputs import spilling
+from rlm_batch.tasks.ledger.ledger import Ledger
+
+from .conftest import last_run
+
+pytestmark = pytest.mark.anyio
+
+SIX = [{"x": x} for x in range(6)]
+
+
+def prepare_counted(path: Path) -> str:
+    """Code that leaves a line in a file of the host's each time that it runs, and a name."""
+    return f"import os\nopen({str(path)!r}, 'a').write('x')\nbase = 100\nprocess = os.getpid()"
+
+
+def count_preparations(path: Path) -> int:
+    return len(path.read_text())
+
+
+async def test_each_worker_prepares_once_and_keeps_its_sandbox(tmp_path):
+    prepare = prepare_counted(tmp_path / "prepared")
+    results = await batch(
+        "SUBMIT(y=base + x, process=process)", inputs=SIX, prepare=prepare, max_workers=2, provider="local:none"
+    )
+    assert [result.y for result in results] == [100 + x for x in range(6)]
+    assert count_preparations(tmp_path / "prepared") == len({result.process for result in results}) <= 2
+    assert len({result.meta.sandbox_id for result in results}) <= 2
+
+
+async def test_a_sweep_and_a_chunked_job_prepare_too(volumes):
+    prepare = "import json\nweights = [3, 1, 2]"
+    report = await sweep("SUBMIT(loss=weights[i])", grid={"i": [0, 1, 2]}, objective="loss", prepare=prepare)
+    assert report.best is not None
+    assert report.best.meta.variables == {"i": 1}
+    prepare += "\nopen(f'{VOLUME}/prepared', 'a').write('x')"
+    options = {"chunk_size": 2, "volume_name": "v", "prepare": prepare, "max_workers": 1}
+    code, reduce = "SUBMIT(total=sum(data) * weights[0])", "SUBMIT(whole=json.dumps(weights))"
+    report = await chunks(code, data=[1, 2, 3], reduce=reduce, **options)
+    assert [report[i].total for i in "01"] == [9, 9]
+    assert report.reduction is not None
+    assert report.reduction.whole == "[3, 1, 2]"
+    (prepared,) = volumes.rglob("prepared")
+    count = count_preparations(prepared)
+    again = await chunks(code, data=[1, 2, 3], reduce=reduce, **options)
+    assert [again[i].outputs for i in "01"] == [report[i].outputs for i in "01"]
+    assert count_preparations(prepared) == count  # looking for markers wants none
+
+
+async def test_the_steps_of_a_sequence_share_a_fork_of_it():
+    steps = ["found.append(1)", "found.append(random.random()); SUBMIT(found=found)"]
+    first, again = [(await sequence(steps, prepare="import random\nfound = []", prepare_seed=4))[1] for _ in range(2)]
+    assert first.found == again.found
+    assert len(first.found) == 2
+
+
+async def test_what_it_prints_is_in_the_runs_log(server):
+    results = await batch("print('of the code'); SUBMIT()", prepare="print('loading')\nprint('loaded', end='')")
+    assert results[0].meta.stdout == "of the code\n"
+    await APILogHandler.aflush()
+    async with get_client() as client:
+        run = await last_run(client)
+        wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+        logs = [line for line in await client.read_logs(wanted) if line.message.startswith("prepare: ")]
+    assert [line.message for line in logs] == ["prepare: loading", "prepare: loaded"]
+    assert {line.task_run_id for line in logs} == {None}
+
+
+async def test_what_it_raises_ends_the_run_before_any_code_and_is_not_tried_again(results, tmp_path):
+    prepare = f"{prepare_counted(tmp_path / 'prepared')}\nimport nowhere_at_all"
+    code = f"open({str(tmp_path / 'ran')!r}, 'w'); SUBMIT()"
+    for on_failure in ("raise", "return"):
+        with pytest.raises(PrepareError, match=r"prepare raised ModuleNotFoundError \(line 5\): No module named"):
+            await batch(
+                code, inputs=SIX, prepare=prepare, max_workers=1, retries=5, retry_code_errors=True,
+                provider="local:none", on_failure=on_failure,
+            )  # fmt: skip
+    assert count_preparations(tmp_path / "prepared") == 2
+    assert not (tmp_path / "ran").exists()
+    assert [line for path in results.iterdir() for line in Ledger(path).read_lines()] == []
+
+
+async def test_a_prepared_process_that_is_lost_is_made_again_in_a_new_sandbox(tmp_path):
+    code = """
+import signal
+if x == 2 and attempts == "x":
+    os.kill(process, signal.SIGKILL)  # which none but an execution without isolation can do
+SUBMIT(y=base + x)
+"""
+    prepare = prepare_counted(tmp_path / "prepared") + f"\nattempts = open({str(tmp_path / 'prepared')!r}).read()"
+    results = await batch(code, inputs=SIX, prepare=prepare, max_workers=1, provider="local:none")
+    assert [result.y for result in results] == [100 + x for x in range(6)]
+    assert count_preparations(tmp_path / "prepared") == 2
+    (lost,) = [result for result in results if result.meta.attempt == 2]
+    assert "prepare had run in was killed by signal 9" in lost.meta.earlier_errors[0]
+
+
+async def test_it_is_in_the_key_and_so_is_its_seed_and_its_timeout_is_not():
+    async def list_sandboxes(prepare: str | None, **more: object) -> list[str]:
+        options = {"prepare": prepare, "cache_results": True, "max_workers": 1, **more}
+        return [result.meta.sandbox_id for result in await batch(["SUBMIT()", "SUBMIT(x=1)"], **options)]
+
+    found = await list_sandboxes("x = 1")
+    assert await list_sandboxes("x = 1") == found
+    assert await list_sandboxes("x = 1", prepare_timeout=99) == found
+    seen = {*found}
+    for prepare, more in (("x = 2", {}), (None, {}), ("x = 1", {"prepare_seed": 1}), ("x = 1", {"prepare_seed": 2})):
+        new = await list_sandboxes(prepare, **more)
+        assert not seen & {*new}
+        assert await list_sandboxes(prepare, **more) == new
+        seen |= {*new}
+
+
+async def test_with_a_seed_each_execution_draws_by_its_number_whoever_runs_it(tmp_path):
+    async def draw(count: int, **options: object) -> list[float]:
+        inputs = [{"x": x} for x in range(count)]
+        results = await batch("SUBMIT(drawn=random.random())", inputs=inputs, prepare="import random", **options)
+        return [result.drawn for result in results]
+
+    first = await draw(20, prepare_seed=5, max_workers=4)
+    assert len({*first}) == 20
+    assert await draw(20, prepare_seed=5, max_workers=1, executions_per_task=7) == first
+    assert len({*first, *await draw(20)}) == 40
+
+
+async def test_a_long_one_comes_by_a_file(monkeypatch):
+    monkeypatch.setattr(spilling, "PARAMETER_LIMIT", 400)
+    prepare = "# " + "x" * 500 + "\nbase = 7"
+    (result,) = await batch(["SUBMIT(y=base)"], prepare=prepare)
+    assert result.y == 7
+    async with get_client() as client:
+        assert (await last_run(client)).parameters["prepare"].startswith("@/")
+
+
+async def test_what_cannot_be_is_refused_in_a_sentence_before_anything_runs(results):
+    for wrong, said in (
+        ({"prepare_seed": 1}, "prepare_seed goes with prepare"),
+        ({"prepare": "  \n"}, "prepare is empty"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            await batch("SUBMIT()", **wrong)
+    assert not results.exists() or not os.listdir(results)
