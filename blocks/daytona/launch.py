@@ -96,7 +96,7 @@ async def start_driver(remote: daytona.AsyncSandbox, directory: str, first: byte
 def _make_command(sandbox_id: str, directory: str, first: bytes) -> str:
     return COMMAND.format(
         folder=name_folder(sandbox_id),
-        data=shlex.quote(_encode_driver() + first.decode("utf-8")),
+        data=_quote_driver() + shlex.quote(first.decode("utf-8")),  # the shell takes them as one word
         enter=f"cd {shlex.quote(directory)} && " if directory else "",
         python=PYTHON,
         boot=shlex.quote(BOOT),
@@ -105,6 +105,6 @@ def _make_command(sandbox_id: str, directory: str, first: bytes) -> str:
 
 
 @cache
-def _encode_driver() -> str:
-    """The driver, compiled and as text, a line for each."""
-    return "".join(binascii.b2a_base64(part).decode() for part in compress_driver())
+def _quote_driver() -> str:
+    """The driver for a shell, compiled and as text, a line for each."""
+    return shlex.quote("".join(binascii.b2a_base64(part).decode() for part in compress_driver()))

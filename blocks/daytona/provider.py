@@ -6,11 +6,10 @@ The SDK is imported when the first sandbox is opened: that costs seconds and a h
 import asyncio
 import logging
 import os
+import sys
 from importlib import import_module
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
-
-from pydantic import PrivateAttr
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.sandbox_api import Sandbox
@@ -18,12 +17,12 @@ from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import DaytonaSettings
 
 log = logging.getLogger("rlm_batch.daytona")
+_accepted_accounts: set[tuple[str | None, ...]] = set()  # by this process's first call: the next run need not ask
 
 
 class DaytonaProvider(DaytonaSettings, SandboxProvider):
     """Opens, lists and deletes sandboxes of a Daytona account."""
 
-    _accepted_account: tuple[str | None, ...] | None = PrivateAttr(default=None)  # which has been asked once
     provider_name: ClassVar[str] = "daytona"
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
@@ -72,12 +71,12 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         from .errors import CALL_SECONDS, retry_call
 
         account = get_account_key(self)
-        if account != self._accepted_account:
+        if account not in _accepted_accounts:
             try:
                 async with use_client(self, "Daytona could not be asked") as client:
                     query = daytona.ListSandboxesQuery(labels=MANAGED_LABELS, limit=1)
                     await retry_call(lambda: anext(client.sdk.list(query, CALL_SECONDS), None))
-                self._accepted_account = account
+                _accepted_accounts.add(account)
             except ConfigurationError:
                 raise
             except RlmBatchError as error:
@@ -102,4 +101,6 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
 
 async def _import_sdk() -> None:
     """Imports the SDK, and what of ours is made of it, in a thread: the event loop would stand still for seconds."""
-    await asyncio.to_thread(import_module, ".creation", __package__)
+    module = sys.modules.get(f"{__package__}.creation")
+    if module is None or not hasattr(module, "open_sandbox"):  # it may be on its way, in another thread
+        await asyncio.to_thread(import_module, ".creation", __package__)

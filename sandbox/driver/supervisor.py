@@ -11,6 +11,7 @@ from ..wire.frames import BadFrameError
 from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
 from ..wire.submission import MAX_SUBMIT_BYTES
+from .child.fork_safety import import_common_modules
 from .child.runner import CODE_NAME
 from .child_process import NEVER, ChildProcess, Execution, fork_child
 from .confinement import Confinement
@@ -30,12 +31,6 @@ MAX_REPLIES_BYTES = 64 * 1024 * 1024  # for a child to take, before the next; wh
 SUBMIT_GRACE_SECONDS = 5.0  # for `finally` blocks after SUBMIT; the result stands already
 IDLE_SECONDS = 1.0  # without anything to do, after which more executions are taken to be coming
 MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
-
-
-def import_common_modules() -> None:
-    """Imports what most code and every traceback needs."""
-    for name in ("json", "signal", "traceback", "linecache"):
-        __import__(name)
 
 
 class Supervisor:

@@ -19,12 +19,12 @@ import select
 import socket
 import sys
 
+from .child.fork_safety import import_common_modules
 from .confinement import Confinement
 from .main import fork_supervisor
 from .main import main as run_driver
 from .namespaces import enter_namespaces, fork_into_pid_namespace, take_folder
 from .processes import signal
-from .supervisor import import_common_modules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

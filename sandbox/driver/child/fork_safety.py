@@ -1,4 +1,4 @@
-"""What a process must have no more when it is forked for executions, and what each fork must have of its own."""
+"""What a process must have, and have no more, when it is forked for executions; what each fork must have of its own."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ SEED_BYTES = 32
 
 class ThreadsLeftError(RuntimeError):
     """Threads that run on: a fork has none of them, and what they hold stays as it was."""
+
+
+def import_common_modules() -> None:
+    """Imports what most code and every traceback needs."""
+    for name in ("json", "signal", "traceback", "linecache"):
+        __import__(name)
 
 
 def check_threads() -> None:

@@ -11,7 +11,13 @@ from ...wire.names import DRIVER_FILE_PREFIX
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
-from .fork_safety import ThreadsLeftError, check_threads, load_generators, seed_generators
+from .fork_safety import (
+    ThreadsLeftError,
+    check_threads,
+    import_common_modules,
+    load_generators,
+    seed_generators,
+)
 from .imports import repair_imports
 from .queries import make_query_names
 from .submit import SubmitError, Submitted, encode_submission
@@ -153,8 +159,7 @@ class CodeRunner:
             if error.code is not None and error.code != 0:
                 raise
         check_threads()
-        for name in ("json", "signal", "traceback", "linecache"):  # as the supervisor's `_warm_up`
-            __import__(name)
+        import_common_modules()
         load_generators()
         gc.collect()
         gc.freeze()  # a collection touches every page that a fork would otherwise share

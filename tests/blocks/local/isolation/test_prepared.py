@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .test_siblings import DAEMONS, LIMITS, MEMORY, NAMED, SIGNALS, SUPERVISOR, WHOLE, attacked
+from ..test_siblings import DAEMONS, LIMITS, MEMORY, NAMED, SIGNALS, SUPERVISOR, WHOLE, attacked
 
 if TYPE_CHECKING:
-    from .boxes import Boxes
-    from .targets import Marked
+    from ..boxes import Boxes
+    from ..targets import Marked
 
 # As a sibling does it, for whoever attacks, and what is to be defended besides.
 PREPARE = """
@@ -45,7 +45,7 @@ def test_the_process_that_is_forked_cannot_be_reached(own_box: Boxes, attack: st
 
 @pytest.mark.older_kernels(0, 1, 5)
 def test_the_supervisor_cannot_be_reached_by_what_prepares_nor_by_a_fork(own_box: Boxes) -> None:
-    from .boxes import ATTACK, numbers
+    from ..boxes import ATTACK, numbers
 
     box = own_box(prepare=f"numbers = {numbers()!r}\n{ATTACK}\n{SUPERVISOR}\nfound = dict(done)\ndone.clear()")
     answer = box.run(SUPERVISOR + "\nSUBMIT(done=done, found=found)")
