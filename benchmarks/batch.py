@@ -1,12 +1,14 @@
-"""What a batch costs beside a plain thread pool: the same executions in the same sandboxes, in one run.
+"""What a batch costs beside plain thread pools: the same executions, in one run.
 
     python benchmarks/batch.py [--executions 500] [--workers 4] [--long 10000] [--isolation auto]
 
 A Prefect server with the settings that we ship runs as a process of its own. Each way is measured `--rounds` times, in
-turns; a batch is counted until the server shows all of its task runs as completed. The ratio is to a pool of as many
-threads, each of which opens a sandbox for each execution. Below the table are 200 executions in sandboxes where
-`prepare` has imported numpy beside 200 in those where it has not, and one long batch in reused sandboxes, with what the
-process grew by.
+turns: until it returns, and until the server shows all of its task runs as completed. The peers are pools of as many
+threads: each execution a new Python and nothing around it; the same in bubblewrap, to which the ratios are (without
+bubblewrap to the first); and a sandbox of ours. Task runs that do nothing, as many at once, are what Prefect costs by
+itself. CPU is for each execution: the program's, the server's, and what else the machine did, which is the sandboxes.
+Below the table are 200 executions in sandboxes where `prepare` has imported numpy beside 200 in those where it has not,
+and one long batch in reused sandboxes, with what the process grew by.
 """
 
 from __future__ import annotations
@@ -16,17 +18,22 @@ import asyncio
 import functools
 import gc
 import os
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
 from api import post
+from processor_time import read_machine_seconds, read_process_seconds
 from rich.console import Console
 from rich.table import Table
 
@@ -34,32 +41,139 @@ from rlm_batch import LocalInterpreter, LocalSandbox, SandboxStartError, batch
 from rlm_batch.deployments.server import PrefectServer
 
 CODE = "SUBMIT(y=x + 1)"
+BARE_CODE = "import sys\nprint(int(sys.argv[1]) + 1)"
+WALLS = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+WALLS += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--"]
 STAND_IN = "import time\nwhile time.process_time() < 1:\n    pass"  # for numpy, where it cannot be installed
 
 
-def pool(executions: int, workers: int, isolation: str) -> None:
-    """The peer: a thread pool over sandboxes, one for each execution."""
+@dataclass
+class Sample:
+    """What one measurement took: seconds until it returned and until the server showed it; CPU seconds."""
 
-    def one(x: int) -> int:
+    seconds: float
+    recorded: float
+    client: float
+    server: float
+    machine: float
+
+    @property
+    def sandboxes(self) -> float:
+        """CPU seconds of everything but the program and the server."""
+        return self.machine - self.client - self.server
+
+
+@dataclass
+class Way:
+    """One way to have the executions done, and the task runs that the server shows then."""
+
+    run: Callable[[], None]
+    task_runs: int = 0
+
+
+def run_processes(command: list[str], executions: int, workers: int) -> None:
+    """A peer: a thread pool, and for each execution a process that is given its number."""
+
+    def run_one(x: int) -> int:
+        done = subprocess.run([*command, str(x)], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+        return int(done.stdout)
+
+    with ThreadPoolExecutor(workers) as threads:
+        assert list(threads.map(run_one, range(executions))) == list(range(1, executions + 1))
+
+
+def run_sandboxes(executions: int, workers: int, isolation: str) -> None:
+    """A peer: a thread pool over sandboxes, one for each execution."""
+
+    def run_one(x: int) -> int:
         with LocalInterpreter(isolation=isolation) as interpreter:
             return interpreter.execute(CODE, {"x": x}).y
 
     with ThreadPoolExecutor(workers) as threads:
-        assert list(threads.map(one, range(executions))) == list(range(1, executions + 1))
+        assert list(threads.map(run_one, range(executions))) == list(range(1, executions + 1))
 
 
-def through_batch(url: str, executions: int, workers: int, isolation: str, task_runs: int, **options: Any) -> None:
-    """The same through the flow, until the server has recorded every task run."""
+def run_empty_tasks(executions: int, workers: int) -> None:
+    """Task runs that do nothing."""
+    from prefect import flow, task
+
+    @task
+    async def add_one(x: int) -> int:
+        return x + 1
+
+    @flow
+    async def add_ones() -> list[int]:
+        limit = asyncio.Semaphore(workers)
+
+        async def run_one(x: int) -> int:
+            async with limit:
+                return await add_one(x)
+
+        return await asyncio.gather(*map(run_one, range(executions)))
+
+    assert asyncio.run(add_ones()) == list(range(1, executions + 1))
+
+
+def run_batch(executions: int, workers: int, isolation: str, **options: Any) -> None:
+    """The flow."""
     provider = options.pop("provider", "local" if isolation == "auto" else f"local:{isolation}")
-    before = completed(url)
     inputs = [{"x": x} for x in range(executions)]
     results = asyncio.run(batch(CODE, inputs=inputs, provider=provider, max_workers=workers, **options))
     assert [result.y for result in results] == list(range(1, executions + 1))
+
+
+def measure(way: Way, server: PrefectServer) -> Sample:
+    """One sample, which ends when the server shows its task runs."""
+    assert server.pid is not None
+    shown = count_completed(server.url)
+    client, of_server, machine = time.process_time(), read_process_seconds(server.pid), read_machine_seconds()
+    begun = time.perf_counter()
+    way.run()
+    seconds = time.perf_counter() - begun
+    client = time.process_time() - client
     until = time.monotonic() + 120
-    while completed(url) - before < task_runs:
+    while (found := count_completed(server.url) - shown) < way.task_runs:
         if time.monotonic() > until:
-            raise TimeoutError(f"of {task_runs} task runs the server has recorded {completed(url) - before}")
+            raise TimeoutError(f"of {way.task_runs} task runs the server has recorded {found}")
         time.sleep(0.05)
+    recorded = time.perf_counter() - begun
+    of_server = read_process_seconds(server.pid) - of_server
+    return Sample(seconds, recorded, client, of_server, read_machine_seconds() - machine)
+
+
+def build_ways(count: int, workers: int, isolation: str) -> dict[str, Way]:
+    """The ways by their names, the peer of the ratios first."""
+    bare = [sys.executable, "-I", "-S", "-c", BARE_CODE]
+    ways = {"bare pool": Way(lambda: run_processes(bare, count, workers))}
+    if bubblewrap := shutil.which("bwrap"):
+        walls = [bubblewrap, *WALLS]
+        ways = {"bare pool in bubblewrap": Way(lambda: run_processes([*walls, *bare], count, workers)), **ways}
+    reused = {"reuse_sandboxes": True, "executions_per_task": 50}
+    return {
+        **ways,
+        "thread pool, a sandbox each": Way(lambda: run_sandboxes(count, workers, isolation)),
+        "task runs that do nothing": Way(lambda: run_empty_tasks(count, workers), count),
+        "batch, a sandbox each": Way(lambda: run_batch(count, workers, isolation), count),
+        "batch, reused, 50 a task": Way(lambda: run_batch(count, workers, isolation, **reused), -(-count // 50)),
+    }
+
+
+def build_table(found: dict[str, list[Sample]], count: int, title: str) -> Table:
+    """The medians, beside the first of the ways."""
+    table = Table(title=title, box=None)
+    for name in ("", "seconds", "ratio", "shown", "ratio", "client", "server", "sandboxes"):
+        table.add_column(name, justify="left" if not name else "right")
+
+    def compute_median(samples: list[Sample], name: str) -> float:
+        return statistics.median(getattr(sample, name) for sample in samples)
+
+    peer = compute_median(next(iter(found.values())), "seconds")
+    for name, samples in found.items():
+        seconds, shown = compute_median(samples, "seconds"), compute_median(samples, "recorded")
+        times = [f"{seconds:.2f}", f"{seconds / peer:.2f}", f"{shown:.2f}", f"{shown / peer:.2f}"]
+        parts = (compute_median(samples, part) for part in ("client", "server", "sandboxes"))
+        table.add_row(name, *times, *(f"{part / count * 1000:.1f} ms" for part in parts))
+    return table
 
 
 def find_import(isolation: str) -> tuple[str, dict[str, Any]]:
@@ -77,7 +191,7 @@ def open_and_execute(**fields: Any) -> None:
         interpreter.execute("pass")
 
 
-def measure_prepare(url: str, workers: int, isolation: str, rounds: int, executions: int = 200) -> str:
+def measure_prepare(server: PrefectServer, workers: int, isolation: str, rounds: int, executions: int = 200) -> str:
     """What executions cost that are forks of a process which has imported something, beside those that are not."""
     code, fields = find_import(isolation)
     LocalSandbox(**fields).save("prepared", overwrite=True)  # type: ignore[unused-coroutine]
@@ -89,8 +203,8 @@ def measure_prepare(url: str, workers: int, isolation: str, rounds: int, executi
             own = {"prepare": options["prepare"]} if "prepare" in options else {}
             openings[name].append(timed(lambda own=own: open_and_execute(**fields, **own)))
             options = {"provider": "local-sandbox/prepared", **options}
-            run = functools.partial(through_batch, url, executions, workers, isolation, executions, **options)
-            found[name].append(timed(run))
+            way = Way(functools.partial(run_batch, executions, workers, isolation, **options), executions)
+            found[name].append(measure(way, server).recorded)
     seconds = {name: statistics.median(samples) for name, samples in found.items()}
     one = statistics.median(openings["with"]) - statistics.median(openings["without"])
     imports = one * workers / min(workers, os.cpu_count() or 1)
@@ -101,13 +215,13 @@ def measure_prepare(url: str, workers: int, isolation: str, rounds: int, executi
     )
 
 
-def completed(url: str) -> int:
+def count_completed(url: str) -> int:
     """How many task runs the server shows as completed."""
     wanted = {"task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
     return int(post(url, "/task_runs/count", wanted))
 
 
-def resident() -> float:
+def read_memory() -> float:
     """This process's resident memory, in MB."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -136,38 +250,23 @@ def main() -> None:
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
         with temporary_settings({PREFECT_API_URL: server.url}):
-            ways: dict[str, Callable[[], None]] = {
-                "thread pool, a sandbox each": lambda: pool(count, workers, isolation),
-                "batch, a sandbox each": lambda: through_batch(server.url, count, workers, isolation, count),
-                "batch, reused, 50 a task": lambda: through_batch(
-                    server.url, count, workers, isolation, -(-count // 50), reuse_sandboxes=True, executions_per_task=50
-                ),
-            }
-            through_batch(server.url, workers, workers, isolation, workers)  # imports, and the probe of the isolation
-            found: dict[str, list[float]] = {name: [] for name in ways}
+            run_batch(workers, workers, isolation)  # imports, and the probe of the isolation
+            ways = build_ways(count, workers, isolation)
+            found: dict[str, list[Sample]] = {name: [] for name in ways}
             for _ in range(arguments.rounds):
-                for name, work in ways.items():
-                    found[name].append(timed(work))
-            table = Table(title=f"{count} executions, {workers} workers: medians of {arguments.rounds}", box=None)
-            for name in ("", "seconds", "ratio", "ms each"):
-                table.add_column(name, justify="left" if not name else "right")
-            peer = statistics.median(found["thread pool, a sandbox each"])
-            for name, samples in found.items():
-                median = statistics.median(samples)
-                table.add_row(name, f"{median:.2f}", f"{median / peer:.2f}", f"{median / count * 1000:.1f}")
-            Console(width=100).print(table)
-            print(measure_prepare(server.url, workers, isolation, arguments.rounds))
+                for name, way in ways.items():
+                    found[name].append(measure(way, server))
+            title = f"{count} executions, {workers} workers: medians of {arguments.rounds}; CPU for each execution"
+            Console(width=120).print(build_table(found, count, title))
+            print(measure_prepare(server, workers, isolation, arguments.rounds))
             if arguments.long:
-                before = resident()
-                seconds = timed(
-                    lambda: through_batch(
-                        server.url, arguments.long, workers, isolation, -(-arguments.long // 50),
-                        reuse_sandboxes=True, executions_per_task=50,
-                    )
-                )  # fmt: skip
+                before = read_memory()
+                reused = {"reuse_sandboxes": True, "executions_per_task": 50}
+                long = Way(lambda: run_batch(arguments.long, workers, isolation, **reused), -(-arguments.long // 50))
+                seconds = measure(long, server).recorded
                 each = seconds / arguments.long * 1000
                 print(f"{arguments.long} executions, reused: {seconds:.1f} s, {each:.2f} ms each; ", end="")
-                print(f"memory grew by {resident() - before:.0f} MB")
+                print(f"memory grew by {read_memory() - before:.0f} MB")
 
 
 if __name__ == "__main__":

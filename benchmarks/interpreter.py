@@ -6,7 +6,8 @@ Rows: the time to the first answer of a new interpreter; a warm call that keeps 
 function of the host and back; a call with a variable of 1 MiB; a stateless execution, forked in a warm sandbox; the
 same, forked of a process that has prepared. The peers are `dspy.LocalInterpreter`, a subprocess that isolates nothing
 (it has no stateless execution), and a bare worker of a dozen lines over two pipes. Medians in milliseconds, and ratios
-to dspy's: 1.0 or less is no slower.
+to dspy's: 1.0 or less is no slower. The last rows are how many new interpreters a second answer and are shut down, on
+one core with nothing beside them, and on all.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from rlm_batch.sandbox.errors import ConfigurationError
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
 BIG = "x" * (1 << 20)
+LEVELS = ("bubblewrap", "landlock", "none")
+FRESH_SECONDS = 5.0
 CALLS = 50  # host calls in one execution, whose own time is spread over them
 WORKER = """
 import json, sys
@@ -114,6 +117,41 @@ def measure(make: Callable[[], Any], rounds: int, found: dict[str, list[float]])
     interpreter.shutdown()
 
 
+def count_fresh(name: str, cores: int) -> float:
+    """New interpreters a second: each answers once and is shut down, in a thread for each core."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--fresh", name, "--cores", str(cores)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def print_fresh(make: Callable[[], Any], cores: int) -> None:
+    """Prints that number, for this process, which has so many cores from here on, as what it starts has."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    counts: list[int] = []
+
+    def run_until(end: float) -> None:
+        count = 0
+        while time.perf_counter() < end:
+            interpreter = make()
+            interpreter.start()
+            interpreter.execute("x = 1")
+            interpreter.shutdown()
+            count += 1
+        counts.append(count)
+
+    run_until(0.0)
+    run_until(time.perf_counter() + 0.5)  # imports, and what the first of a process starts
+    counts.clear()
+    begun = time.perf_counter()
+    threads = [threading.Thread(target=run_until, args=(begun + FRESH_SECONDS,)) for _ in range(cores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(sum(counts) / (time.perf_counter() - begun))
+
+
 async def stateless(level: str, rounds: int, prepare: Preparation | None = None) -> list[float]:
     """Milliseconds of stateless executions in one warm sandbox."""
     found: list[float] = []
@@ -130,7 +168,7 @@ async def stateless(level: str, rounds: int, prepare: Preparation | None = None)
 def usable() -> list[str]:
     """The levels that this machine has; `none` is there for comparison."""
     found: list[str] = []
-    for level in ("bubblewrap", "landlock", "none"):
+    for level in LEVELS:
         try:
             asyncio.run(LocalSandbox(isolation=level).check())  # type: ignore[arg-type]
         except ConfigurationError as error:
@@ -144,13 +182,22 @@ def main() -> None:
     """Measures, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="interpreters of each kind")
-    rounds = parser.parse_args().rounds
-    levels = usable()
+    parser.add_argument(
+        "--fresh", metavar="NAME", help="print how many of that kind answer in a second, and nothing else"
+    )
+    parser.add_argument("--cores", type=int, default=1, help="cores for that")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
     makers: dict[str, Callable[[], Any]] = {
         "dspy": lambda: dspy.LocalInterpreter(tools={"echo": echo}),
         "pipe worker": PipeWorker,
-        **{level: lambda level=level: ours(level) for level in levels},
+        **{level: lambda level=level: ours(level) for level in LEVELS},
     }
+    if arguments.fresh is not None:
+        print_fresh(makers[arguments.fresh], arguments.cores)
+        return
+    levels = usable()
+    makers = {name: make for name, make in makers.items() if name not in LEVELS or name in levels}
     found: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
     for _ in range(rounds):
         for name, make in makers.items():
@@ -172,6 +219,10 @@ def main() -> None:
             median = statistics.median(samples[row])
             cells.append(f"{median:.2f}" + (f" ({median / peer:.2f})" if peer else ""))
         table.add_row(*cells)
+    for cores in sorted({1, len(os.sched_getaffinity(0))}):
+        fresh = {name: count_fresh(name, cores) for name in makers}
+        cells = (f"{count:.0f} ({count / fresh['dspy']:.1f})" for count in fresh.values())
+        table.add_row(f"a second, {cores} core{'s' if cores > 1 else ''}", *cells)
     Console(width=110).print(table)
     leaked = [thread.name for thread in threading.enumerate() if not thread.daemon]
     assert leaked == ["MainThread"], leaked

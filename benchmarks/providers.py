@@ -31,6 +31,7 @@ from typing import Any
 
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
+from processor_time import read_machine_seconds
 from rich.console import Console
 from rich.table import Table
 
@@ -201,22 +202,15 @@ def run_batch(provider: str, executions: int, workers: int) -> None:
     assert [result.y for result in results] == list(range(1, executions + 1))
 
 
-def read_busy_seconds() -> float:
-    """CPU seconds that the machine has spent, all of its processes together."""
-    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    user, nice, system, _idle, _waiting, interrupts, soft = map(int, words[1:8])
-    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(way: Way, work: Callable[[], None], standin: Standin) -> None:
     """Adds one sample."""
     calls = standin.count_calls()
-    all_before, before, begun = read_busy_seconds(), resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    all_before, before, begun = read_machine_seconds(), resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     work()
     way.seconds.append(time.perf_counter() - begun)
     after = resource.getrusage(resource.RUSAGE_SELF)
     way.cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    way.machine.append(read_busy_seconds() - all_before)
+    way.machine.append(read_machine_seconds() - all_before)
     way.calls.append(standin.count_calls() - calls)
 
 

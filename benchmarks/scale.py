@@ -42,6 +42,7 @@ os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
 
 import httpx
 from ledger_counts import LedgerCounts, LedgerGrowth, Row, read_ledger_lines
+from processor_time import read_machine_seconds
 from providers import load_module
 from rich.console import Console
 from rich.table import Table
@@ -294,7 +295,7 @@ def part_speedup(options: argparse.Namespace, until: float) -> list[Row]:
 
             def look(busy: list[tuple[float, float]] = busy) -> None:
                 nonlocal peak
-                busy.append((time.time(), machine_busy()))
+                busy.append((time.time(), read_machine_seconds()))
                 peak = max(peak, len(standin.state()["sandboxes"]))
 
             finish(parent, until, look)
@@ -335,13 +336,6 @@ def steady(ledger: Path, sandboxes: int, busy: list[tuple[float, float]]) -> tup
     if len(within) > 1:
         share = (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0]) / (os.cpu_count() or 1)
     return count / (end - begin), end - begin, share
-
-
-def machine_busy() -> float:
-    """CPU seconds that this whole machine has spent on anything."""
-    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    user, nice, system, _, _, interrupt, soft, steal = map(int, words)
-    return (user + nice + system + interrupt + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def part_million(options: argparse.Namespace, until: float) -> list[Row]:

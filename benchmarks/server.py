@@ -33,6 +33,7 @@ os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = "false"  # the clients' log lines
 
 import pytest
 from api import post
+from processor_time import read_process_seconds
 from rich.console import Console
 from rich.table import Table
 
@@ -41,7 +42,6 @@ from rlm_batch.deployments.server import WORK_POOL, PrefectServer
 from rlm_batch.deployments.worker import PrefectWorker, list_children
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-TICKS = os.sysconf("SC_CLK_TCK")
 IDLE_SECONDS = 10.0
 RUNS = 5  # of `batch`
 RECORD_SECONDS = 300.0
@@ -131,20 +131,8 @@ def several(home: Path, settings: dict[str, str]) -> Iterator[Running]:
 # ------------------------------------------------------------------------------------------------------------ measuring
 
 
-def cpu(pid: int) -> float:
-    """Seconds of CPU that a process and those below it have used, those that have ended among them."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    used = sum(map(int, fields[11:15])) / TICKS
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in path.read_text().split():
-                with contextlib.suppress(OSError):
-                    used += cpu(int(child))
-    return used
-
-
 def used(running: Running) -> dict[str, float]:
-    return {name: cpu(pid) for name, pid in running.pids.items()}
+    return {name: read_process_seconds(pid) for name, pid in running.pids.items()}
 
 
 def resident(pid: int) -> float:
