@@ -25,7 +25,8 @@ MODULES = (
     "driver.child.fork_service", "driver.output_stream", "driver.child_process", "driver.fork_server",
     "driver.supervisor", "driver.main",
 )  # fmt: skip
-ZYGOTE_MODULES = (*MODULES, "driver.namespaces", "driver.zygote")  # for this machine, and not sent elsewhere
+# For this machine, and not sent elsewhere.
+ZYGOTE_MODULES = (*MODULES, "driver.zygote.rehearsal", "driver.zygote.namespaces", "driver.zygote.main")
 PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code
 
 # A module is in sys.modules only until the others have imported it: what the code imports is its own.

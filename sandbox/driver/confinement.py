@@ -194,6 +194,12 @@ class Confinement:
         """The descriptor of the ruleset that children enter a domain with; none without Landlock."""
         return [] if self._ruleset < 0 else [self._ruleset]
 
+    def close(self) -> None:
+        """Lets go of the ruleset: no other child can be confined."""
+        for ruleset in self.rulesets:
+            os.close(ruleset)
+        self._ruleset = -1
+
     def _enter_domain(self, ruleset: int) -> None:
         self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, ruleset, 0))
 

@@ -19,6 +19,9 @@ class EventLoop:
         self._handlers: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()
 
+    def close(self) -> None:
+        self._poll.close()
+
     def watch(self, fd: int, handler: Callable[[], None], *, is_output: bool = False) -> None:
         """Calls the handler when there is something to read; `is_output` says that it is a child's output."""
         self._handlers[fd] = handler

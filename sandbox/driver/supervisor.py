@@ -50,6 +50,7 @@ class Supervisor:
         self._ended: list[tuple[ChildProcess, Execution, int | None, int | None]] = []
         self._confinement: Confinement | None = None
         self._settings: dict[str, Any] = {}
+        self._wake: tuple[int, ...] = ()
         self._beat_seconds = self._silence_seconds = self._expires_at = NEVER
         self._is_warm = is_warm  # what most code needs has been imported
         self._is_done = False
@@ -74,6 +75,14 @@ class Supervisor:
             self._end_overdue()
             if not has_events and not self._is_warm and not self._processes:
                 self._warm_up()
+
+    def close(self) -> None:
+        """Closes what it has opened for itself, before any child: not the wire."""
+        self._loop.close()
+        for fd in self._wake:
+            os.close(fd)
+        if self._confinement is not None:
+            self._confinement.close()
 
     def _warm_up(self) -> None:
         """Imports, while nothing else is to be done, what children inherit.

@@ -19,12 +19,13 @@ import select
 import socket
 import sys
 
-from .child.fork_safety import import_common_modules
-from .confinement import Confinement
-from .main import fork_supervisor
-from .main import main as run_driver
+from ..child.fork_safety import import_common_modules
+from ..confinement import Confinement
+from ..main import fork_supervisor
+from ..main import main as run_driver
+from ..processes import signal
 from .namespaces import enter_namespaces, fork_into_pid_namespace, take_folder
-from .processes import signal
+from .rehearsal import rehearse_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class _Zygote:
             else:
                 os.close(self._own_namespace)
                 enter_namespaces()
+            rehearse_start()
         except OSError as error:
             failure = error
         data, fds, _, _ = socket.recv_fds(waiting, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)

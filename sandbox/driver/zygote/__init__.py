@@ -1,0 +1,1 @@
+"""The zygote, on this machine alone: nothing of it is sent elsewhere."""
