@@ -111,7 +111,8 @@ def run(url: str, **parameters: Any) -> str:
 
 
 def state(url: str, flow_run: str) -> str:
-    found = httpx.get(f"{url}/flow_runs/{flow_run}", auth=PASSWORD, timeout=60).json()
+    answer = httpx.get(f"{url}/flow_runs/{flow_run}", auth=PASSWORD, timeout=60).raise_for_status()
+    found = answer.json()
     return f"{found['state_type']}: {found['state']['message']}"
 
 
@@ -121,7 +122,7 @@ def of_run(flow_run: str) -> dict[str, Any]:
 
 def completed(url: str, flow_run: str) -> int:
     done = {"task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-    return int(post(url, "/task_runs/count", **of_run(flow_run), **done).json())
+    return int(post(url, "/task_runs/count", **of_run(flow_run), **done).raise_for_status().json())
 
 
 def test_whoever_has_not_the_password_is_refused_by_every_server(servers: Servers) -> None:
