@@ -88,6 +88,7 @@ def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy
     assert len(found.trajectory) == 2
 
 
+@pytest.mark.full
 def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_budget_is_refused(chat, dspy_model):
     """DSPy puts its own llm_query there, and a module `dspy` whose models would count for nothing."""
     chat.script = make_script(

@@ -191,6 +191,7 @@ def test_an_automation_of_the_server_still_reaches_its_own_api(server: str) -> N
     assert {run["deployment_id"] for run in runs} == {deployment}
 
 
+@pytest.mark.full
 def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -222,6 +223,7 @@ def test_an_address_that_the_server_does_not_go_by_or_that_is_no_api_is_a_senten
         other.shutdown()
 
 
+@pytest.mark.full
 def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ SUBMIT(y=base + x)
     assert "prepare had run in was killed by signal 9" in lost.meta.earlier_errors[0]
 
 
+@pytest.mark.full
 async def test_it_is_in_the_key_and_so_is_its_seed_and_its_timeout_is_not():
     async def list_sandboxes(prepare: str | None, **more: object) -> list[str]:
         options = {"prepare": prepare, "cache_results": True, "max_workers": 1, **more}

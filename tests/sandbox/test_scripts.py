@@ -244,6 +244,7 @@ def test_ctrl_c_during_the_start_waits_for_what_was_opened_to_be_removed(script:
     assert (tmp_path / "removed").exists()
 
 
+@pytest.mark.full
 def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing(script: Run, local: LocalSandbox) -> None:
     # An interrupt that comes in the callback of a weak reference is lost to Python itself, which only prints it.
     process = script(f"""

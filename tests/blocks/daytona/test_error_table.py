@@ -260,6 +260,7 @@ async def test_a_refusal_after_which_there_is_no_time_for_another_call_is_told_t
         await start_and_remove(DaytonaSandbox(volume_name="v", start_timeout=1), "volume")
 
 
+@pytest.mark.full
 async def test_a_set_up_that_is_cut_off_before_no_sandbox_is_opened_is_told_too(
     standin: Any, repository: Repository
 ) -> None:

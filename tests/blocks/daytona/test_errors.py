@@ -61,6 +61,7 @@ def test_a_wrong_key(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert daytona.state()["counts"][CREATE] == 1
 
 
+@pytest.mark.full
 def test_a_wrong_key_ends_a_batch_before_anything_runs(
     daytona: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("size", "workers"), SIZES)
 def test_a_batch_survives_a_fifth_of_all_calls_failing(
     size: int,

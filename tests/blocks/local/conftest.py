@@ -108,7 +108,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             kinds = kinds + [kind for kind in OLDER if not older.args or kind[2] in older.args]
         if metafunc.definition.get_closest_marker("each_once") is not None:
             kinds = KINDS[1:3] if os.getuid() == 0 else KINDS[2:]
-        marked = [pytest.param(kind, marks=mark_kind(kind)) for kind in kinds]
+        full = [pytest.mark.full]
+        marked = [pytest.param(kind, marks=[*mark_kind(kind), *(full if kind in OLDER else [])]) for kind in kinds]
         metafunc.parametrize(name, marked, ids=name_of, indirect=True)
 
 

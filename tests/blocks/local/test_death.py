@@ -214,6 +214,7 @@ def test_the_folders_of_a_killed_host_are_listed_and_removed(
     assert stat.S_IMODE(another.folders.stat().st_mode) == 0o1777
 
 
+@pytest.mark.full
 @as_each_user
 def test_a_sandbox_that_runs_can_be_removed_by_another_host(
     own_host: Host, hosts: Callable[[str], Host], box_type: type[Box], marked: Marked

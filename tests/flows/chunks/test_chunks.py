@@ -59,6 +59,7 @@ async def remote(request: pytest.FixtureRequest) -> str:
     return "modal-sandbox/remote"
 
 
+@pytest.mark.full
 async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote):
     name = f"chunks-{uuid.uuid4().hex[:8]}"
     report = await chunks(DOUBLE, THREE, volume_name=name, provider=remote, max_workers=3, reduce=SUM)

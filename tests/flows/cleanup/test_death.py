@@ -63,6 +63,7 @@ def test_a_command_that_is_interrupted_leaves_no_sandbox_at_its_provider(
     assert daytona.state()["sandboxes"] == []
 
 
+@pytest.mark.full
 async def test_a_deadline_leaves_no_sandbox_at_its_provider(daytona: Any) -> None:
     code = ["import time; time.sleep(600)"] * 3
     outcomes = await batch(code, provider="daytona", timeout=600, deadline=5, on_failure="return")

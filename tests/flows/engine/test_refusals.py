@@ -91,6 +91,7 @@ async def test_a_run_that_raises_has_the_results_of_what_ran_in_its_error(
     check_what_was_kept(list(caught.value.results), counter, ledger, type(caught.value.failures[0].error))
 
 
+@pytest.mark.full
 async def test_refusals_that_pass_cost_no_attempt(
     provider: str, daytona: Any, counter: ExecutionCounter, ledger: Path
 ) -> None:

@@ -131,6 +131,7 @@ async def test_shards_prepare_their_sandboxes_and_what_that_raises_ends_the_job(
         await batch(code, prepare="base = 1 / 0", results_path=str(shared), **parameters)
 
 
+@pytest.mark.full
 async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing(shared, tmp_path, monkeypatch):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f"{number}\n" for number in range(20)))

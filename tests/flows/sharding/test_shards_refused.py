@@ -38,6 +38,7 @@ async def refusal(**parameters: Any) -> str:
     return text
 
 
+@pytest.mark.full
 async def test_a_pool_without_a_worker(client):
     assert "the work pool of-no-machine has no worker" in await refusal()
 

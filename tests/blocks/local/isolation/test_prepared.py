@@ -107,6 +107,7 @@ def test_what_prepare_leaves_running_ends_with_the_sandbox(own_box: Boxes, marke
     box.run("pass")
 
 
+@pytest.mark.full
 @pytest.mark.each_once
 def test_limits_on_processor_time_are_each_execution_s_own(own_box: Boxes) -> None:
     """What prepare has used is not counted, nor does its own timeout bound what comes after it."""

@@ -150,6 +150,7 @@ def test_a_deleted_file_that_is_open_counts(own_box: Boxes) -> None:
     run_beyond(own_box(file_size_mib=128, disk_mib=32), "disk_mib", DELETED_FILE)
 
 
+@pytest.mark.full
 @pytest.mark.each_once
 @pytest.mark.parametrize("code", [DEEP_FILE, EMPTY_FILES], ids=["deep", "empty"])
 def test_files_count_however_deep_and_small_they_are(own_box: Boxes, code: str) -> None:
