@@ -152,6 +152,7 @@ async def test_all_sandboxes_of_a_block_see_one_commit_and_a_new_commit_is_anoth
     assert before != await LocalSandbox(repo_url=str(repository), repo_ref="main").fingerprint()
 
 
+@pytest.mark.full
 def test_a_repository_or_a_revision_that_is_not_there_is_one_sentence(
     tmp_path: Path, repository: Path, commit: Commit, server: str
 ) -> None:

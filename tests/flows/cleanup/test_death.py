@@ -41,7 +41,8 @@ def written(ledger: Path) -> int:
 # ------------------------------------------------------------------------------------------------ signals and deadlines
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGINT])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_that_is_interrupted_leaves_no_sandbox_at_its_provider(
     daytona: Any, tmp_path: Path, number: int
 ) -> None:

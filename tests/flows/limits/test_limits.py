@@ -258,6 +258,7 @@ async def test_without_a_shared_server_the_limits_hold_in_the_process(caplog):
     assert not ProcessLimits._slots["here"]
 
 
+@pytest.mark.full
 async def test_prefects_own_tag_limits_hold_the_executions():
     async with get_client() as client:
         await client.create_concurrency_limit("sandbox:local", 1)
