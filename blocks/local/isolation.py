@@ -22,10 +22,12 @@ INSTALL_HINT = (
 find_landlock_abi = cache(confinement_policy.probe_landlock_abi)
 
 
-def find_python_prefixes() -> list[str]:
+@cache
+def find_python_prefixes() -> tuple[str, ...]:
     """Directories of this Python's installation that lie outside of the system's."""
     prefixes = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix))
-    return [path for path in prefixes if not path.startswith(("/usr/", "/bin/", "/lib/")) and path not in ("/usr", "/")]
+    system = ("/usr/", "/bin/", "/lib/")
+    return tuple(path for path in prefixes if not path.startswith(system) and path not in ("/usr", "/"))
 
 
 def list_layers(level: IsolationLevel) -> tuple[str, ...]:

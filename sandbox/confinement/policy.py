@@ -15,6 +15,7 @@ import os
 import platform
 import struct
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .system_calls import (
@@ -86,6 +87,11 @@ def find_architecture() -> str | None:
     return name if name in MACHINES and platform.system() == "Linux" else None
 
 
+@cache  # some thirty paths of the system, for each sandbox
+def _is_file(path: str) -> bool:
+    return os.path.exists(path) and not os.path.isdir(path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What one sandbox's children are held to.
@@ -116,8 +122,7 @@ class Policy:
             attributes["scoped"] = 3  # abstract unix sockets and signals stay in the domain
         device = (READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV) & handled
         # What the host does not have is a directory that the sandbox alone has.
-        files = {path for path in self.readable if os.path.exists(path) and not os.path.isdir(path)}
-        rules = [(path, READ & ON_FILES if path in files else READ) for path in self.readable]
+        rules = [(path, READ & ON_FILES if _is_file(path) else READ) for path in self.readable]
         rules += [(path, device) for path in DEVICES]
         rules += [(path, handled) for path in self.writable]
         return {**attributes, "attributes": list(attributes), "rules": rules}
