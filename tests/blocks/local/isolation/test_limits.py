@@ -41,7 +41,7 @@ def is_held_to_fifty(count: int, box: Box) -> bool:
 
     On `landlock` the kernel counts all processes of an ordinary user: those of the tests beside come and go.
     """
-    least, most = (5, 120) if box.level == "landlock" and os.getuid() != 0 else (30, 50)
+    least, most = (5, 120) if box.level == "landlock" and box.host.uid != 0 else (30, 50)
     return least <= count <= most
 
 
