@@ -100,7 +100,8 @@ class Interpreter:
     @property
     def is_alive(self) -> bool:
         """Whether the next execution can be sent to this sandbox."""
-        return self._channel is not None and self._protocol is not None and not self._protocol.closed_reason
+        protocol = self._protocol
+        return self._channel is not None and protocol is not None and not (protocol.closed_reason or protocol.is_spent)
 
     # -- opening and closing
 

@@ -7,17 +7,22 @@ since the machine was. They are at most 63 characters, of digits and dots and a 
 
 import os
 import re
-from functools import lru_cache
 
 PATTERN = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10})\.([1-9][0-9]{0,6})\.([0-9]{1,11})")
 
 
 def read_own_identity() -> str:
     """This process's identity; empty where the kernel does not tell it, as on other systems than Linux."""
-    return _read_identity(os.getpid())
+    pid = os.getpid()
+    if pid not in _identities and (identity := _read_identity(pid)):
+        _identities[pid] = identity
+    return _identities.get(pid, "")
 
 
-@lru_cache(maxsize=1)  # it stays, and every sandbox is labelled with it
+_identities: dict[int, str] = {}  # it stays, and every sandbox is labelled with it
+os.register_at_fork(after_in_child=_identities.clear)  # in another namespace the same number is another process
+
+
 def _read_identity(pid: int) -> str:
     try:
         if os.readlink("/proc/self") != str(pid):
@@ -28,11 +33,6 @@ def _read_identity(pid: int) -> str:
     except OSError:
         return ""
     return identity if PATTERN.fullmatch(identity) else ""
-
-
-os.register_at_fork(
-    after_in_child=_read_identity.cache_clear
-)  # in another namespace the same number is another process
 
 
 def is_process_alive(identity: str) -> bool | None:

@@ -114,6 +114,7 @@ class DriverProtocol:
         self.pending: dict[int, PendingExecution] = {}
         self.is_ready = False
         self.closed_reason = ""
+        self.is_spent = False  # what runs goes on, and nothing else can be begun
         self._frames = FrameReader(MAX_CALL_BYTES)
         self._execution_numbers = itertools.count(1)
         self._frame_numbers = itertools.count(0)
@@ -265,7 +266,9 @@ class DriverProtocol:
             raise pending.listener_error
         header, body = self._note_limit(pending.end)
         if header["status"] == "unprepared":
-            self.close("what prepare had left there is lost")
+            self.is_spent = True
+            if not self.pending:  # the others are forks that live on
+                self.close("what prepare had left there is lost")
         meta = replace(pending.build_meta(), files=(yield from _read_file_names(pending.files)))
         return (yield from decode_end(header, body, meta, pending.timeout, pending.output_fields))
 

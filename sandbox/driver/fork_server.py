@@ -62,6 +62,8 @@ class ForkServer:
         ends, ours = open_pipes()
         try:
             pid, status = self._request_fork(ends + self._confinement.rulesets)
+            if status < 0:
+                raise OSError(errno.ECHILD, f"what forks it was killed by signal {-status}")
             if status:
                 raise OSError(status, os.strerror(status))
             if pid in known or not _is_child(pid):
@@ -77,15 +79,18 @@ class ForkServer:
         """The id of a child that has these descriptors, or the number of the error for which there is none."""
         poll, until = select.poll(), time.monotonic() + FORK_TIMEOUT_SECONDS
         poll.register(self.fd, select.POLLIN)
-        pid = 0
+        pid = failure = 0
         try:
             self._requests.sendmsg([b"%d" % len(fds)], encode_descriptors(fds))
             while time.monotonic() < until and not has_ended(self.process.pid):
                 if poll.poll(LOOK_SECONDS * 1000):
                     word, number = self._requests.recv(MAX_MESSAGE_BYTES).split()
                     if word == b"end":
-                        return pid, int(number)
-                    pid = int(number)
+                        return pid, failure or int(number)
+                    if word == b"error":
+                        failure = int(number)
+                    else:
+                        pid = int(number)
         except (OSError, ValueError):
             pass  # the process has gone, or what it had run has written there
         raise self._give_up()
@@ -98,7 +103,6 @@ class ForkServer:
 
 def _is_child(pid: int) -> bool:
     try:
-        has_ended(pid)
+        return pid > 0 and has_ended(pid) in (True, False)
     except (ChildProcessError, OverflowError):
         return False
-    return pid > 0

@@ -278,3 +278,47 @@ async def test_the_generators_of_a_context_go_on_from_step_to_step(provider: San
         steps = [(await one.execute(DRAW, context="c", index=0)).drawn for _ in range(3)]
         assert len({tuple(step) for step in steps}) == 3
         assert (await one.execute(DRAW, index=0)).drawn == steps[0]
+
+
+async def test_what_it_has_made_outlives_the_end_of_each_execution(provider: SandboxProvider) -> None:
+    prepare = """
+    import atexit, os, tempfile, weakref
+    folder = tempfile.TemporaryDirectory()
+    text = open(os.path.join(folder.name, "text"), "w")
+    text.write("once ")
+    atexit.register(os.rmdir, folder.name)
+    """
+    use = "print(open(text.name).read(), end='')\nown = tempfile.TemporaryDirectory()\nprint(os.path.exists(own.name))"
+    async with open_prepared(provider, prepare) as one:
+        for _ in range(3):
+            result = await one.execute(use + "\nSUBMIT(own=own.name)")
+            assert result.meta.stdout == "once True\n"
+            assert not (await one.execute("SUBMIT(there=os.path.exists(own))", {"own": result.own})).there
+        with pytest.raises(CodeError):
+            await one.execute("1 / 0")
+        assert (await one.execute(use)).meta.stdout == "once True\n"
+
+
+async def test_neither_a_default_timeout_of_sockets_nor_closed_streams_end_it(provider: SandboxProvider) -> None:
+    prepare = "import os, socket\nsocket.setdefaulttimeout(0.2)\nos.close(1)\nos.close(2)"
+    async with open_prepared(provider, prepare) as one:
+        for _ in range(3):
+            result = await one.execute("import time\ntime.sleep(0.5)\nprint('heard')\nSUBMIT(x=1)")
+            assert (result.x, result.meta.stdout) == (1, "heard\n")
+
+
+async def test_what_it_left_running_stays_when_the_process_between_has_ended(provider: SandboxProvider) -> None:
+    prepare = """
+    import os, subprocess
+    command = "(sleep 60 & echo $!; sleep 0.5)"
+    shell = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, text=True)
+    server = int(shell.stdout.readline())
+    """
+    look = """
+    import time
+    time.sleep(1)
+    SUBMIT(there=open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[0] == "S")
+    """
+    async with open_prepared(provider, prepare) as one:
+        for _ in range(3):
+            assert (await one.execute(dedent(look))).there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import sys
 import time
@@ -40,6 +41,34 @@ def check_threads() -> None:
     if names:
         more = len(names) - MAX_NAMES
         raise ThreadsLeftError(", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else ""))
+
+
+def flush_files() -> None:
+    """Writes out what open files hold: each fork would do it again."""
+    import _io
+
+    writers = (_io.TextIOWrapper, _io.BufferedWriter, _io.BufferedRandom)
+    for found in gc.get_objects():
+        if issubclass(type(found), writers):
+            try:
+                found.flush()
+            except (OSError, ValueError):  # a closed one, or one that is read
+                pass
+
+
+def disarm_finalizers() -> None:
+    """Forgets what is to be done when the process ends, for it is the forked one's: each fork would do it."""
+    import atexit
+
+    atexit._clear()  # type: ignore[reportPrivateUsage]
+    finalize: Any = getattr(sys.modules.get("weakref"), "finalize", None)
+    if finalize is not None:
+        for entry in list(finalize._registry):
+            entry.atexit = False
+        finalize._registered_with_atexit = False
+    registry: Any = getattr(sys.modules.get("multiprocessing.util"), "_finalizer_registry", None)
+    if registry is not None:
+        registry.clear()
 
 
 def load_generators() -> None:

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 
-from .channel import FORK_REQUESTS, place_descriptors, report_unconfined
+from .channel import CHANNEL_IN, CHANNEL_OUT, FORK_REQUESTS, place_descriptors, report_unconfined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,13 +38,14 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
     import _socket
 
     requests, fork_bare = _socket.socket(fileno=FORK_REQUESTS), _find_bare_fork()
+    requests.setblocking(True)  # whatever `socket.setdefaulttimeout` was given
     confinement.close_to_others()
-    confinement.release_orphans()  # its grandchildren become the supervisor's children
     while True:
         (count, fds), status = _receive_request(requests), 0
         try:
             if len(fds) != count:  # this process can have no more; what does not come is not known
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            confinement.release_orphans()  # the grandchild becomes the supervisor's child
             middle = fork_bare()
             if middle == 0:
                 break
@@ -53,6 +54,8 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
             pass  # the code has a handler that waits for children, or none shall be waited for: it has ended
         except OSError as error:
             status = error.errno or 1
+        confinement.adopt_orphans()  # what the code has left running is this process's, whenever its parent ends
+        _reap_orphans()
         for fd in fds:
             os.close(fd)
         requests.send(b"end %d" % status)
@@ -75,6 +78,14 @@ def _receive_request(requests: Any) -> tuple[int, list[int]]:
         for _level, _kind, data in rights
         for at in range(0, len(data) - len(data) % FD_BYTES, FD_BYTES)
     ]
+
+
+def _reap_orphans() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def _find_bare_fork() -> Callable[[], int]:
@@ -107,7 +118,7 @@ def _fork_once_more(requests: Any) -> None:
             return
         requests.send(b"pid %d" % pid)
     except OSError as error:
-        os._exit(error.errno or 1)
+        requests.send(b"error %d" % (error.errno or 1))
     os._exit(0)
 
 
@@ -119,7 +130,7 @@ def _become_execution(runner: CodeRunner, confinement: Confinement, supervisor: 
         confinement.confine_fork(fds[PIPES:])
     except OSError as error:
         report_unconfined(error)
-    for fd in {*places, *fds}:
+    for fd in {*places, *fds} - {1, 2, CHANNEL_IN, CHANNEL_OUT}:  # where they belong, if prepare had closed those
         os.close(fd)
     os.close(FORK_REQUESTS)
     runner.begin_fork(supervisor)

@@ -14,6 +14,8 @@ from .channel import Channel, InterruptShield
 from .fork_safety import (
     ThreadsLeftError,
     check_threads,
+    disarm_finalizers,
+    flush_files,
     import_common_modules,
     load_generators,
     seed_generators,
@@ -47,6 +49,7 @@ class CodeRunner:
         self._module.__dict__["__builtins__"] = __builtins__
         self._is_stateless = self._is_compiled = False
         self._executions = 0
+        self._prepared: dict[str, Any] = {}
         self._parent = 0  # of a fork of a process that has prepared: the supervisor's id
         self._file_name = CODE_NAME
         self._sources: dict[str, str] = {}
@@ -103,6 +106,8 @@ class CodeRunner:
         """Makes this a runner of a fork's own executions, on the names that there are; `parent` will be its parent."""
         self._channel = Channel(self._shield)
         self._parent = parent
+        disarm_finalizers()
+        self._prepared = dict(self._module.__dict__)  # lives as long as the process: its end is not the execution's
 
     def run(self, body: bytes) -> None:
         """One execution, from its body to its end frame. Never raises."""
@@ -162,6 +167,7 @@ class CodeRunner:
         import_common_modules()
         load_generators()
         gc.collect()
+        flush_files()
         gc.freeze()  # a collection touches every page that a fork would otherwise share
         gc.disable()
 
