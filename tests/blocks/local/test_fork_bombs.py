@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rlm_batch.blocks.local.inventory import compute_mark
+
 if TYPE_CHECKING:
     from .boxes import Box, Boxes
     from .hosts import Host
@@ -297,10 +299,10 @@ def test_processes_whose_drivers_were_killed_are_known_by_their_mark(
 
 
 def is_driver(pid: int, sandbox: str) -> bool:
-    """Whether a process is one of a sandbox's two drivers: they run in its folder, outside of every filter."""
+    """Whether a process is one of a sandbox's two drivers: they have its mark, and are outside of every filter."""
     try:
-        at = os.readlink(f"/proc/{pid}/cwd")
+        limit = Path(f"/proc/{pid}/limits").read_text().partition("resident set")[2].split()[0]
         status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+    except (OSError, IndexError):
         return False
-    return f"/{sandbox}/" in at + "/" and "\nSeccomp:\t0" in status
+    return limit == str(compute_mark(Path(sandbox))) and "\nSeccomp:\t0" in status
