@@ -10,6 +10,9 @@ import re
 
 PATTERN = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10})\.([1-9][0-9]{0,6})\.([0-9]{1,11})")
 
+_identities: dict[int, str] = {}  # this process's, by its id: it stays, and every sandbox is labelled with it
+os.register_at_fork(after_in_child=_identities.clear)  # in another namespace the same number is another process
+
 
 def read_own_identity() -> str:
     """This process's identity; empty where the kernel does not tell it, as on other systems than Linux."""
@@ -17,10 +20,6 @@ def read_own_identity() -> str:
     if pid not in _identities and (identity := _read_identity(pid)):
         _identities[pid] = identity
     return _identities.get(pid, "")
-
-
-_identities: dict[int, str] = {}  # it stays, and every sandbox is labelled with it
-os.register_at_fork(after_in_child=_identities.clear)  # in another namespace the same number is another process
 
 
 def _read_identity(pid: int) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SIGXCPU = 24
+SETUP_HINT = "Give the sandbox more of what it lacked, or ask rlm-batch doctor"
 LIMITS = {  # of a sandbox as a whole, by the options: what it did
     "total_memory_mib": "held more memory", "disk_mib": "had more on disk",
     "total_processes": "had more processes and threads", "processes": "had more processes and threads",
@@ -122,7 +123,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     if status == "unconfined":
         return CodeCrashed(f"the code was not run: {message}. Ask rlm-batch doctor", **details)
     if status == "setup":
-        return SandboxStartError(f"the code was not run: {message}")
+        return SandboxStartError(f"the code was not run: {message}. {SETUP_HINT}")
     if status == "unprepared":
         return SandboxLost(f"the code was not run, for {message}: run it in a new sandbox")
     if status == "commit":

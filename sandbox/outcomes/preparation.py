@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import PrepareError, RlmBatchError, SandboxStartError
 from ..intake.large_json import Parts, read_json
 from ..wire.names import QUERY_NAMES
-from .decoding import describe_crash, read_integer, read_text
+from .decoding import SETUP_HINT, describe_crash, read_integer, read_text
 
 if TYPE_CHECKING:
     from ..meta import Meta
@@ -35,7 +35,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     line = read_integer(outcome, "line")
     where = f" (line {line})" if line is not None else ""
     if status == "setup":
-        return SandboxStartError(f"prepare was not run: {message}")
+        return SandboxStartError(f"prepare was not run: {message}. {SETUP_HINT}")
     if status == "timeout":
         text = (
             f"prepare was still running{where} after its prepare_timeout of {timeout or 0:g} s; give it more, or less "

@@ -52,7 +52,7 @@ def flush_files() -> None:
         if issubclass(type(found), writers):
             try:
                 found.flush()
-            except (OSError, ValueError):  # a closed one, or one that is read
+            except Exception:  # a closed one, one that is read, or a class of the code's own
                 pass
 
 

@@ -105,6 +105,7 @@ class CodeRunner:
     def begin_fork(self, parent: int) -> None:
         """Makes this a runner of a fork's own executions, on the names that there are; `parent` will be its parent."""
         self._channel = Channel(self._shield)
+        self._channel.own.forget()
         self._parent = parent
         disarm_finalizers()
         self._prepared = dict(self._module.__dict__)  # lives as long as the process: its end is not the execution's

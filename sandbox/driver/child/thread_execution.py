@@ -25,6 +25,11 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
         owner = type(self) if is_only else self
         owner.number, owner.token = number, token
 
+    @classmethod
+    def forget(cls) -> None:
+        """Threads that were told of no execution belong to none: in a fork the last one was another's."""
+        cls.number, cls.token = 0, ""
+
     def pass_on(self) -> None:
         """Has each thread that is started from now on belong to the execution of the one that starts it."""
         threading = sys.modules.get("threading")
