@@ -332,5 +332,5 @@ async def test_what_it_left_running_stays_when_the_process_between_has_ended(pro
     SUBMIT(is_there=count() > before)
     """
     async with open_prepared(provider, prepare) as one:
-        for _ in range(3):
+        for _ in range(2):
             assert (await one.execute(dedent(look))).is_there

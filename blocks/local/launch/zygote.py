@@ -168,7 +168,8 @@ class ForkedProcess(DriverProcess):
             await wait_readable(self._status.fileno(), deadline - time.monotonic())
             self._read_status()
         if not self._pid:
-            why = self._failure or f"it did not stand after {START_TIMEOUT_SECONDS:g} s, or has ended"
+            late = f"it did not stand after {START_TIMEOUT_SECONDS:g} s"
+            why = self._failure or (late if self._exit_code is None else "it ended before it stood")
             raise SandboxStartError(f"the sandbox could not be forked from its zygote: {why}. Ask rlm-batch doctor")
         return self._pid
 

@@ -207,7 +207,7 @@ async def test_a_zygote_that_may_open_no_more_files_refuses_one_sandbox_and_keep
         limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
         for pid in pids:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[pid][1]))
-        with pytest.raises(SandboxStartError, match="did not start|could not be forked"):
+        with pytest.raises(SandboxStartError, match=r"did not start|could not be forked"):
             await local.interpreter().execute("SUBMIT(2)")
         for pid in pids:
             with suppress(ProcessLookupError):
