@@ -28,7 +28,7 @@ test-full: $(READY) ## run the scenarios at their full size, which takes minutes
 	@$(VENV)/bin/pytest -m "full and not alone" --numprocesses 4 --dist worksteal --durations 10 $(ARGS)
 	@$(VENV)/bin/pytest -m "full and alone" --durations 10 $(ARGS) || [ $$? = 5 ]  # 5: ARGS leave none
 
-chaos: $(READY) ## break things at random, for ten minutes at most (SEED=... throws the same dice again)
+chaos: $(READY) ## break things at random, for about ten minutes (SEED=... throws the same dice again)
 	@CHAOS_SEED=$(SEED) $(VENV)/bin/pytest -m chaos -s -rs tests/chaos $(ARGS)
 
 check: $(READY) build/typing/rlm_batch ## check format, lint and types

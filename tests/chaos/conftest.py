@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ..conftest import STANDINS
+from ..infra.execution_counter import ExecutionCounter
 from .faults import Daytona, Hosts, Local, Modal, Provider
+from .stage import Stage
 
 STANDIN_OF = {"daytona": "daytona", "modal": "modal_standin"}  # the fixtures
 
@@ -26,3 +28,9 @@ def provider(request: pytest.FixtureRequest, hosts: Hosts) -> Provider:
     standin = None if request.param == "local" else request.getfixturevalue(STANDIN_OF[request.param])
     request.getfixturevalue("no_process_left")
     return Local() if standin is None else Daytona(standin) if request.param == "daytona" else Modal(standin)
+
+
+@pytest.fixture
+def stage(provider: Provider, hosts: Hosts, server: str, counter: ExecutionCounter, tmp_path: Path) -> Stage:
+    """The provider with a saved block, on which batches run."""
+    return Stage(provider, hosts, server, counter, tmp_path)
