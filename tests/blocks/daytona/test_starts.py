@@ -164,7 +164,7 @@ async def test_a_start_that_the_proxy_has_repeated_runs_once_and_its_outcome_is_
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer is the repetition's, which the session's shell would begin when the first has ended."""
-    monkeypatch.setattr(interpreters, "START_TIMEOUT_SECONDS", 3.0)
+    monkeypatch.setattr(interpreters, "START_TIMEOUT_SECONDS", 6.0)
     standin.set(fault_rate=1.0, faults=["repeat"], fault_times=1, fault_where="/exec$")
     with pytest.raises(OutcomeUnknown, match="idempotent=True"):
         await count(block, counter)
