@@ -300,10 +300,11 @@ class Proxy:
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(self._to.hostname, self._to.port)
+        own, its = (f"ost: {urlsplit(url).netloc}\r\n".encode() for url in (self.url, self._to.geturl()))
 
         async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
             while data := await source.read(65536):
-                target.write(data)
+                target.write(data.replace(own, its))  # the server goes by no name but its own
                 await target.drain()
 
         copies = [asyncio.ensure_future(copy(*pair)) for pair in ((reader, back), (there, writer))]
