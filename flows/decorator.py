@@ -12,6 +12,7 @@ from ..sandbox.errors import RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter
 from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
+from .inputs.conversion import convert_parameters
 from .inputs.spilling import spill_long_parameters
 from .parameters import field_of, signature_of
 from .prefect_server import embedded_server
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class BatchFlow(Flow[P, T]):
-    """A flow whose long lists are written to a file before Prefect sees them, on a server with settings of ours.
+    """A flow whose parameters are made JSON, and written to a file where they are long, before Prefect sees them.
 
     Where no server is configured Prefect starts one of its own inside the program; it gets our settings. `listener` is
     told how a run goes that is called in this process.
@@ -44,7 +45,9 @@ class BatchFlow(Flow[P, T]):
 
     async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
-        parameters = spill_long_parameters(dict(_positional(self.fn).bind(*args, **kwargs).arguments))
+        parameters = spill_long_parameters(
+            convert_parameters(dict(_positional(self.fn).bind(*args, **kwargs).arguments))
+        )
         if parameters.get("shards") is not None:
             require_server_url()  # rather than start one that has no workers
         run = copy.copy(self)  # which is told where its results are

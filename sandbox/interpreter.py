@@ -26,6 +26,7 @@ from .protocol import (
     DriverProtocol,
     Frame,
     PendingExecution,
+    convert_variables,
     encode_exception,
     encode_request,
     encode_value,
@@ -239,7 +240,7 @@ class Interpreter:
         """
         if context is not None and (self, context) in _waiting_for_tool.get():
             raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
-        variables = {} if variables is None else variables
+        variables = convert_variables(variables)
         tools = dict(self.tools)
         if queries is not None:
             tools = {name: tool for name, tool in tools.items() if name not in queries.tools}

@@ -23,7 +23,7 @@ from .outcomes.preparation import check_preparation
 from .result import Result
 from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES, QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
-from .wire.strict_json import NotJsonError, encode_fields, loads
+from .wire.strict_json import NotJsonError, convert_fields, encode_fields, loads
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
@@ -327,6 +327,14 @@ class DriverProtocol:
 
     def _compute_grace(self) -> float:
         return ANSWER_GRACE_SECONDS + (COMMIT_TIMEOUT_SECONDS if self.sandbox.settings.commit else 0.0)
+
+
+def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
+    """The variables as the code will find them: arrays as lists. Raises ConfigurationError for what is no JSON."""
+    try:
+        return convert_fields(variables or {})
+    except NotJsonError as error:
+        raise ConfigurationError(f"the variables must be JSON: {error}") from None
 
 
 def encode_request(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from .cancellation import run_shielded
 from .interpreter import Interpreter
 from .pipe_transport import PipeTransport
-from .protocol import DriverProtocol, encode_request, resolve_timeout
+from .protocol import DriverProtocol, convert_variables, encode_request, resolve_timeout
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
@@ -162,7 +162,7 @@ class SyncInterpreter:
             self.start()
         pipe, interpreter = self._pipe, self._interpreter
         if pipe is not None:
-            variables, tools = {} if variables is None else variables, dict(self.tools)
+            variables, tools = convert_variables(variables), dict(self.tools)
             seed = None if self._prepare is None else self._prepare.derive_seed(0)  # of the one process
             body = encode_request(code, variables, tools, output_fields, seed=seed)
             seconds = resolve_timeout(timeout, self.timeout)

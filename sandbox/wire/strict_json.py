@@ -100,46 +100,85 @@ def _is_certainly_json(value: Any) -> bool:
     return kind is dict and all(type(key) is str for key in value) and all(map(_is_certainly_json, value.values()))
 
 
-def _check_value(value: Any, place: str) -> None:
-    """Raises NotJsonError for what is no JSON at or below a value, which `place` names."""
+def convert_fields(fields: dict[str, Any], max_items: int | None = None) -> dict[str, Any]:
+    """The fields with plain values in the place of arrays and their numbers: numpy's, pandas', torch's, `array`'s.
+
+    Whatever has a `tolist` is what that returns; a float64 and an int64 stay exactly what they were. `max_items` is how
+    many items an array may have, None for any number. Raises NotJsonError, which names the field.
+    """
+    converted: dict[str, Any] = {}
+    for name, value in fields.items():
+        try:
+            converted[name] = value if _is_certainly_json(value) else _convert_value(value, name, max_items)
+        except RecursionError:
+            raise NotJsonError(f"{name} contains itself, or is nested too deeply") from None
+    return converted
+
+
+def _convert_value(value: Any, place: str, max_items: int | None) -> Any:
+    """The value, which `place` names, as lists, dicts, numbers, texts and None. Raises NotJsonError."""
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
-    if kind.__module__.partition(".")[0] == "numpy":
-        raise NotJsonError(f"{place} is numpy's {kind.__name__}: hand over {place}.item() or {place}.tolist()")
+    if hasattr(kind, "tolist") and not isinstance(value, memoryview):
+        return _convert_array(value, place, max_items)
     if isinstance(value, int) and not -_FIRST_UNREADABLE_INTEGER < value < _FIRST_UNREADABLE_INTEGER:
         raise NotJsonError(f"{place} is an integer of more than 4,300 digits: hand over a string of it")
     if value is None or isinstance(value, (str, int)):
-        return
+        return value
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
             raise NotJsonError(f"{place} is {value!r}, which JSON cannot hold: hand over None or a string in its place")
-    elif isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, (list, tuple)):
         items: Any = value  # type: ignore[reportUnknownVariableType]
-        for index, item in enumerate(items):
-            _check_value(item, f"{place}[{index}]")
-    elif isinstance(value, dict):
+        return [_convert_value(item, f"{place}[{index}]", max_items) for index, item in enumerate(items)]
+    if isinstance(value, dict):
         pairs: Any = value  # type: ignore[reportUnknownVariableType]
-        for key, item in pairs.items():
+        for key in pairs:
             if not isinstance(key, str):
                 raise NotJsonError(f"{place} has the key {key!r}, which is no string: use str({key!r})")
-            _check_value(item, f"{place}[{key!r}]")
-    elif isinstance(value, (bytes, bytearray)):
+        return {key: _convert_value(item, f"{place}[{key!r}]", max_items) for key, item in pairs.items()}
+    if isinstance(value, (bytes, bytearray)):
         raise NotJsonError(f"{place} is bytes: decode it to text, or save it to the volume and hand over its path")
-    elif isinstance(value, (set, frozenset)):
+    if isinstance(value, (set, frozenset)):
         raise NotJsonError(f"{place} is a {kind.__name__}: hand over sorted({place}) or list({place})")
-    else:
-        raise NotJsonError(
-            f"{place} is a {kind.__qualname__}, which is not JSON: hand over numbers, text, lists and dicts"
-        )
+    remedy = "hand over numbers, text, lists and dicts"
+    if hasattr(kind, "to_dict"):
+        remedy = f"hand over {place}.to_dict('list') or {place}.to_dict('records')"  # pandas' DataFrame
+    raise NotJsonError(f"{place} is a {kind.__qualname__}, which is not JSON: {remedy}")
+
+
+def _convert_array(array: Any, place: str, max_items: int | None) -> Any:
+    """What its `tolist` returns, as JSON. Raises NotJsonError."""
+    kind: Any = type(array)  # type: ignore[reportUnknownVariableType]
+    try:
+        count = 1
+        for length in getattr(array, "shape", ()):
+            count *= length
+        if max_items is None or count <= max_items:
+            value = array.tolist()
+        else:
+            raise NotJsonError(
+                f"{place} is an array of {count:,} items, and takes {max_items:,} at most: save it to the volume with "
+                "save_to_volume and hand over its path, or hand over less of it"
+            )
+    except (RecursionError, MemoryError, NotJsonError):
+        raise
+    except Exception as error:  # noqa: BLE001 - it is the code's own function
+        name = type(error).__name__
+        raise NotJsonError(f"{place} is a {kind.__qualname__} whose tolist() raised {name}: {error}") from None
+    if _is_certainly_json(value):
+        return value
+    if type(value) is kind:  # such as numpy's longdouble, which no number of Python's can hold
+        raise NotJsonError(f"{place} is a {kind.__qualname__}, which is not JSON: hand over float({place})")
+    return _convert_value(value, place, max_items)
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:
-    """The fields as compact UTF-8 JSON; tuples become lists. Raises NotJsonError, which names the field."""
-    for name, value in fields.items():
-        try:
-            if not _is_certainly_json(value):
-                _check_value(value, name)
-        except RecursionError:
-            raise NotJsonError(f"{name} contains itself, or is nested too deeply") from None
+    """The fields as compact UTF-8 JSON; tuples become lists, arrays what their `tolist` returns.
+
+    Raises NotJsonError, which names the field.
+    """
+    fields = convert_fields(fields)
     try:
         return dumps(fields).encode("utf-8")
     except (ValueError, RecursionError):

@@ -16,7 +16,15 @@ import sys
 
 from ...wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ...wire.pipes import READ_BYTES
-from ...wire.strict_json import MAX_CONTAINERS, NotJsonError, dumps, encode_fields, has_too_many_containers, loads
+from ...wire.strict_json import (
+    MAX_CONTAINERS,
+    NotJsonError,
+    convert_fields,
+    dumps,
+    encode_fields,
+    has_too_many_containers,
+    loads,
+)
 from ..processes import signal
 from .imports import list_imports
 from .submit import Submitted
@@ -228,12 +236,13 @@ class Channel:
         """What the host's function of that name returns. Raises what it raises, or ToolError."""
         self.check_process(name)
         try:
-            body = encode_fields({"args": list(args), "kwargs": kwargs})
+            arguments = convert_fields({"args": list(args), "kwargs": kwargs})
+            body = encode_fields(arguments)
         except NotJsonError as error:
             raise TypeError(f"{name}: {error}") from None
         if len(body) > MAX_CALL_BYTES:
             raise ValueError(f"{name} was given {len(body):,} bytes, more than {MAX_CALL_BYTES:,}: pass a path instead")
-        if has_too_many_containers([args, kwargs], body):
+        if has_too_many_containers(arguments, body):
             raise ValueError(f"{name} was given more than {MAX_CONTAINERS:,} lists and dicts: pass a path instead")
         waiter = Waiter()
         with self._shield:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...wire.strict_json import NotJsonError, encode_fields
-from ...wire.submission import SubmissionError, check_fields, check_limits
+from ...wire.strict_json import NotJsonError, convert_fields, encode_fields
+from ...wire.submission import MAX_SUBMIT_BYTES, SubmissionError, check_fields, check_limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
     Raises SubmitError.
     """
     if expected is not None:
-        fields = _match_fields(values, fields, expected)
+        fields = _match_fields(values, fields, [field["name"] for field in expected])
     elif len(values) > 1:
         raise SubmitError(f"SUBMIT takes one positional value, or fields by name; it was given {len(values)}")
     elif values:
@@ -36,6 +36,10 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
             raise SubmitError("SUBMIT was given 'output' twice, by position and by name")
         fields = {"output": values[0], **fields}
     try:
+        fields = convert_fields(fields, MAX_SUBMIT_BYTES // 2)  # an item takes two bytes at least
+        if expected is not None:
+            check_fields(fields, expected)
+            fields = {field["name"]: fields[field["name"]] for field in expected}
         body = encode_fields(fields)
         check_limits(fields, body)
     except (NotJsonError, SubmissionError) as error:
@@ -43,9 +47,8 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
     return body
 
 
-def _match_fields(values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]]) -> dict[str, Any]:
-    """All fields by name, in the order in which they are expected."""
-    names = [field["name"] for field in expected]
+def _match_fields(values: tuple[Any, ...], fields: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """All fields by name; `names` are those of the positions."""
     if len(values) > len(names):
         raise SubmitError(f"SUBMIT takes {', '.join(names)}; it was given {len(values)} positional values")
     matched = dict(zip(names, values))
@@ -53,8 +56,4 @@ def _match_fields(values: tuple[Any, ...], fields: dict[str, Any], expected: lis
         if name in matched:
             raise SubmitError(f"SUBMIT was given {name!r} twice, by position and by name")
         matched[name] = value
-    try:
-        check_fields(matched, expected)
-    except SubmissionError as error:
-        raise SubmitError(str(error)) from None
-    return {name: matched[name] for name in names}
+    return matched

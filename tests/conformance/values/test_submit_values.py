@@ -23,8 +23,14 @@ REFUSED = {
     "a function": ("print", "numbers, text, lists and dicts"),
     "a complex number": ("1j", "numbers, text, lists and dicts"),
     "a generator": ("(i for i in range(3))", "numbers, text, lists and dicts"),
-    "numpy's number": ("type('float64', (float,), {'__module__': 'numpy'})(1.5)", r"\.item\(\)"),
-    "numpy's array": ("type('ndarray', (), {'__module__': 'numpy'})()", r"\.tolist\(\)"),
+    "an array that cannot be read": (
+        "type('Sparse', (), {'tolist': lambda self: 1 / 0})()",
+        "raised ZeroDivisionError",
+    ),
+    "a number that Python has not": ("type('longdouble', (), {'tolist': lambda self: self})()", r"float\("),
+    "an array of objects": ("type('array', (), {'tolist': lambda self: [1, {2}]})()", "sorted|list"),
+    "an array without an end": ("type('array', (), {'shape': (1000, 1000), 'tolist': id})()", "save_to_volume"),
+    "a table": ("type('DataFrame', (), {'to_dict': id})()", r"to_dict\('records'\)"),
 }
 
 

@@ -1,0 +1,40 @@
+"""Parameters as Python callers have them, made what Prefect takes: arrays, generators and paths as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
+
+from ...sandbox.errors import ConfigurationError
+from ...sandbox.wire.strict_json import NotJsonError, convert_fields
+
+VALUES = ("code", "steps", "inputs", "points", "grid", "data", "chunks")  # parameters that hold values for code
+
+
+def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters with lists in the place of generators and arrays, and text in the place of paths.
+
+    Raises ConfigurationError for values that JSON cannot hold.
+    """
+    converted = {name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()}
+    for name in VALUES:
+        if name in converted:
+            converted[name] = _convert_values(name, converted[name])
+    return converted
+
+
+def _convert_values(name: str, value: Any) -> Any:
+    try:
+        if isinstance(value, dict):  # a chunk's id may be a number, and a grid's values any list
+            values: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
+            items = {key: convert_fields({f"{name}[{key!r}]": _list_items(item)}) for key, item in values.items()}
+            return {key: next(iter(item.values())) for key, item in items.items()}
+        return convert_fields({name: _list_items(value)})[name]
+    except NotJsonError as error:
+        raise ConfigurationError(f"{error}. It goes to a sandbox as JSON") from None
+
+
+def _list_items(value: Any) -> Any:
+    """A list of what a generator, a range or a tuple has, and any other value as it is."""
+    return list(value) if isinstance(value, (Iterator, range, tuple)) else value  # type: ignore[reportUnknownArgumentType]
