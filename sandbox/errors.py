@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal
 from .meta import Meta
 from .outcomes.text_escape import LINE_CHARACTERS, escape_text
 
+MAX_SUMMARY_CHARACTERS = 500  # a line of a table or a log
+
 RetryRule = Literal["never", "if asked", "if idempotent", "always"]
 
 
@@ -47,8 +49,10 @@ class RlmBatchError(Exception):
 
     @property
     def summary(self) -> str:
-        """The first line of the text, for tables and logs, where it can be shown as it is."""
-        return escape_text(self.text.partition("\n")[0], keep="\t")
+        """The first line of the text, or as much of it as a table or a log shows."""
+        line = self.text.partition("\n")[0]
+        shown = line if len(line) <= MAX_SUMMARY_CHARACTERS else f"{line[:MAX_SUMMARY_CHARACTERS]}..."
+        return escape_text(shown, keep="\t")
 
 
 class CodeError(RlmBatchError):

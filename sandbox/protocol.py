@@ -40,6 +40,8 @@ FILE_ABOVE_BYTES = 256 * 1024  # of JSON, above which a value goes into the sand
 # A driver hands on 64 KiB of output at a time, of which JSON may make six times that.
 MAX_OUTPUT_BODY_BYTES = 512 * 1024
 
+MAX_ARGUMENTS = 1_000  # of a call: Python binds them one by one, and holds the event loop meanwhile
+
 Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
 
@@ -98,6 +100,8 @@ class PendingExecution:
         kwargs: dict[str, Any] = arguments["kwargs"]
         if type(args) is not list or type(kwargs) is not dict:
             raise ValueError("a call without arguments")
+        if len(args) > MAX_ARGUMENTS or len(kwargs) > MAX_ARGUMENTS:
+            raise ValueError(f"a call with more than {MAX_ARGUMENTS:,} arguments: pass them in a list")
         return functools.partial(self.tools[header["name"]], *args, **kwargs)
 
 

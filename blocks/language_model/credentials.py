@@ -21,7 +21,7 @@ LEAST_IN_ANSWERS = 16  # and in an answer, which is not to be changed for a key 
 CREDENTIAL_WORDS = re.compile(
     "(^|-)([a-z]*(apikey|password|secret|token)|keys?|tokens|secrets|passwd|pass|passphrase|pat|auth|authorization|jwt"
     "|credentials?|creds|cookies?|access|private|bearer|dsn|license|signature|webhook|headers)(-|$)|[a-z]-pwd$"
-    "|(^|-)conn(ection)?-str(ing)?$"
+    "|(^|-)(conn(ection)?-?str(ing)?|sshpass|sas|secret-?id|kubeconfig(-data)?)$"
 )
 # What stands there although it is none: numbers, names of modes, and what a server that asks for no key is given.
 HARMLESS = re.compile(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ...sandbox.outcomes.text_escape import escape_text
+from ...sandbox.wire.process_table import read_process
 from .inventory import FOLDER_PATTERN, FOLDER_PREFIX, LABELS_FILE, compute_mark, is_own_directory, read_groups
 from .totals.cgroups import remove_groups
 
@@ -124,7 +125,7 @@ def _find_processes(folder: Path) -> dict[int, str]:
                     (mark is not None and mark in (process / "limits").read_bytes())
                     or work in (process / "cmdline").read_bytes().split(b"\0")
                     or os.readlink(os.fsencode(process / "cwd")) == work
-                ) and (state := (process / "stat").read_bytes().rpartition(b")")[2].split()[0].decode()) != "Z":
+                ) and (state := read_process(int(name))[2]) != "Z":
                     pids[int(name)] = state
     return pids
 

@@ -1,5 +1,6 @@
 """Paths of the host that come as a flow's parameters: which of them a deployment's run may read and write."""
 
+import errno
 import os
 import re
 import stat
@@ -43,8 +44,11 @@ def pin_file(path: Path) -> Path:
     if not is_deployment_run() or not os.path.isdir("/proc/self/fd"):
         return path
     with enter_directory_below(Path("/"), path.parts[1:-1]) as at:
-        # A pipe would be waited for.
-        return Path(f"/proc/self/fd/{os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)}")
+        fd = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # a pipe would be waited for
+            os.close(fd)
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return Path(f"/proc/self/fd/{fd}")
 
 
 def locate_ledger(place: str | PathOrLocation) -> PathOrLocation:

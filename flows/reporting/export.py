@@ -19,7 +19,8 @@ from .ledger_reader import LedgerReader
 
 MAX_COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
 PARQUET_BATCH_ROWS = 5000
-FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n")  # of text that spreadsheets run (OWASP, CSV injection)
+# Of text that spreadsheets run (OWASP, CSV injection); some read the wide letters as the others.
+FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r", "\n")
 
 
 @dataclass(frozen=True, slots=True)

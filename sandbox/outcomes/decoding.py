@@ -34,6 +34,7 @@ LIMITS = {  # of a sandbox as a whole, by the options: what it did
     "total_memory_mib": "held more memory", "disk_mib": "had more on disk",
     "total_processes": "had more processes and threads", "processes": "had more processes and threads",
 }  # fmt: skip
+MAX_TEXT_CHARACTERS = 21_000  # of an error: the driver cuts a text at 20,000 and says so in it
 MAX_SECONDS = 1e9  # that code may have run, thirty years: what says more is no clock of ours
 
 
@@ -156,9 +157,9 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
 
 
 def read_text(outcome: dict[str, Any], name: str) -> str:
-    """A text that an outcome has; empty where it has none of that name."""
+    """A text that an outcome has, as long as a driver of ours makes it; empty where it has none of that name."""
     text = outcome.get(name)
-    return text if isinstance(text, str) else ""
+    return text[:MAX_TEXT_CHARACTERS] if isinstance(text, str) else ""
 
 
 def read_integer(values: dict[str, Any], name: str) -> int | None:

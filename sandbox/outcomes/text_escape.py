@@ -1,5 +1,6 @@
 """Text that code or a model chose, made safe for a person's terminal, a log or a page."""
 
+import functools
 import re
 
 # Commands to a terminal (C0, DEL, C1), line ends that are none to a reader of lines, half letters, and what turns the
@@ -13,4 +14,11 @@ def escape_text(text: str, keep: str = "") -> str:
 
     `keep` are characters that stay, such as line ends.
     """
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+    return text if _UNSAFE.search(text) is None else text.translate(_build_escapes(keep))
+
+
+@functools.cache
+def _build_escapes(keep: str) -> dict[int, str]:
+    """The escapes of all unsafe characters but those to keep: a look at each letter takes ten times as long."""
+    unsafe = (chr(number) for number in range(0xE000) if _UNSAFE.match(chr(number)))
+    return {ord(character): ascii(character)[1:-1] for character in unsafe if character not in keep}

@@ -6,10 +6,14 @@ import os
 
 
 def read_process(pid: int) -> tuple[int, int, str]:
-    """A process's parent, the clock ticks from the machine's start to its own, and its state. Raises OSError."""
+    """A process's parent, the clock ticks from the machine's start to its own, and its state. Raises OSError.
+
+    The kernel calls a process a zombie once its first thread has ended; as long as others live, it is asleep here.
+    """
     with open(f"/proc/{pid}/stat", "rb") as file:
         words = file.read().rpartition(b")")[2].split()
-    return int(words[1]), int(words[19]), words[0].decode()
+    state, threads = words[0].decode(), int(words[17])
+    return int(words[1]), int(words[19]), "S" if state == "Z" and threads > 1 else state
 
 
 def read_processes() -> dict[int, tuple[int, int]]:

@@ -14,6 +14,9 @@ MAX_SUBMIT_BYTES = 1024 * 1024  # of UTF-8 that one SUBMIT may hand back
 MAX_SUBMIT_DEPTH = 100
 
 
+MAX_NAME_CHARACTERS = 1_000  # of a field, which are shown in every row of a table
+
+
 class SubmissionError(ValueError):
     """What cannot be handed back; the message says why, and the remedy."""
 
@@ -47,9 +50,18 @@ def check_size(body: bytes) -> None:
         )
 
 
+def check_names(fields: dict[str, Any]) -> None:
+    """Raises SubmissionError for a field whose name is no name any more."""
+    if any(len(name) > MAX_NAME_CHARACTERS for name in fields):
+        raise SubmissionError(
+            f"a field's name has more than {MAX_NAME_CHARACTERS:,} characters: submit the text as a value"
+        )
+
+
 def check_limits(fields: dict[str, Any], body: bytes) -> None:
     """Raises SubmissionError where the fields, which are that JSON, are too large, too many or nested too deeply."""
     check_size(body)
+    check_names(fields)
     if has_too_many_containers(fields, body):
         raise SubmissionError(
             f"SUBMIT was given more than {MAX_CONTAINERS:,} lists and dicts: save the data to the volume with "
@@ -79,6 +91,7 @@ def check_submission(
         check_fields(submitted, expected)
     if is_within_limits:
         check_size(body)
+        check_names(submitted)
     else:
         check_limits(submitted, body)
     return submitted

@@ -105,7 +105,7 @@ def test_csv_and_parquet_have_a_row_for_each_execution_in_order(root: Path):
     assert not list(root.glob("*.partial"))
 
 
-FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "=cmd|' /C calc'!A0"]
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "=cmd|' /C calc'!A0", "\uff1d1+1"]
 HARMLESS = ["a=1", " =1", "'=1", "1-1", "", "é"]
 
 

@@ -159,6 +159,20 @@ async def test_results_that_are_not_json_are_a_type_error_that_names_the_tool(pr
     assert all("give" in text for text in found["said"])
 
 
+async def test_a_call_with_thousands_of_arguments_is_an_error(provider: SandboxProvider) -> None:
+    code = """
+        for args, kwargs in ((range(1001), {}), ((), {f"x{i}": i for i in range(1001)})):
+            try:
+                take(*args, **kwargs)
+            except ValueError as error:
+                assert "more than 1,000 arguments" in str(error), error
+            else:
+                raise AssertionError(args)
+        SUBMIT(said=take(*range(1000)))
+        """
+    assert await run(provider, code, take=lambda *args, **kwargs: len(args) + len(kwargs)) == {"said": 1000}
+
+
 async def test_wrong_arguments_are_a_type_error(provider: SandboxProvider) -> None:
     code = "try:\n    add(1)\nexcept TypeError as error:\n    SUBMIT(said=str(error))"
     assert "missing" in (await run(provider, code, add=lambda a, b: a + b))["said"]

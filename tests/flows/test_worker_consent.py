@@ -151,6 +151,17 @@ def test_a_text_is_read_from_a_file_only_where_the_worker_allows_it(
 
 
 @pytest.mark.usefixtures("as_worker")
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code may leave one on a volume."""
+    monkeypatch.setenv(ALLOWED, str(tmp_path))
+    for name in ("inputs.jsonl", "inputs.csv"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ConfigurationError, match="no regular file"):
+            READERS["inputs"](str(tmp_path / name))
+
+
+@pytest.mark.usefixtures("as_worker")
 def test_links_and_dots_are_resolved_before_a_path_is_judged(
     outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import unicodedata
 
 import pytest
 
+from rlm_batch import CodeError
 from rlm_batch.sandbox.outcomes.text_escape import escape_text
 
 BIDIRECTIONAL = ("ALM", "LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
@@ -18,6 +19,12 @@ def test_no_character_that_turns_a_line_round_gets_through() -> None:
     assert len(turning) == 12
     for letter in turning:
         assert escape_text(f"if a{letter}b") == f"if a\\u{ord(letter):04x}b"
+
+
+def test_a_summary_is_a_line_however_long_its_text_is() -> None:
+    error = CodeError("\x7f" * 1_000_000 + "\nmore")
+    assert error.summary == "\\x7f" * 500 + "..."
+    assert CodeError("é" * 500 + "\nmore").summary == "é" * 500
 
 
 @pytest.mark.parametrize("text", ["שלום", "مرحبا", "naïve 数 🙂 a\tb"])

@@ -32,17 +32,34 @@ def measure_processes(pids: Collection[int], shm_bytes: int, enough: int) -> Usa
     """
     usage = Usage()
     anonymous, shared = {}, {}
-    for pid in pids:
-        usage.tasks[pid], anonymous[pid], shared[pid] = _read_status(pid)
-    memory_files, usage.deleted_files = _measure_open_files(pids)
+    threads = {pid: _find_living_thread(pid) for pid in pids}
+    for pid, thread in threads.items():
+        usage.tasks[pid], anonymous[pid], shared[pid] = _read_status(thread)
+    memory_files, usage.deleted_files = _measure_open_files(threads)
     if sum(anonymous.values()) + sum(shared.values()) + sum(memory_files.values()) + shm_bytes > enough:
-        for pid in pids:
-            anonymous[pid], shared[pid] = _read_shares(pid) or (anonymous[pid], shared[pid])
+        for pid, thread in threads.items():
+            anonymous[pid], shared[pid] = _read_shares(thread) or (anonymous[pid], shared[pid])
     # The pages of a memory file that is mapped are in both.
     in_files = max(sum(shared.values()), sum(memory_files.values()) + shm_bytes)
     usage.total_memory = sum(anonymous.values()) + in_files
     usage.memory = {pid: anonymous[pid] + max(shared[pid], memory_files.get(pid, 0)) for pid in pids}
     return usage
+
+
+def _find_living_thread(pid: int) -> int:
+    """A thread of a process by which the kernel tells of it: the first one, or if that has ended another.
+
+    /proc has each thread by its own number too, although it lists only the first ones.
+    """
+    with suppress(OSError, ValueError):
+        if _is_zombie(pid):
+            return next((tid for tid in map(int, os.listdir(f"/proc/{pid}/task")) if not _is_zombie(tid)), pid)
+    return pid
+
+
+def _is_zombie(thread: int) -> bool:
+    with open(f"/proc/{thread}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] == b"Z"
 
 
 def _read_status(pid: int) -> tuple[int, int, int]:
@@ -70,13 +87,16 @@ def _read_shares(pid: int) -> tuple[int, int] | None:
     return (found["Pss_Anon"] + found["SwapPss"]) * 1024, found["Pss_Shmem"] * 1024
 
 
-def _measure_open_files(pids: Iterable[int]) -> tuple[dict[int, int], int]:
-    """Bytes of the files that have no name any more and are held: those in memory, by a process, and on disk."""
+def _measure_open_files(threads: dict[int, int]) -> tuple[dict[int, int], int]:
+    """Bytes of the files that have no name any more and are held: those in memory, by a process, and on disk.
+
+    `threads` are the processes, and by which of its threads each is looked at.
+    """
     memory: dict[int, int] = {}
     disk, seen = 0, set[tuple[int, int]]()
-    for pid in pids:
+    for pid, thread in threads.items():
         with suppress(OSError):
-            for path in (*_list_descriptors(pid), *_list_deleted_maps(pid)):
+            for path in (*_list_descriptors(thread), *_list_deleted_maps(thread)):
                 with suppress(OSError):
                     target = os.readlink(path)
                     if not target.endswith(" (deleted)"):

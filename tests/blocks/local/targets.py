@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,10 +29,10 @@ class Marked:
         for name in os.listdir("/proc"):
             if name.isdigit():
                 try:
-                    if (
-                        self.mark in (status := Path(f"/proc/{name}/status").read_text())
-                        and "\nState:\tZ" not in status
-                    ):
+                    status = Path(f"/proc/{name}/status").read_text()
+                    # With threads left it is a zombie by its first one alone.
+                    has_ended = "\nState:\tZ" in status and re.search("\nThreads:\t[01]\n", status)
+                    if self.mark in status and not has_ended:
                         found.append(int(name))
                 except OSError:
                     continue  # it ended meanwhile

@@ -167,6 +167,28 @@ def start():
     assert found == {"before": None, "after": -9}
 
 
+@pytest.mark.each_once
+def test_a_timeout_in_a_context_ends_processes_whose_first_thread_has_ended(own_box: Boxes, marked: Marked) -> None:
+    """The kernel calls such a process a zombie, and tells nothing more of it."""
+    box = own_box()
+    box.run("before = 1", context="c")
+    code = """
+import _thread
+libc.prctl(15, mark.encode(), 0, 0, 0)
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        _thread.start_new_thread(time.sleep, (30,))
+        libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # ends this thread alone
+libc.prctl(15, b"context", 0, 0, 0)
+time.sleep(60)
+"""
+    answer = box.run(code, mark=marked.mark, context="c", timeout=1)
+    assert answer["error"]["error"] == "ExecutionTimeout"
+    assert marked.pids() == []
+    assert box.outputs("SUBMIT(before=before)", context="c") == {"before": 1}
+
+
 @in_c
 @pytest.mark.each_once
 def test_the_limit_on_processes_is_of_all_executions_of_a_sandbox_together(own_box: Boxes) -> None:

@@ -340,6 +340,10 @@ FORGERIES = {
     "a large number": ("submit", "b'{\"x\": ' + b'9' * 900_000 + b'}'"),
     "too much": ("submit", "b'{\"x\": \"' + b'x' * 1_200_000 + b'\"}'"),
     "a strange error": ("end", 'b\'{"kind": ["a"], "type": {}, "line": 1e999, "message": 5}\''),
+    "an error without an end": (
+        "end",
+        'b\'{"type": "\' + b"\\x7f" * 600_000 + b\'", "message": "\' + b"x" * 600_000 + b\'"}\'',
+    ),
     "a strange exit": ("end", 'b\'{"kind": "exit", "exit_code": "x", "message": []}\''),
 }
 
@@ -355,6 +359,7 @@ os._exit(0)
 """)
     if answer.get("outputs") != {}:
         assert answer.get("error", {}).get("error") in ("CodeCrashed", "CodeError", "SubmitError"), str(answer)[:500]
+        assert len(answer["error"]["text"]) < 50_000  # no more than the driver's own
     assert box.outputs("SUBMIT(works=True)") == {"works": True}
 
 

@@ -61,6 +61,11 @@ async def test_a_lone_surrogate_is_an_error_that_names_the_field(interpreter: In
         assert "loss" in text
 
 
+async def test_a_name_that_is_no_name_any_more_is_an_error(interpreter: Interpreter) -> None:
+    assert "1,000 characters" in await refusal(interpreter, "SUBMIT(fine=1, **{'x' * 1001: 1})")
+    assert (await interpreter.execute("SUBMIT(**{'x' * 1000: 1})")).outputs == {"x" * 1000: 1}
+
+
 async def test_a_value_that_contains_itself_is_an_error_that_names_the_field(interpreter: Interpreter) -> None:
     for make in ("x = []; x.append(x)", "x = {}; x['x'] = [x]"):
         text = await refusal(interpreter, f"{make}\nSUBMIT(fine=1, loss=x)")

@@ -18,6 +18,7 @@ from rlm_batch.blocks.local.totals import cgroups
 if TYPE_CHECKING:
     from ..boxes import Box, Boxes
     from ..hosts import Hosts
+    from ..targets import Marked
 
 # One process holds 600 MiB that no limit on its address space sees, in pieces, until it is ended.
 IN_MEMORY_FILES = """
@@ -44,6 +45,28 @@ for number in range(8):
 time.sleep(20)
 SUBMIT(works=True)
 """
+# What a process holds whose first thread has ended, of which the kernel says nothing by the process's own number.
+BY_ANOTHER_THREAD = """
+import _thread
+def hold():
+    time.sleep(0.5)  # until the first has ended
+{hold}
+    time.sleep(20)
+    os._exit(0)
+pid = os.fork()
+if pid == 0:
+    _thread.start_new_thread(hold, ())
+    libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # ends this thread alone
+os.waitpid(pid, 0)
+time.sleep(20)  # for the watcher takes the process that holds the most, and the kernel one after the other
+SUBMIT(works=True)
+"""
+HOLD_MEMORY = (
+    "    held = [os.memfd_create(str(i)) for i in range(6)]\n    for fd in held: os.write(fd, bytes(100 << 20))"
+)
+HOLD_FILES = """    file = os.open("held", os.O_CREAT | os.O_RDWR)
+    os.unlink("held")
+    os.write(file, os.urandom(1 << 20) * 64)"""
 DELETED_FILE = """
 file = open("file", "wb")
 os.unlink("file")
@@ -148,6 +171,22 @@ def test_files_on_disk_have_a_limit_together(own_box: Boxes) -> None:
 @pytest.mark.full
 def test_a_deleted_file_that_is_open_counts(own_box: Boxes) -> None:
     run_beyond(own_box(file_size_mib=128, disk_mib=32), "disk_mib", DELETED_FILE)
+
+
+@pytest.mark.full
+def test_a_deleted_file_counts_whichever_thread_is_left_of_the_process_that_holds_it(own_box: Boxes) -> None:
+    run_beyond(own_box(file_size_mib=128, disk_mib=32), "disk_mib", BY_ANOTHER_THREAD.format(hold=HOLD_FILES))
+
+
+@pytest.mark.full
+def test_memory_counts_whichever_thread_is_left_of_the_process_that_holds_it(own_box: Boxes, marked: Marked) -> None:
+    box = own_box(memory_mib=1024, total_memory_mib=300)
+    name = f"libc.prctl(15, {marked.mark.encode()}, 0, 0, 0)\n"
+    box.send(name + BY_ANOTHER_THREAD.format(hold=HOLD_MEMORY))
+    assert marked.there(5)
+    time.sleep(3)
+    assert len(marked.pids()) < 2  # the one that held it, or the execution with it
+    box.close()
 
 
 @pytest.mark.full
