@@ -150,6 +150,7 @@ class DriverProtocol:
         self, preparation: Preparation, on_output: Callable[[str, str], None] | None = None
     ) -> tuple[PendingExecution, bytes]:
         """The code that runs before the first execution, and its frame."""
+        self.sandbox.expect_preparation()
         pending = self.preparation = self._add_pending({}, preparation.timeout, None, {}, on_output)
         body = encode_fields({"code": preparation.code})
         return pending, self.encode({"op": "prepare", "id": pending.id, "timeout": pending.timeout}, body)

@@ -45,6 +45,10 @@ class Sandbox(ABC):
         """Whether a driver of which nothing was heard may have begun with what it was sent, or may still do so."""
         return False
 
+    def expect_preparation(self) -> None:
+        """Hears that the first process of code in it is one that executions will be forks of, before that begins."""
+        return
+
     def find_exceeded_limit(self) -> str:
         """The option that limits the sandbox as a whole for which something in it was killed since this was last asked.
 

@@ -109,6 +109,10 @@ class LocalSandboxHandle(Sandbox):
             self.watched.pid, self.watched.is_supervisor = pid, process.is_supervisor
             watcher.add(self.watched)
 
+    def expect_preparation(self) -> None:
+        if self.watched is not None:
+            self.watched.is_prepared = True
+
     def find_exceeded_limit(self) -> str:
         exceeded = "" if self.watched is None else self.watched.take_exceeded_limit()
         return exceeded or ("total_memory_mib" if self.group.has_new_memory_kill() else "")

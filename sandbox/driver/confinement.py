@@ -135,6 +135,14 @@ class Confinement:
         """Closes the calling process's /proc/PID/fd and /proc/PID/mem to others of its user."""
         self._prctl("PR_SET_DUMPABLE", 0)
 
+    def close_to_forks(self) -> None:
+        """The same to forks of the calling process, which a domain of their own holds off where there is Landlock.
+
+        It stays open there: who sums a sandbox's memory has to see which of it the forks share.
+        """
+        if self._ruleset < 0:
+            self.close_to_others()
+
     def confine(self, parent: int, *, is_forked_on: bool = False) -> None:
         """Confines the calling process, a child of `parent`, for good. Raises OSError; the code must not run then.
 

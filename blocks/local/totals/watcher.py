@@ -27,7 +27,7 @@ class WatchedSandbox:
     """A sandbox that is watched: the process that was started for it, its folders, its limits by their options' names.
 
     `has_own_shm`: /dev/shm is a file system of its own. `is_supervisor`: the process is the supervisor itself, and not
-    what has it below.
+    what has it below. `is_prepared`: the first of its executions is no such, but the process that they are forks of.
     """
 
     folders: tuple[Path, ...]
@@ -35,6 +35,8 @@ class WatchedSandbox:
     has_own_shm: bool
     pid: int = 0
     is_supervisor: bool = False
+    is_prepared: bool = False
+    _prepared: tuple[int, int] | None = None  # its id, and when it was started
     _exceeded: list[str] = field(default_factory=list[str])
 
     def take_exceeded_limit(self) -> str:
@@ -52,26 +54,37 @@ class WatchedSandbox:
         executions = {pid: _list_tree(pid, children) for parent in supervisors for pid in children.get(parent, [])}
         if not executions:
             return
+        if self.is_prepared and self._prepared is None:
+            first = min(executions, key=lambda pid: processes[pid][1])
+            self._prepared = first, processes[first][1]
         everything = list(_list_tree(self.pid, children))
         shm = measure_file_system(supervisors[0], "dev/shm") if self.has_own_shm else 0
         memory_limit = self.limits.get("total_memory_mib", 0) * MIB
         usage = measure_processes(everything, shm, memory_limit or 1 << 62)
         if memory_limit and usage.total_memory > memory_limit:
-            self._kill("total_memory_mib", executions, usage.memory, processes)
+            self._kill("total_memory_mib", executions, usage.memory, processes, memory_limit)
         for name in ("total_processes", "processes"):
             if name in self.limits and sum(usage.tasks.values()) > self.limits[name]:
-                self._kill(name, executions, usage.tasks, processes)
+                self._kill(name, executions, usage.tasks, processes, self.limits[name])
         disk_limit = self.limits.get("disk_mib", 0) * MIB
         if disk_limit and usage.deleted_files + measure_folders(self.folders) > disk_limit:
             self._kill("disk_mib", executions, None, processes)
 
     def _kill(
-        self, limit: str, executions: dict[int, list[int]], shares: dict[int, int] | None, processes: Processes
+        self,
+        limit: str,
+        executions: dict[int, list[int]],
+        shares: dict[int, int] | None,
+        processes: Processes,
+        most: int = 0,
     ) -> None:
         self._exceeded.append(limit)
         pids = list(executions)
         if shares is not None:
-            pids = [max(pids, key=lambda pid: sum(shares.get(below, 0) for below in executions[pid]))]
+            held = {pid: sum(shares.get(below, 0) for below in executions[pid]) for pid in pids}
+            # With what is prepared every later execution would go: it does where without them it is too much too.
+            prepared = [pid for pid in pids if (pid, processes[pid][1]) == self._prepared and held[pid] <= most]
+            pids = [max([pid for pid in pids if pid not in prepared] or prepared, key=held.__getitem__)]
         for pid in pids:
             _kill_process(pid, processes[pid][1])  # what it has started ends with it: the supervisor sees to that
 

@@ -39,7 +39,7 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
 
     requests, fork_bare = _socket.socket(fileno=FORK_REQUESTS), _find_bare_fork()
     requests.setblocking(True)  # whatever `socket.setdefaulttimeout` was given
-    confinement.close_to_others()
+    confinement.close_to_forks()
     while True:
         (count, fds), status = _receive_request(requests), 0
         try:

@@ -146,3 +146,27 @@ except OSError:
 def test_prepare_may_handle_the_ends_of_children_as_it_likes(own_box: Boxes, handler: str) -> None:
     box = own_box(prepare=f"import os, signal\nsignal.signal(signal.SIGCHLD, {handler})\nx = 1")
     assert [box.outputs("SUBMIT(x=x)") for _ in range(5)] == [{"x": 1}] * 5
+
+
+LARGE = "import os, time\nprepared, data = os.getpid(), os.urandom(1 << 20) * 250"
+
+
+def test_memory_that_executions_have_from_prepare_counts_once_for_the_sandbox(own_box: Boxes) -> None:
+    box = own_box(prepare=LARGE, total_memory_mib=400)
+    before = box.outputs("SUBMIT(prepared=prepared)")
+    running = [box.send("time.sleep(2)\nSUBMIT(prepared=prepared, size=len(data))") for _ in range(3)]
+    assert [box.host.wait(number).get("outputs") for number in running] == [{**before, "size": 250 << 20}] * 3
+    assert box.outputs("SUBMIT(prepared=prepared)") == before
+
+
+def test_an_execution_ends_for_want_of_memory_of_the_sandbox_before_what_is_prepared(own_box: Boxes) -> None:
+    leave = "if os.fork() == 0:\n    own = os.urandom(1 << 20) * 250\n    time.sleep(1000)"
+    box = own_box(prepare=f"import os, time\nprepared = os.getpid()\n{leave}", total_memory_mib=400)
+    before = box.outputs("SUBMIT(prepared=prepared)")
+    running = [box.send("own = os.urandom(1 << 20) * 90\ntime.sleep(3)\nSUBMIT(x=1)") for _ in range(2)]
+    answers = [box.host.wait(number) for number in running]
+    ended = [answer for answer in answers if "outputs" not in answer]
+    if "watcher" in answers[0]["layers"]:  # a control group's kernel takes the largest: what was left running
+        assert len(ended) == 1
+        assert "total_memory_mib" in ended[0]["error"]["text"]
+    assert box.outputs("SUBMIT(prepared=prepared)") == before
