@@ -70,8 +70,8 @@ class Preparation:
             raise ConfigurationError(f"prepare_timeout is {seconds!r}: it is a number of seconds above zero")
         return cls(prepare, seconds, prepare_seed)
 
-    def derive_seed(self, index: int) -> int | None:
-        """The seed of the execution with that number."""
+    def derive_seed(self, *numbers: int) -> int | None:
+        """The seed of the execution with that number, or of a query's code with those of `Queries`."""
         if self.seed is None:
             return None
-        return int.from_bytes(hashlib.sha256(f"{self.seed} {index}".encode()).digest(), "big")
+        return int.from_bytes(hashlib.sha256(" ".join(map(str, (self.seed, *numbers))).encode()).digest(), "big")

@@ -221,7 +221,7 @@ class Interpreter:
         on_output: Callable[[str, str], None] | None = None,
         encoded: Mapping[str, bytes] | None = None,
         queries: Queries | None = None,
-        index: int | None = None,
+        index: int | tuple[int, ...] | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -231,8 +231,8 @@ class Interpreter:
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
         "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as compact JSON: those
         over 256 KiB are handed over as files, and none of them stands in the result's meta. `queries` are what the code
-        may ask of a model. `index` is the number that a seed of the preparation's makes this one's seed with; by
-        default executions are counted.
+        may ask of a model. `index` is the number, or the numbers, that a seed of the preparation's makes this one's
+        seed with; by default executions are counted.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, PrepareError,
         SandboxLost, OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks
@@ -249,7 +249,8 @@ class Interpreter:
         small = {name: value for name, value in (encoded or {}).items() if name not in large}
         seed = None
         if self._prepare is not None:
-            seed = self._prepare.derive_seed(next(self._execution_numbers) if index is None else index)
+            numbers = next(self._execution_numbers) if index is None else index
+            seed = self._prepare.derive_seed(*(numbers if isinstance(numbers, tuple) else (numbers,)))
         body = encode_request(
             code, variables, tools, output_fields, small, paths, queries=queries is not None, seed=seed
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -111,6 +112,7 @@ class SyncInterpreter:
         self._prepare = prepare
         self._shares_limits = False
         self._shared_queries: Queries | None = None
+        self._asking_numbers = itertools.count()  # of executions that may ask, in the sandbox that is open
         self._open = open_sandbox
         self._start_lock = threading.Lock()
         self._sandbox: Sandbox | None = None
@@ -187,11 +189,13 @@ class SyncInterpreter:
     def _get_queries(self, interpreter: Interpreter) -> Queries | None:
         if self._make_queries is None:
             return None
-        if not self._shares_limits:
-            return self._make_queries(interpreter, 0)
-        if self._shared_queries is None:
-            self._shared_queries = self._make_queries(interpreter, 1)
-        return self._shared_queries
+        if self._shares_limits and self._shared_queries is not None:
+            return self._shared_queries
+        queries = self._make_queries(interpreter, int(self._shares_limits))
+        queries.numbers = (next(self._asking_numbers),)  # unlike its seed, which is of the one process
+        if self._shares_limits:
+            self._shared_queries = queries
+        return queries
 
     def shutdown(self) -> None:
         """Removes the sandbox, whatever it is doing; the second time does nothing."""
@@ -199,7 +203,7 @@ class SyncInterpreter:
             sandbox, self._sandbox = self._sandbox, None
             pipe, self._pipe = self._pipe, None
             interpreter, self._interpreter = self._interpreter, None
-            self._shared_queries = None
+            self._shared_queries, self._asking_numbers = None, itertools.count()
         if pipe is not None:
             pipe.close()
         if interpreter is not None:

@@ -150,13 +150,14 @@ class Lane:
         for path, file in self._uploads.items():
             await interpreter.upload(path, await asyncio.to_thread(file.read_bytes))
         self._has_state = self._context is not None
+        access = self._model_access
         return await interpreter.execute(
             execution.code,
             execution.variables,
             context=self._context,
             encoded=execution.encoded_variables,
             on_output=on_output,
-            queries=None if self._model_access is None else self._model_access.queries(interpreter),
+            queries=None if access is None else access.queries(interpreter, index=execution.index),
             index=execution.index,
         )
 

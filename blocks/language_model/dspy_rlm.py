@@ -191,6 +191,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
             context=context_name,
             output_fields=output_fields,
             queries=queries,
+            index=queries.numbers,
         )
 
     def run(code: str, variables: dict[str, Any], _tools: Any, output_fields: list[dict[str, Any]] | None) -> Result:

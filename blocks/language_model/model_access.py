@@ -43,8 +43,8 @@ class ModelAccess:
                 raise ConfigurationError(f"{name} is {value}: it is {least} or more")
         self._models = self.model.make_root_model(), self.model.make_flat_model()
 
-    def queries(self, interpreter: Interpreter, *, depth: int = 0) -> Queries:
-        """The queries of one execution, whose code is at that depth, in the interpreter's sandbox."""
+    def queries(self, interpreter: Interpreter, *, depth: int = 0, index: int = 0) -> Queries:
+        """The queries of the execution with that number, whose code is at that depth, in the interpreter's sandbox."""
         root, flat = self._models
         session = QuerySession(
             root_model=root,
@@ -53,7 +53,7 @@ class ModelAccess:
             concurrency=self.batch_concurrency,
             track=self.track,
         )
-        return Queries(session, partial(recurse, interpreter), max_depth=self.max_depth, depth=depth)
+        return Queries(session, partial(recurse, interpreter), max_depth=self.max_depth, depth=depth, numbers=(index,))
 
 
 async def open_model_access(

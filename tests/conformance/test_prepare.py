@@ -1,16 +1,21 @@
 """Code that prepares a sandbox runs once in it, and each execution is a fork of its process."""
 
 import asyncio
+import importlib
 import time
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from rlm_batch import CodeCrashed, CodeError, ExecutionTimeout, PrepareError, SandboxLost, StateLost
+from rlm_batch import CodeCrashed, CodeError, ExecutionTimeout, LanguageModel, PrepareError, SandboxLost, StateLost
+from rlm_batch.blocks.language_model.model_access import ModelAccess
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.interpreter import Interpreter
+
+from ..infra.scripted_turns import make_script
+from ..standins.openai_chat import ChatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
@@ -334,3 +339,32 @@ async def test_what_it_left_running_stays_when_the_process_between_has_ended(pro
     async with open_prepared(provider, prepare) as one:
         for _ in range(2):
             assert (await one.execute(dedent(look))).is_there
+
+
+async def test_with_a_seed_the_code_of_a_recursive_query_draws_by_who_asks_and_how_many_that_has_asked(
+    provider: SandboxProvider, chat: ChatServer
+) -> None:
+    importlib.import_module("litellm")  # before any time is counted
+    importlib.import_module("rlm_batch.blocks.language_model.dspy_rlm")
+    deeper = "' '.join(rlm_query_batched(['level two'] * 2))"
+    chat.script = make_script(
+        ("level two", "SUBMIT(answer=str(random.random()))"),
+        ("level one", f"SUBMIT(answer=str(random.random()) + ' ' + {deeper})"),
+    )
+    code = "SUBMIT(own=str(random.random()), asked=[*rlm_query_batched(['level one'] * 2), rlm_query('level two')])"
+    settings: dict[str, Any] = {"model": "openai/gpt-4o-mini", "api_key": "sk-x", "api_base": chat.url}
+    access = ModelAccess(model=LanguageModel(**settings))
+
+    async def draw(indexes: list[int]) -> dict[int, list[str]]:
+        drawn: dict[int, list[str]] = {}
+        async with open_prepared(provider, "import random", seed=7) as one:
+            for index in indexes:
+                queries = access.queries(one, index=index)
+                result = await one.execute(code, index=index, queries=queries, timeout=60)
+                drawn[index] = [result.own, *" ".join(result.asked).split()]
+        return drawn
+
+    first = await draw([0, 1])
+    assert [len(drawn) for drawn in first.values()] == [8, 8]
+    assert len({number for drawn in first.values() for number in drawn}) == 16
+    assert await draw([1]) == {1: first[1]}
