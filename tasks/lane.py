@@ -10,7 +10,14 @@ from pathlib import Path
 from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
 from ..sandbox.driver_settings import Preparation
-from ..sandbox.errors import ConfigurationError, PrepareError, QuotaExceeded, RlmBatchError, StateLost
+from ..sandbox.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    PrepareError,
+    QuotaExceeded,
+    RlmBatchError,
+    StateLost,
+)
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.meta import Meta
 from ..sandbox.result import Result
@@ -129,7 +136,7 @@ class Lane:
                         raise ProviderUnusable from error
                     raise
             if marker is not None and signer is not None:
-                await write_marker(interpreter, marker.path, execution.key, result, signer)
+                await self._write_marker(interpreter, marker.path, execution.key, result, signer)
         except PrepareError:
             raise  # no execution's
         except RlmBatchError as error:
@@ -160,6 +167,24 @@ class Lane:
             queries=None if access is None else access.queries(interpreter, index=execution.index),
             index=execution.index,
         )
+
+    async def _write_marker(
+        self, interpreter: Interpreter, path: str, key: str, result: Result, signer: MarkerSigner
+    ) -> None:
+        """Writes a marker; once more, in a new sandbox, where the first has gone meanwhile: the code has run.
+
+        Raises VolumeError and OutcomeUnknown.
+        """
+        try:
+            await write_marker(interpreter, path, key, result, signer)
+        except OutcomeUnknown as unknown:
+            if interpreter.is_alive:
+                raise
+            try:
+                async with self._use_interpreter() as another:
+                    await write_marker(another, path, key, result, signer)
+            except (RlmBatchError, ProviderUnusable) as error:
+                raise unknown from error  # and nothing that has the code run again
 
     @staticmethod
     def _complete_meta(meta: Meta, execution: Execution) -> Meta:

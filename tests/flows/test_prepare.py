@@ -151,3 +151,23 @@ async def test_what_cannot_be_is_refused_in_a_sentence_before_anything_runs(resu
         with pytest.raises(ConfigurationError, match=said):
             await batch("SUBMIT()", **wrong)
     assert not results.exists() or not os.listdir(results)
+
+
+async def test_a_chunk_whose_prepared_process_is_lost_once_it_has_run_is_complete_and_does_not_run_again(
+    volumes, tmp_path
+):
+    code = """
+import os, signal
+with open(ran, "a") as file:
+    file.write(chunk_id)
+if chunk_id == "0":
+    os.kill(process, signal.SIGKILL)  # which none but an execution without isolation can do
+SUBMIT(total=sum(data))
+"""
+    prepare = prepare_counted(tmp_path / "prepared") + f"\nran = {str(tmp_path / 'ran')!r}"
+    options = {"data": [1, 2, 3, 4], "chunk_size": 2, "volume_name": "v", "prepare": prepare, "max_workers": 1}
+    for _ in range(2):
+        report = await chunks(code, **options, provider="local:none")
+        assert [report[i].total for i in "01"] == [3, 7]
+        assert (tmp_path / "ran").read_text() == "01"
+    assert count_preparations(tmp_path / "prepared") == 2
