@@ -65,6 +65,8 @@ class _ProviderInterpreter(SyncInterpreter):
         self._model_access: ModelAccess | None = None
         make_queries = None if language_model is None else self._ask
         preparation = Preparation.from_parameters(prepare, prepare_timeout, prepare_seed)
+        if preparation is not None:
+            self._provider.check_preparation()
         super().__init__(
             self._open_sandbox, timeout=timeout, tools=tools, make_queries=make_queries, prepare=preparation
         )

@@ -155,6 +155,10 @@ class SandboxProvider(SandboxSettings, ABC):
             "rlm-batch-expires": str(now + self.lifetime),
         }
 
+    def check_preparation(self) -> None:
+        """Raises ConfigurationError where these settings leave no room for executions that are forks."""
+        return
+
     def interpreter(
         self,
         *,
@@ -166,6 +170,9 @@ class SandboxProvider(SandboxSettings, ABC):
     ) -> Interpreter:
         """An interpreter in a sandbox of its own, not yet open.
 
-        `run` and `server` are for its labels, the other parameters are those of `Interpreter`.
+        `run` and `server` are for its labels, the other parameters are those of `Interpreter`. Raises
+        ConfigurationError where nothing can be prepared there.
         """
+        if prepare is not None:
+            self.check_preparation()
         return Interpreter(lambda: self.open(self.labels(run, server)), timeout=timeout, tools=tools, prepare=prepare)

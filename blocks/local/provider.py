@@ -4,6 +4,7 @@ import sys
 from typing import Any, ClassVar
 
 from ...sandbox.cancellation import run_shielded
+from ...sandbox.errors import ConfigurationError
 from ..provider import SandboxInfo, SandboxProvider
 from .cache import check_out_repository
 from .creation import create_sandbox
@@ -17,6 +18,8 @@ from .packages import install_packages
 from .settings import LocalSettings
 from .totals.plan import describe_totals, plan_totals
 from .volume import LocalVolume, find_volume, find_volumes_root
+
+PREPARED_PROCESSES = 3  # at the moment when one is forked that only forks
 
 
 class LocalProvider(LocalSettings, SandboxProvider):
@@ -39,6 +42,13 @@ class LocalProvider(LocalSettings, SandboxProvider):
             await run_shielded(sandbox.remove())
             raise
         return sandbox
+
+    def check_preparation(self) -> None:
+        if self.processes < PREPARED_PROCESSES and self.isolation != "none":
+            raise ConfigurationError(
+                f"processes is {self.processes}, and prepare takes {PREPARED_PROCESSES}: what it has run in, an "
+                "execution, and what makes that"
+            )
 
     async def check(self) -> str:
         """The level of isolation in force, its layers, how sandboxes start, and what limits them as a whole."""

@@ -133,7 +133,7 @@ async def open_run_context(
             max_llm_calls=options.max_llm_calls,
             max_llm_tokens=options.max_llm_tokens,
         )
-    preparation = _read_preparation(options)
+    preparation = _read_preparation(options, provider)
     deadline = Deadline.start(options.deadline)
     context = RunContext(
         provider=provider,
@@ -155,11 +155,17 @@ async def open_run_context(
     return context
 
 
-def _read_preparation(options: Options) -> Preparation | None:
+def _read_preparation(options: Options, provider: SandboxProvider) -> Preparation | None:
     """The code that is to run in each sandbox first, read where it is in a file. Raises ConfigurationError."""
     preparation = options.build_preparation()
     if preparation is None:
         return None
+    provider.check_preparation()
+    if preparation.timeout is not None and preparation.timeout + options.timeout > provider.lifetime:
+        raise ConfigurationError(
+            f"prepare may take {preparation.timeout:g} s and an execution then {options.timeout:g} s, and a sandbox's "
+            f"lifetime is {provider.lifetime} s: give it more, or lower prepare_timeout or timeout"
+        )
     code = read_text_reference(preparation.code)
     if options.shards is not None and (size := len(code.encode("utf-8", "replace"))) > PARAMETER_LIMIT:
         raise ConfigurationError(

@@ -65,3 +65,10 @@ def test_every_interpreter_takes_what_prepares_it(
     ):
         with pytest.raises(rlm_batch.ConfigurationError, match=said):
             make(**wrong)
+
+
+def test_an_interpreter_that_has_no_room_for_what_is_prepared_is_refused_at_once() -> None:
+    with pytest.raises(rlm_batch.ConfigurationError, match="processes is 2, and prepare takes 3"):
+        rlm_batch.LocalInterpreter(processes=2, prepare="x = 1")
+    with rlm_batch.LocalInterpreter(processes=3, prepare="x = 1") as interpreter:
+        assert [interpreter.execute("SUBMIT(x=x)").x for _ in range(3)] == [1, 1, 1]

@@ -1,6 +1,7 @@
 """Code that prepares each sandbox of a flow run: its names, its cost, its error, its place in the key."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogHandler
 
-from rlm_batch import ConfigurationError, PrepareError, batch, chunks, sequence, sweep
+from rlm_batch import ConfigurationError, LocalSandbox, PrepareError, batch, chunks, sequence, sweep
 from rlm_batch.flows.inputs import spilling
 from rlm_batch.tasks.ledger.ledger import Ledger
 
@@ -171,3 +172,21 @@ SUBMIT(total=sum(data))
         assert [report[i].total for i in "01"] == [3, 7]
         assert (tmp_path / "ran").read_text() == "01"
     assert count_preparations(tmp_path / "prepared") == 2
+
+
+async def test_sandboxes_that_cannot_hold_what_is_prepared_are_refused_before_anything_runs(results):
+    for fields, more, said in (
+        ({"processes": 2}, {}, "processes is 2, and prepare takes 3"),
+        (
+            {"lifetime": 60},
+            {"prepare_timeout": 50},
+            "50 s and an execution then 20 s, and a sandbox's lifetime is 60 s",
+        ),
+    ):
+        await LocalSandbox(**fields).save("narrow", overwrite=True)  # type: ignore[misc]
+        with pytest.raises(ConfigurationError, match=said):
+            await batch("SUBMIT()", provider="local-sandbox/narrow", prepare="x = 1", timeout=20, **more)
+        assert not results.exists() or not os.listdir(results)
+        (result,) = await batch("SUBMIT(x=1)", provider="local-sandbox/narrow", timeout=20)
+        assert result.x == 1
+        shutil.rmtree(results)
