@@ -121,7 +121,10 @@ class Supervisor:
             if execution is None or now < execution.due_at:
                 continue
             if not execution.is_ending:
-                self._stop(process, execution, "timeout")
+                # What it said in time counts: while the host falls behind, it waits there.
+                self._on_channel(process)
+                if process.execution is execution and not execution.is_ending:
+                    self._stop(process, execution, "timeout")
                 continue
             execution.set_end(KILL_GRACE_SECONDS)
             if execution.has_second_interrupt:
