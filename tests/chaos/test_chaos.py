@@ -63,9 +63,13 @@ def test_a_batch_that_is_interrupted_removes_its_sandboxes_itself_and_resumes(st
         host = stage.start(batch)
         batch.wait_for_progress(host, dice)
         strikes += host.status() is None
-        host.kill(dice.choice((signal.SIGINT, signal.SIGTERM)))
-        host.ended()
-        stage.nothing_is_left(after_lifetime=False)
+        number = dice.choice((signal.SIGINT, signal.SIGTERM))
+        host.kill(number)
+        status = host.ended()
+        try:
+            stage.nothing_is_left(after_lifetime=False)
+        except AssertionError as error:
+            raise AssertionError(f"{number.name} ended it as {status}, and {error}: {host.said()}") from None
     stage.finish(batch)
     stage.no_slot_is_held()
     print(f"{stage.provider.name}: {strikes} interrupts, {sum(batch.count_starts().values())} executions begun")
