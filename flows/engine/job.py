@@ -36,6 +36,7 @@ from .executor import LaneExecutor
 from .failures import Outcomes
 from .outcome_store import MemoryStore
 from .result_cache import ResultCache
+from .termination import cancel_at_termination
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,71 +114,74 @@ async def open_job(
     with `stop_on_failure` none is started after one that failed.
     Raises ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
-    log = get_run_logger()
-    provider = await resolve_provider_with_volume(options.provider, volume_name)
-    plan = None if options.shards is None else await plan_shards(options.shards, total, log)
-    environment = f"isolation: {await provider.check()}" if plan is None else plan.description
-    named = options.results_path
-    ledger = Ledger(get_results_root() / flow_run.id if not named else locate_ledger(named))
-    context = await open_run_context(provider, options, label, ledger, total)
-    await asyncio.to_thread(ledger.create)
-    announce_results_path(str(ledger.path))
-    log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)
-    spec = report_spec or ReportSpec()
-    record = RunRecord(
-        flow=flow_run.flow_name,
-        results_path=str(ledger.path),
-        flow_run_id=flow_run.id,
-        name=flow_run.name,
-        what=spec.noun,
-        objective=spec.objective,
-        direction=spec.direction,
-        provider=provider.provider_name,
-        total=total,
-        began=time.time(),
-    )
-    store = MemoryStore(total) if plan is None else ShardStore(ledger=ledger)
-    artifacts = ArtifactPublisher(record, log)
-    recorder = OutcomeRecorder(context, store.add_outcome, find_listener(), artifacts)
-    recorder.listener.on_start(total, environment, str(ledger.path))
-    await asyncio.to_thread(record.write)
-    try:
-        if not ledger.register_writer():
-            recorder.warn(f"another run is writing to {ledger.path} at this moment: what both have to do is done twice")
-        index = ResultIndex(get_results_root()) if options.cache_results else None
-        if index is not None:
-            index.refresh()
-        if isinstance(store, ShardStore):
-            cache = ResultCache(ledger, store.find_previous_line, index)
-        else:
-            lines = await asyncio.to_thread(ledger.load_latest_lines)
-            cache = ResultCache(ledger, lambda key: lines.pop(key, None), index)
-        async with artifacts, open_capacity(context) as slots:
-            if plan is None or isinstance(store, MemoryStore):
-                executor = LaneExecutor(
-                    context=context,
-                    slots=slots,
-                    recorder=recorder,
-                    uploads=uploads,
-                    state_context=state_context,
-                    stop_on_failure=stop_on_failure,
+    with cancel_at_termination():
+        log = get_run_logger()
+        provider = await resolve_provider_with_volume(options.provider, volume_name)
+        plan = None if options.shards is None else await plan_shards(options.shards, total, log)
+        environment = f"isolation: {await provider.check()}" if plan is None else plan.description
+        named = options.results_path
+        ledger = Ledger(get_results_root() / flow_run.id if not named else locate_ledger(named))
+        context = await open_run_context(provider, options, label, ledger, total)
+        await asyncio.to_thread(ledger.create)
+        announce_results_path(str(ledger.path))
+        log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)
+        spec = report_spec or ReportSpec()
+        record = RunRecord(
+            flow=flow_run.flow_name,
+            results_path=str(ledger.path),
+            flow_run_id=flow_run.id,
+            name=flow_run.name,
+            what=spec.noun,
+            objective=spec.objective,
+            direction=spec.direction,
+            provider=provider.provider_name,
+            total=total,
+            began=time.time(),
+        )
+        store = MemoryStore(total) if plan is None else ShardStore(ledger=ledger)
+        artifacts = ArtifactPublisher(record, log)
+        recorder = OutcomeRecorder(context, store.add_outcome, find_listener(), artifacts)
+        recorder.listener.on_start(total, environment, str(ledger.path))
+        await asyncio.to_thread(record.write)
+        try:
+            if not ledger.register_writer():
+                recorder.warn(
+                    f"another run is writing to {ledger.path} at this moment: what both have to do is done twice"
                 )
+            index = ResultIndex(get_results_root()) if options.cache_results else None
+            if index is not None:
+                index.refresh()
+            if isinstance(store, ShardStore):
+                cache = ResultCache(ledger, store.find_previous_line, index)
             else:
-                executor = ShardingExecutor(
-                    plan=plan, context=context, store=store, recorder=recorder, noun=record.what
-                )
-            yield Job(context, store, recorder, cache, slots, executor)
+                lines = await asyncio.to_thread(ledger.load_latest_lines)
+                cache = ResultCache(ledger, lambda key: lines.pop(key, None), index)
+            async with artifacts, open_capacity(context) as slots:
+                if plan is None or isinstance(store, MemoryStore):
+                    executor = LaneExecutor(
+                        context=context,
+                        slots=slots,
+                        recorder=recorder,
+                        uploads=uploads,
+                        state_context=state_context,
+                        stop_on_failure=stop_on_failure,
+                    )
+                else:
+                    executor = ShardingExecutor(
+                        plan=plan, context=context, store=store, recorder=recorder, noun=record.what
+                    )
+                yield Job(context, store, recorder, cache, slots, executor)
+                _count_sandboxes(record, context)
+                record.ended = time.time()
+                await asyncio.to_thread(ledger.close)  # before it is reported; raises OSError where that cannot be done
+        except BaseException:
+            await context.flush_ledger_after_error()
+            raise
+        finally:
+            ledger.unregister_writer()
             _count_sandboxes(record, context)
-            record.ended = time.time()
-            await asyncio.to_thread(ledger.close)  # before it is reported; raises OSError where that cannot be done
-    except BaseException:
-        await context.flush_ledger_after_error()
-        raise
-    finally:
-        ledger.unregister_writer()
-        _count_sandboxes(record, context)
-        await asyncio.shield(asyncio.to_thread(record.finish))
-    log.info("%d of %d executions succeeded; results in %s", total - len(store.failures), total, ledger.path)
+            await asyncio.shield(asyncio.to_thread(record.finish))
+        log.info("%d of %d executions succeeded; results in %s", total - len(store.failures), total, ledger.path)
 
 
 def _count_sandboxes(record: RunRecord, context: RunContext) -> None:

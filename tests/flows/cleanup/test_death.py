@@ -64,6 +64,33 @@ def test_a_command_that_is_interrupted_leaves_no_sandbox_at_its_provider(
     assert daytona.state()["sandboxes"] == []
 
 
+TOLD_TO_END = """
+import asyncio, os, signal
+from rlm_batch import batch
+from rlm_batch.blocks.local.handle import LocalSandboxHandle
+
+remove = LocalSandboxHandle.remove
+
+async def remove_when_told_to_end(sandbox):
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGTERM)
+    await remove(sandbox)
+
+LocalSandboxHandle.remove = remove_when_told_to_end
+asyncio.run(batch(["SUBMIT()"] * 20, provider="local:none", max_workers=2, log_output=False))
+"""
+
+
+@pytest.mark.usefixtures("server")
+def test_a_script_that_is_told_to_end_while_it_removes_a_sandbox_removes_it(tmp_path: Path) -> None:
+    """Prefect's own handler raises wherever the program is just then."""
+    command = [sys.executable, "-c", TOLD_TO_END]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert list(Path(tempfile.gettempdir()).glob("rlm-batch-*")) == []
+    assert "aborted by a termination signal" in done.stderr
+
+
 @pytest.mark.full
 async def test_a_deadline_leaves_no_sandbox_at_its_provider(daytona: Any) -> None:
     code = ["import time; time.sleep(600)"] * 3
