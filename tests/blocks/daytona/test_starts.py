@@ -140,7 +140,7 @@ async def test_a_start_that_cannot_be_found_again_has_an_unknown_outcome(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "TRIES", 2)
-    block.start_timeout = 1
+    block.start_timeout = 4
     standin.set(fault_rate=1.0, faults=["lost"], fault_where=r"^POST .*/exec$|^GET .*/session/\*$")
     with pytest.raises(OutcomeUnknown, match=r"the call that starts the driver was lost .*idempotent=True"):
         await count(block, counter)
@@ -155,7 +155,7 @@ async def test_a_start_with_a_secret_that_cannot_be_found_again_has_begun_nothin
     monkeypatch.setattr(errors, "TRIES", 2)
     standin.set(fault_rate=1.0, faults=["lost"], fault_where=r"^POST .*/exec$|^GET .*/session/\*$")
     with pytest.raises(SandboxStartError, match="did not start"):
-        await count(DaytonaSandbox(environment=SECRET, start_timeout=1), counter)  # type: ignore[arg-type]
+        await count(DaytonaSandbox(environment=SECRET, start_timeout=4), counter)  # type: ignore[arg-type]
     assert counter.counts == {}
     assert await is_empty(standin)
 
