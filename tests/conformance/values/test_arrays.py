@@ -99,6 +99,7 @@ async def test_every_sandbox_takes_what_has_a_tolist(interpreter: Interpreter) -
 
 
 @pytest.mark.anyio
+@pytest.mark.timeout(300)  # starting a server is most of it
 async def test_a_sweep_and_a_batch_take_arrays_and_generators(server: str) -> None:
     report = await sweep("SUBMIT(loss=x)", grid={"x": numpy.linspace(0, 1, 3), "n": range(2)}, provider="local:none")
     assert [(trial.meta.variables["x"], trial.meta.variables["n"]) for trial in report.trials] == [
