@@ -46,8 +46,8 @@ class LocalProvider(LocalSettings, SandboxProvider):
     def check_preparation(self) -> None:
         if self.processes < PREPARED_PROCESSES and self.isolation != "none":
             raise ConfigurationError(
-                f"processes is {self.processes}, and prepare takes {PREPARED_PROCESSES}: what it has run in, an "
-                "execution, and what makes that"
+                f"processes is {self.processes}, and prepare takes {PREPARED_PROCESSES} (what it has run in, an "
+                f"execution, and what makes that): set processes to {PREPARED_PROCESSES} or more, or go without prepare"
             )
 
     async def check(self) -> str:

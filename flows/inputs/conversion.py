@@ -28,8 +28,8 @@ def _convert_values(name: str, value: Any) -> Any:
     try:
         if isinstance(value, dict):  # a chunk's id may be a number, and a grid's values any list
             values: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
-            items = {key: convert_fields({f"{name}[{key!r}]": _list_items(item)}) for key, item in values.items()}
-            return {key: next(iter(item.values())) for key, item in items.items()}
+            places = {key: f"{name}[{key!r}]" for key in values}
+            return {key: convert_fields({places[key]: _list_items(item)})[places[key]] for key, item in values.items()}
         return convert_fields({name: _list_items(value)})[name]
     except NotJsonError as error:
         raise ConfigurationError(f"{error}. It goes to a sandbox as JSON") from None

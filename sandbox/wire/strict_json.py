@@ -101,7 +101,7 @@ def _is_certainly_json(value: Any) -> bool:
 
 
 def convert_fields(fields: dict[str, Any], max_items: int | None = None) -> dict[str, Any]:
-    """The fields with plain values in the place of arrays and their numbers: numpy's, pandas', torch's, `array`'s.
+    """The fields with plain values in the place of arrays and their numbers: numpy's, pandas', `array`'s.
 
     Whatever has a `tolist` is what that returns; a float64 and an int64 stay exactly what they were. `max_items` is how
     many items an array may have, None for any number. Raises NotJsonError, which names the field.
