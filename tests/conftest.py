@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import ctypes
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -17,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 import certifi
 import pytest
 
+from rlm_batch.cli.main import QUIET_PREFECT
+
 from .infra.execution_counter import ExecutionCounter
+from .infra.isolation_levels import find_strongest_level
 from .infra.prefect_database import make_prefect_home
 from .infra.requirements import leave_out_tests, mark_level
 from .standins.daytona.running import Running as DaytonaStandin
@@ -55,11 +59,19 @@ atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be regi
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requires(*names): what the test needs, of tests/infra/requirements.py")
+    strongest = "strongest_first: on the strongest level of isolation that is here, on the others at full size"
+    config.addinivalue_line("markers", strongest)
     # A shell starts what is in its background with SIGINT ignored, and what we start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.path.exists("/proc/self"):
         # What outlives its parent becomes a child of the tests, where `no_process_left` finds it.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    level = getattr(item, "callspec", None) and item.callspec.params.get("local")  # type: ignore[attr-defined]
+    if level and item.get_closest_marker("strongest_first") and level != find_strongest_level():
+        item.add_marker(pytest.mark.full)
 
 
 @pytest.hookimpl(trylast=True)  # what was not asked for is no reason to say what it lacks
@@ -180,6 +192,18 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(autouse=True)
+def no_setting_left() -> Iterator[None]:
+    """Takes back what the command line, run in this process, sets for all of it."""
+    before = {name: os.environ.get(name) for name in QUIET_PREFECT}, logging.raiseExceptions
+    yield
+    settings, logging.raiseExceptions = before
+    for name, value in settings.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+@pytest.fixture(autouse=True)
 def no_folder_left() -> Iterator[None]:
     """Fails a test that leaves the folder of a local sandbox."""
 
@@ -257,20 +281,25 @@ def list_children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it ended meanwhile
-            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            # Not by Path, which takes four times as long: most tests ask this twice.
+            stat = os.open(f"/proc/{name}/stat", os.O_RDONLY)
+            try:
+                parent = int(os.read(stat, 1024).rpartition(b")")[2].split(None, 2)[1])
+            finally:
+                os.close(stat)
             children.setdefault(parent, []).append(int(name))
     return children
 
 
-def find_zygotes(host: int) -> set[int]:
+def find_zygotes(host: int, children: dict[int, list[int]] | None = None) -> set[int]:
     """The processes of a host's zygotes, which stay for as long as it does; not those that have become sandboxes."""
-    found, children = set[int](), list_children()
-    below = list(children.get(host, ()))
+    children = list_children() if children is None else children
+    found, below = set[int](), list(children.get(host, ()))
     while below:
         pid = below.pop()
         with suppress(OSError):
-            is_unmarked = "Max resident set          unlimited" in Path(f"/proc/{pid}/limits").read_text()
-            if is_unmarked and ZYGOTE in Path(f"/proc/{pid}/cmdline").read_bytes():
+            is_zygote = ZYGOTE in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if is_zygote and "Max resident set          unlimited" in Path(f"/proc/{pid}/limits").read_text():
                 found.add(pid)
                 below += children.get(pid, ())
     return found
@@ -291,6 +320,6 @@ def descendants() -> dict[int, str]:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if command:  # a process that has ended, and whose parent has not asked, has none
                     found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    for pid in find_zygotes(os.getpid()):
+    for pid in find_zygotes(os.getpid(), children):
         found.pop(pid, None)
     return found

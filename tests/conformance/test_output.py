@@ -159,10 +159,10 @@ async def test_output_is_streamed_while_the_code_runs(provider: SandboxProvider)
 
 async def test_what_streams_is_what_stands_in_the_result(interpreter: Interpreter) -> None:
     heard: list[str] = []
-    code = "for i in range(200_000): print(i)"
+    code = "import time\nfor i in range(200_000):\n    print(i)\n    if i == 100_000: time.sleep(0.3)"
     result = await interpreter.execute(code, on_output=lambda _, text: heard.append(text))
     assert "".join(heard) == result.meta.stdout
-    assert len(heard) > 2
+    assert len(heard) > 1
 
 
 async def test_a_listener_that_fails_harms_no_other_execution(interpreter: Interpreter) -> None:

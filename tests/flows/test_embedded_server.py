@@ -64,33 +64,27 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         program.wait()
 
 
-def test_a_web_page_of_another_address_is_refused_whatever_it_asks(embedded: str) -> None:
+# One test: four processes of tests would start four servers for four.
+def test_it_is_closed_to_web_pages_but_those_that_a_person_allows(embedded: str) -> None:
     for origin in ("http://evil.example", "http://127.0.0.1:1", "null"):
         headers = {**get_csrf_headers(embedded), "Origin": origin}
         assert httpx.post(f"{embedded}/flows/", json={"name": "evil"}, headers=headers).status_code == 403
         assert httpx.get(f"{embedded}/admin/version", headers=headers).status_code == 403
     own = get_csrf_headers(embedded)
     assert httpx.post(f"{embedded}/flows/filter", json={}, headers=own).json()[0]["name"] != "evil"
+    allowed = httpx.get(f"{embedded}/admin/version", headers={"Origin": "https://allowed.example"})
+    assert allowed.headers["access-control-allow-origin"] == "https://allowed.example"
 
+    # It goes by no other name.
+    assert httpx.get(f"{embedded}/admin/version").is_success
+    assert httpx.get(f"{embedded}/admin/version", headers={"Host": "evil.example"}).status_code == 403
 
-def test_its_web_sockets_are_closed_to_other_pages_and_open_to_programs(embedded: str) -> None:
+    # Whoever changes something needs a token.
+    assert httpx.post(f"{embedded}/flows/", json={"name": "x"}).status_code == 403
+
+    # Its web sockets are closed to pages and open to programs.
     address = embedded.replace("http", "ws", 1) + "/events/out"
     with pytest.raises(InvalidStatus), connect(address, origin=Origin("http://evil.example")):
         pass
     with connect(address):
         pass
-
-
-def test_it_goes_by_no_other_name(embedded: str) -> None:
-    assert httpx.get(f"{embedded}/admin/version").is_success
-    assert httpx.get(f"{embedded}/admin/version", headers={"Host": "evil.example"}).status_code == 403
-
-
-def test_it_wants_a_token_of_whoever_changes_something(embedded: str) -> None:
-    assert httpx.post(f"{embedded}/flows/", json={"name": "x"}).status_code == 403
-
-
-def test_a_page_that_a_person_allows_may_ask(embedded: str) -> None:
-    headers = {"Origin": "https://allowed.example"}
-    answer = httpx.get(f"{embedded}/admin/version", headers=headers)
-    assert answer.headers["access-control-allow-origin"] == "https://allowed.example"

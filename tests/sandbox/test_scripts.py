@@ -82,6 +82,7 @@ def press_ctrl_c(process: subprocess.Popen[str]) -> str:
     return errors
 
 
+@pytest.mark.strongest_first
 def test_ctrl_c_ends_a_script_that_waits_for_its_code(script: Run, local: LocalSandbox) -> None:
     process = script(f"""
         with LocalInterpreter(isolation={local.isolation!r}, timeout=None, tools={{"ready": ready}}) as interpreter:
@@ -331,6 +332,7 @@ def test_a_tool_that_calls_exit_ends_neither_the_script_nor_the_code(script: Run
     assert process.returncode == 0
 
 
+@pytest.mark.strongest_first
 def test_a_host_that_is_killed_leaves_no_process(
     script: Run, local: LocalSandbox, processes: Callable[[], dict[int, str]]
 ) -> None:

@@ -177,6 +177,7 @@ async def test_bubblewrap_that_is_killed_takes_nothing_along_that_runs(zygotes: 
         assert (await interpreter.execute("SUBMIT(3)")).output == 3
 
 
+@pytest.mark.strongest_first
 def test_a_process_that_was_forked_from_a_host_has_sandboxes_of_its_own(local: LocalSandbox) -> None:
     program = f"""
         import asyncio, os
@@ -290,6 +291,7 @@ def test_where_namespaces_cannot_be_had_sandboxes_start_nonetheless(calls: list[
 # --------------------------------------------------------------------------------------------------------- many of them
 
 
+@pytest.mark.strongest_first
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.full)])
 def test_many_sandboxes_opened_and_closed_leave_nothing(local: LocalSandbox, count: int, zygotes: Zygotes) -> None:
     def take_stock() -> dict[str, object]:

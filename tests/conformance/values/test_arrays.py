@@ -1,18 +1,17 @@
 """Arrays and their numbers are values: numpy's and pandas', in what code submits and in what it is given."""
 
+import sysconfig
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy
-import pandas
 import pytest
 
 from rlm_batch import ConfigurationError, LocalInterpreter, SubmitError, batch, sweep
 from rlm_batch.sandbox.interpreter import Interpreter
 
-IMPORTS = f"import sys\nsys.path.append({str(Path(numpy.__file__).parents[1])!r})\nimport numpy as np, pandas as pd\n"
+# Not imported above: every process of the tests would take a second for them while it collects.
+IMPORTS = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\nimport numpy as np, pandas as pd\n"
 EXACT = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0]
 LARGE = [2**63 - 1, -(2**63), 2**53 + 1]
 
@@ -76,6 +75,8 @@ def test_fields_that_have_a_type_take_an_arrays_number(scientist: LocalInterpret
 
 
 def test_variables_and_what_tools_take_and_return_may_be_arrays() -> None:
+    import numpy
+
     given: list[Any] = []
 
     def double(values: list[int]) -> Any:
@@ -101,6 +102,8 @@ async def test_every_sandbox_takes_what_has_a_tolist(interpreter: Interpreter) -
 @pytest.mark.anyio
 @pytest.mark.timeout(300)  # starting a server is most of it
 async def test_a_sweep_and_a_batch_take_arrays_and_generators(server: str) -> None:
+    import numpy
+
     report = await sweep("SUBMIT(loss=x)", grid={"x": numpy.linspace(0, 1, 3), "n": range(2)}, provider="local:none")
     assert [(trial.meta.variables["x"], trial.meta.variables["n"]) for trial in report.trials] == [
         (x, n) for x in (0.0, 0.5, 1.0) for n in (0, 1)
@@ -112,6 +115,8 @@ async def test_a_sweep_and_a_batch_take_arrays_and_generators(server: str) -> No
 
 @pytest.mark.anyio
 async def test_what_a_flow_cannot_send_is_a_sentence_before_anything_runs() -> None:
+    import pandas
+
     for value, message in (
         ([{"x": {1}}], r"inputs\[0\]\['x'\] is a set"),
         (pandas.DataFrame({"x": [1]}), r"inputs\.to_dict\('list'\) or inputs\.to_dict\('records'\)"),

@@ -20,8 +20,11 @@ FROM_A_THREAD = "import threading, time\nthreading.Thread(target=lambda: SUBMIT(
 
 @pytest.mark.parametrize(
     ("code", "context", "is_prepared"),
-    [(FROM_A_THREAD, None, True), (FROM_A_THREAD, None, False), ("SUBMIT(x=1)", "c", False)],
-    ids=["a thread of a fork", "a thread", "a context"],
+    [
+        pytest.param(FROM_A_THREAD, None, True, marks=pytest.mark.full, id="a thread of a fork"),
+        pytest.param(FROM_A_THREAD, None, False, id="a thread"),
+        pytest.param("SUBMIT(x=1)", "c", False, marks=pytest.mark.full, id="a context"),
+    ],
 )
 def test_what_is_submitted_in_time_counts_although_the_host_reads_it_late(
     launch: Callable[..., Any], tmp_path: Path, code: str, context: str | None, is_prepared: bool
