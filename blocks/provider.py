@@ -89,6 +89,10 @@ class SandboxProvider(SandboxSettings, ABC):
         """Removes one, with all that runs in it. One that has gone is no error."""
 
     @abstractmethod
+    async def list_volumes(self) -> list[str]:
+        """The names of the volumes that there are, sorted: all of the account's, whoever made them."""
+
+    @abstractmethod
     async def check(self) -> str:
         """What keeps code in, in a line for a log. Raises ConfigurationError where no sandbox can be opened."""
 

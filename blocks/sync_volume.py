@@ -7,6 +7,15 @@ from .registry import resolve_provider
 from .volume import VolumeFile, VolumeStore
 
 
+def list_volumes(provider: str = "local") -> list[str]:
+    """The names of a provider's volumes, sorted; `provider` is a flow's `provider`. Raises ConfigurationError."""
+
+    async def call() -> list[str]:
+        return await (await resolve_provider(provider)).list_volumes()
+
+    return run_sync(call)
+
+
 class Volume:
     """A volume, for scripts: `provider` is a flow's `provider`, and `name` the volume's, by default the provider's own.
 

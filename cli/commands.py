@@ -171,9 +171,17 @@ def sequence(
     return run_sequence(files, steps=steps, stop_on_error=stop_on_error, **parameters)
 
 
-volume = App(name="volume", help="Look at what is on a volume, and bring files to it and home.")
+volume = App(name="volume", help="List volumes and what is on them, bring files there and home, and remove them.")
 app.command(volume)
 VolumeProvider = Annotated[str, Parameter(help="local, or a saved block such as local-sandbox/NAME.")]
+
+
+@volume.command(name="list")
+def list_volumes(*, provider: VolumeProvider = "local") -> int:
+    """List the volumes: the names of all that there are, whoever made them."""
+    from .volume import print_volumes
+
+    return print_volumes(provider)
 
 
 @volume.command
@@ -190,17 +198,26 @@ def ls(name: str, path: str = "", /, *, provider: VolumeProvider = "local") -> i
 
 
 @volume.command
-def get(name: str, path: str, target: str = ".", /, *, provider: VolumeProvider = "local") -> int:
+def get(
+    name: str,
+    path: str,
+    target: str = ".",
+    /,
+    *,
+    force: Annotated[bool, Parameter(negative=())] = False,
+    provider: VolumeProvider = "local",
+) -> int:
     """Bring a file home from a volume, or a directory with all that is in it.
 
     Args:
         name: The volume.
         path: The file or the directory on it.
         target: A directory to put it in, or the name to give it; by default this directory.
+        force: Overwrite files that are here already; otherwise that is asked.
     """
     from .volume import get_files
 
-    return get_files(provider, name, path, target)
+    return get_files(provider, name, path, target, force=force)
 
 
 @volume.command
@@ -215,6 +232,27 @@ def put(name: str, source: str, path: str | None = None, /, *, provider: VolumeP
     from .volume import put_file
 
     return put_file(provider, name, source, path)
+
+
+@volume.command
+def rm(
+    name: str,
+    path: str,
+    /,
+    *,
+    recursive: Annotated[bool, Parameter(negative=())] = False,
+    provider: VolumeProvider = "local",
+) -> int:
+    """Remove a file from a volume.
+
+    Args:
+        name: The volume.
+        path: The file on it.
+        recursive: Remove a directory too, with all that is in it.
+    """
+    from .volume import remove_files
+
+    return remove_files(provider, name, path, recursive=recursive)
 
 
 @app.command

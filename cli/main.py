@@ -35,8 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
     except (RlmBatchError, OSError) as error:
         _print_error(str(error))
         status = 2
-    except KeyboardInterrupt:
-        _print_error("interrupted; the results so far are in the ledger")
+    except KeyboardInterrupt as interrupt:
+        _print_error(str(interrupt) or "interrupted")
         status = 130
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from ..flows.cleanup.orphans import OrphanedSandbox
 from ..flows.engine.events import FlowListener
+from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Failure, Outcome
 
@@ -32,7 +33,7 @@ class ProgressDisplay(FlowListener):
             transient=True,
         )
         self._task = self._progress.add_task("starting", total=None, counts="")
-        self._total = self._done = self._failed = self._cached = self._running = 0
+        self._total = self._done = self._failed = self._skipped = self._cached = self._running = 0
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = ""
         self.orphans: list[OrphanedSandbox] = []  # that the reap flow removed, or would
@@ -72,7 +73,9 @@ class ProgressDisplay(FlowListener):
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
         self._done += 1
-        self._failed += isinstance(outcome, Failure)
+        was_skipped = isinstance(outcome, Failure) and isinstance(outcome.error, NotRun)
+        self._skipped += was_skipped
+        self._failed += isinstance(outcome, Failure) and not was_skipped
         self._cached += cached
         self._running -= not cached
         self._refresh()
@@ -99,7 +102,9 @@ class ProgressDisplay(FlowListener):
     def _summary(self) -> str:
         seconds = time.monotonic() - self._started_at
         cached = f", {self._cached} from earlier runs" if self._cached else ""
-        counts = f"{self._done - self._failed} succeeded{cached}, {self._failed} failed"
+        skipped = f", {self._skipped} not run" if self._skipped else ""
+        succeeded = self._done - self._failed - self._skipped
+        counts = f"{succeeded} succeeded{cached}, {self._failed} failed{skipped}"
         return f"{self._done} of {self._total} done in {seconds:.1f} s: {counts}"
 
     def _print(self, text: str) -> None:

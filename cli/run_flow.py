@@ -3,10 +3,11 @@
 import asyncio
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import httpx
@@ -17,9 +18,9 @@ from ..blocks.storage.location_parsing import parse_scheme
 from ..blocks.volume import check_volume_name
 from ..flows.inputs.spilling import spill_long_parameters
 from ..flows.reporting.text_table import format_cell, format_rows
-from ..sandbox.errors import ConfigurationError, ExecutionsFailed
+from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.text_escape import escape_text
-from ..sandbox.result import Result
+from ..sandbox.result import Outcome, Result
 from ..tasks.server_errors import describe_server_error
 from .progress import ProgressDisplay
 from .table import MAX_TABLE_ROWS, print_table
@@ -37,7 +38,7 @@ def run_sweep(**parameters: Any) -> int:
     if failed is not None:
         found = report(failed.results, parameters["objective"], parameters["direction"], failed.results_path)
     print_table(found.rows(MAX_TABLE_ROWS), len(found.trials), mark="best")
-    return _print_end(found.results_path, failed)
+    return _print_end(found.results_path, failed, found.trials)
 
 
 def run_batch(files: list[str], **parameters: Any) -> int:
@@ -92,7 +93,7 @@ def run_chunks(**parameters: Any) -> int:
         print(f"Reduction: {escape_text(', '.join(values))}")
     for path, ids in found.overlaps.items():
         print(overlap(path, ids), file=sys.stderr)
-    return _print_end(found.results_path, failed)
+    return _print_end(found.results_path, failed, found.results.values())
 
 
 def run_reap(**parameters: Any) -> int:
@@ -129,20 +130,29 @@ def _run_and_print_rows(
         for row, cell in zip(rows, ["file", *code_files], strict=False):
             row.insert(1, cell)
     print_table(rows, len(outcomes))
-    return _print_end(display.results_path, failed)
+    # The step after it has the names of one that submits nothing.
+    return _print_end(display.results_path, failed, outcomes if flow.name == "batch" else ())
 
 
-def _print_end(results_path: str, failed: ExecutionsFailed | None) -> int:
+def _print_end(results_path: str, failed: ExecutionsFailed | None, outcomes: Iterable[Outcome] = ()) -> int:
+    """Prints what has failed and where the results are; of `outcomes` also how many have submitted nothing."""
+    silent = sum(isinstance(outcome, Result) and not outcome.meta.submitted for outcome in outcomes)
+    if silent:
+        print(f"the code of {silent} never called SUBMIT: there are no fields of it", file=sys.stderr)
     if failed is not None:
-        total, count = len(failed.results), len(failed.failures)
-        print(f"{count} of {total} failed:", file=sys.stderr)
-        for failure in failed.failures[:10]:
+        idle = [failure for failure in failed.failures if isinstance(failure.error, NotRun)]
+        failures = [failure for failure in failed.failures if not isinstance(failure.error, NotRun)]
+        count = len(failures)
+        print(f"{count} of {len(failed.results)} failed:", file=sys.stderr)
+        for failure in failures[:10]:
             print(f"\n{failure.meta.index}: {type(failure.error).__name__}: {failure.error}", file=sys.stderr)
             output = failure.meta.stderr.rstrip() or failure.meta.stdout.rstrip()
             for line in output.splitlines()[-5:]:
                 print("  |", escape_text(line, keep="\t"), file=sys.stderr)
         if count > 10:
             print(f"\n... and {count - 10} more, in the ledger", file=sys.stderr)
+        if idle:
+            print(f"\n{len(idle)} more, the first number {idle[0].meta.index}: {idle[0].error}", file=sys.stderr)
     print(f"Results: {results_path}")
     return 0 if failed is None else 1
 
@@ -198,8 +208,8 @@ def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None 
         display.show_start(embedded=not os.environ.get("PREFECT_API_URL"))
         try:
             return asyncio.run(run())
-        except (asyncio.CancelledError, TerminationSignal):
-            raise KeyboardInterrupt from None
+        except (asyncio.CancelledError, TerminationSignal, KeyboardInterrupt):
+            raise KeyboardInterrupt(_describe_interrupt(display, parameters)) from None
         except (httpx.HTTPError, RuntimeError) as error:
             # Prefect's client has no type of its own for a server that does not tell its version.
             if not isinstance(error, httpx.HTTPError) and "Failed to reach API" not in str(error):
@@ -211,6 +221,16 @@ def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None 
                 f"the Prefect server failed or went away while the flow ran ({reason}){where}: look at it, and run "
                 "again with --results-path or --resume to run only the rest"
             ) from error
+
+
+def _describe_interrupt(display: ProgressDisplay, parameters: dict[str, Any]) -> str:
+    """What is there although a run was interrupted, and the command that goes on from it."""
+    if not display.results_path:
+        return "interrupted"
+    command = ["rlm-batch", *sys.argv[1:]]
+    if parameters.get("results_path") is None:
+        command += ["--results-path", display.results_path]
+    return f"interrupted; the results so far are in {display.results_path}; this runs the rest:\n{shlex.join(command)}"
 
 
 def exit_after_delivery(status: int) -> None:

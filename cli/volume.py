@@ -1,12 +1,19 @@
-"""The commands on volumes: list their files, download from them, upload to them."""
+"""The commands on volumes: list them and their files, download, upload and remove files."""
 
 import sys
 from pathlib import Path, PurePosixPath
 
-from ..blocks.sync_volume import Volume
+from ..blocks.sync_volume import Volume, list_volumes
 from ..blocks.volume import check_volume_name, split_volume_path
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
+
+
+def print_volumes(provider: str) -> int:
+    """Prints the name of each volume."""
+    for name in list_volumes(provider):
+        print(escape_text(name))
+    return 0
 
 
 def list_files(provider: str, name: str, path: str) -> int:
@@ -18,8 +25,12 @@ def list_files(provider: str, name: str, path: str) -> int:
     return 0
 
 
-def get_files(provider: str, name: str, path: str, target: str) -> int:
-    """Writes a file of the volume, or all files of a directory there, to this machine."""
+def get_files(provider: str, name: str, path: str, target: str, *, force: bool) -> int:
+    """Writes a file of the volume, or all files of a directory there, to this machine.
+
+    Before it overwrites files without `force` it asks whoever sits at the terminal. Raises ConfigurationError where
+    there is nobody, or the answer is no; nothing is written then.
+    """
     source = "/".join(split_volume_path(path))
     destination = Path(target).expanduser()
     if destination.is_dir():  # as cp does it: into a directory that is there, else under the name that was given
@@ -28,13 +39,30 @@ def get_files(provider: str, name: str, path: str, target: str) -> int:
     with Volume(check_volume_name(name), provider=provider) as volume:
         files = volume.ls(source)
         is_single_file = [file.path for file in files] == [source]
+        local_paths: dict[str, Path] = {}
         for file in files:
             split_volume_path(file.path)  # not out of the target either
-            local_path = destination if is_single_file else destination / PurePosixPath(file.path).relative_to(source)
+            below = PurePosixPath(file.path).relative_to(source)
+            local_paths[file.path] = destination if is_single_file else destination / below
+        if not force:
+            _confirm_overwriting([local_path for local_path in local_paths.values() if local_path.exists()])
+        for file_path, local_path in local_paths.items():
             local_path.parent.mkdir(parents=True, exist_ok=True)
-            local_path.write_bytes(volume.get(file.path))
+            local_path.write_bytes(volume.get(file_path))
     print(f"{len(files)} {'file' if len(files) == 1 else 'files'} brought home from {name}", file=sys.stderr)
     return 0
+
+
+def _confirm_overwriting(paths: list[Path]) -> None:
+    if not paths:
+        return
+    rest = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    files = escape_text(f"{paths[0]}{rest}")
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigurationError(f"{files} would be overwritten, and nothing was written: --force overwrites")
+    print(f"Overwrite {files}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigurationError("nothing was written")
 
 
 def put_file(provider: str, name: str, source: str, path: str | None) -> int:
@@ -49,4 +77,19 @@ def put_file(provider: str, name: str, source: str, path: str | None) -> int:
         target += file.name
     Volume(check_volume_name(name), provider=provider).put(target, data)
     print(f"{target} ({len(data):,} bytes) is on {name}", file=sys.stderr)
+    return 0
+
+
+def remove_files(provider: str, name: str, path: str, *, recursive: bool) -> int:
+    """Removes a file of the volume; a directory with all that is in it only if `recursive`."""
+    target = "/".join(split_volume_path(path))
+    if not target:
+        raise ConfigurationError("no path is named: name the file or the directory on the volume that is to go")
+    with Volume(check_volume_name(name), provider=provider) as volume:
+        files = volume.ls(target)
+        if not recursive and [file.path for file in files] != [target]:
+            count = f"{len(files)} {'file' if len(files) == 1 else 'files'}"
+            raise ConfigurationError(f"{path} is a directory with {count}: --recursive removes it with all of them")
+        volume.delete(target)
+    print(f"{len(files)} {'file' if len(files) == 1 else 'files'} removed from {name}", file=sys.stderr)
     return 0

@@ -13,7 +13,7 @@ from .engine.execution_labels import execution_label
 from .engine.failures import raise_failures
 from .engine.job import execute_items
 from .inputs.readers import Inputs, read_inputs
-from .inputs.spilling import read_code_reference
+from .inputs.spilling import check_code, read_code_reference
 from .parameters import Options, SharedParameters
 
 
@@ -65,6 +65,8 @@ def executions(code: list[str] | str, inputs: list[dict[str, Any]] | str | None)
             raise ConfigurationError("inputs go with one piece of code: pass code as one text, not as a list")
         if not code:
             raise ConfigurationError("the list of code is empty: there is nothing to run")
+        for text in code:
+            check_code(text)
         return _Items(code, None)
     found = read_code_reference(code)
     if isinstance(found, list):

@@ -45,6 +45,15 @@ OnFailure = Annotated[
     Literal["raise", "return"],
     Field("raise", description="Fail the flow run when executions failed, or return the failures"),
 ]
+MaxFailures = Annotated[
+    float | None,
+    Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Failed executions, or below 1 a share of all, after which no more are begun",
+    ),
+]
 Deadline = Annotated[float | None, Field(None, gt=0, description="Seconds for the whole flow run")]
 ReuseSandboxes = Annotated[
     bool, Field(False, description="Keep a worker's sandbox; each execution still has its own process")
@@ -131,6 +140,7 @@ class SharedParameters(SequenceParameters, total=False):
     """What batch, sweep and chunks share."""
 
     max_workers: MaxWorkers
+    max_failures: MaxFailures
     reuse_sandboxes: ReuseSandboxes
     executions_per_task: ExecutionsPerTask
     cache_results: CacheResults
@@ -151,9 +161,10 @@ class Options:
     retry_code_errors: RetryCodeErrors
     idempotent: Idempotent
     on_failure: OnFailure
+    max_failures: MaxFailures = None  # as is what else has a default of a shard that a version without it has made
     deadline: Deadline
     reuse_sandboxes: ReuseSandboxes
-    prepare: Prepare = None  # as are these of a shard that a version without them has made
+    prepare: Prepare = None
     prepare_timeout: PrepareTimeout = PREPARE_TIMEOUT_SECONDS
     prepare_seed: PrepareSeed = None
     executions_per_task: ExecutionsPerTask

@@ -12,7 +12,7 @@ from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import open_job
-from .inputs.spilling import read_code_reference
+from .inputs.spilling import check_code, read_code_reference
 from .parameters import Options, SequenceParameters
 
 STATE_CONTEXT = "main"
@@ -64,6 +64,7 @@ def texts(steps: list[str] | str) -> list[str]:
     if isinstance(steps, list):
         if not steps:
             raise ConfigurationError("the list of steps is empty: there is nothing to run")
+        check_code(steps[0])  # in the others `particle.py` may be a particle's momentum
         return steps
     found = read_code_reference(steps)
     return found if isinstance(found, list) else [found]

@@ -67,4 +67,5 @@ async def shard(
         except BaseException:
             await context.flush_ledger_after_error()
             raise
+        recorder.log_unlogged_failures()
         await asyncio.to_thread(ledger.close)

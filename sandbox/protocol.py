@@ -40,6 +40,9 @@ FILE_ABOVE_BYTES = 256 * 1024  # of JSON, above which a value goes into the sand
 # A driver hands on 64 KiB of output at a time, of which JSON may make six times that.
 MAX_OUTPUT_BODY_BYTES = 512 * 1024
 
+FENCE = "```"  # of Markdown, and how one opens that is around code
+FENCES = {FENCE, *(f"{FENCE}{language}" for language in ("py", "python", "python3"))}
+
 MAX_ARGUMENTS = 1_000  # of a call: Python binds them one by one, and holds the event loop meanwhile
 
 Tools = Mapping[str, Callable[..., Any]]
@@ -342,6 +345,18 @@ def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
         raise ConfigurationError(f"the variables must be JSON: {error}") from None
 
 
+def strip_fence(code: str) -> str:
+    """The code without the Markdown fence that a language model has put around all of it; lines keep their numbers."""
+    text = code.strip()
+    opening, _, rest = text.partition("\n")
+    lines = rest.split("\n")
+    if opening.strip().lower() not in FENCES or not lines or lines.pop().strip() != FENCE:
+        return code
+    if any(line.lstrip().startswith(FENCE) for line in lines):  # several pieces, with words in between
+        return code
+    return "\n" * (1 + code[: code.index(FENCE)].count("\n")) + "\n".join(lines)
+
+
 def encode_request(
     code: str,
     variables: dict[str, Any],
@@ -360,6 +375,7 @@ def encode_request(
     """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
+    code = strip_fence(code)
     for name in (*variables, *(encoded or ()), *(files or ())):
         if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")

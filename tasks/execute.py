@@ -43,6 +43,9 @@ async def execute(lane: Lane, batch: TaskBatch) -> None:
     batch.start_try()
     retry_error: RlmBatchError | None = None
     for number, execution in enumerate(batch.remaining_executions):
+        if batch.should_end():
+            retry_error = None
+            break
         if number:
             await lane.release_if_wanted()
         try:

@@ -14,7 +14,8 @@ from .task_log import LineBudget, OutputLog
 class TaskBatch:
     """Executions that one task run runs, one after the other; printed, it is the task run's name.
 
-    `on_start` is called once, when the task run begins; `on_outcome` with each outcome that is in the ledger.
+    `on_start` is called once, when the task run begins; `on_outcome` with each outcome that is in the ledger. Once
+    `should_end` says so, no other of them is begun.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class TaskBatch:
         ledger: Ledger,
         on_start: Callable[[], None],
         on_outcome: Callable[[Execution, Outcome], None],
+        should_end: Callable[[], bool],
         line_budget: LineBudget | None,
     ) -> None:
         self._label = label
@@ -34,6 +36,7 @@ class TaskBatch:
         self.ledger = ledger
         self._on_start = on_start
         self._on_outcome = on_outcome
+        self.should_end = should_end
         self._line_budget = line_budget
         self.try_count = 0
         self.last_error: RlmBatchError | None = None  # of the last execution that failed for good

@@ -16,6 +16,7 @@ from ...sandbox.sandbox_api import Sandbox
 from ..provider import MANAGED_LABELS, SandboxInfo, SandboxProvider
 from .settings import DaytonaSettings
 
+DELETED_VOLUME_STATES = ("pending_delete", "deleting", "deleted")
 log = logging.getLogger("rlm_batch.daytona")
 _accepted_accounts: set[tuple[str | None, ...]] = set()  # by this process's first call: the next run need not ask
 
@@ -61,6 +62,15 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
             remote = await find_sandbox(client, sandbox_id, seconds=DELETE_SECONDS)
             if remote is not None:
                 await delete_sandbox(remote)
+
+    async def list_volumes(self) -> list[str]:
+        await _import_sdk()
+        from .client import use_client
+        from .errors import retry_call
+
+        async with use_client(self, "the volumes could not be listed") as client:
+            volumes = await retry_call(client.sdk.volume.list)
+        return sorted(volume.name for volume in volumes if volume.state not in DELETED_VOLUME_STATES)
 
     async def check(self) -> str:
         """Where sandboxes come from, once the account has accepted the key. Raises ConfigurationError."""

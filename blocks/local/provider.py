@@ -17,7 +17,7 @@ from .launch.launcher import Launch, zygotes
 from .packages import install_packages
 from .settings import LocalSettings
 from .totals.plan import describe_totals, plan_totals
-from .volume import LocalVolume, find_volume, find_volumes_root
+from .volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 
 PREPARED_PROCESSES = 3  # at the moment when one is forked that only forks
 
@@ -65,6 +65,10 @@ class LocalProvider(LocalSettings, SandboxProvider):
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Ends the sandbox's processes and removes its folder."""
         await delete_sandbox(sandbox_id)
+
+    async def list_volumes(self) -> list[str]:
+        """The names of the directories below the root that can be volumes."""
+        return list_volumes(self.volume_root)
 
     async def fingerprint(self) -> dict[str, Any]:
         """The common settings and the Python's version: limits decide whether there is a result, and not which."""

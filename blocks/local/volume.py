@@ -12,7 +12,7 @@ from pathlib import Path
 from ...sandbox.errors import ConfigurationError, VolumeError
 from ..storage.data_dirs import resolve_data_dir
 from ..storage.safe_paths import enter_directory_below, read_file_below, replace_file_below
-from ..volume import VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
+from ..volume import NAME, VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
 from ..worker_consent import check_path
 
 FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
@@ -46,6 +46,25 @@ def find_volume(named: str | None, name: str) -> "LocalVolume":
     if named is not None:
         check_path(volume.path, below=resolve_data_dir("volumes", "RLM_BATCH_VOLUMES"))
     return volume
+
+
+def list_volumes(named: str | None) -> list[str]:
+    """The names of the volumes below the root that `find_volumes_root` finds, sorted.
+
+    Raises ConfigurationError where the root cannot be read.
+    """
+    root = find_volumes_root(named)
+    try:
+        with os.scandir(root) as entries:
+            return sorted(entry.name for entry in entries if NAME.fullmatch(entry.name) and _is_directory(entry))
+    except FileNotFoundError:
+        return []  # no volume has been made yet
+    except OSError as error:
+        raise ConfigurationError(f"the volumes in {root} cannot be listed: {error.strerror}") from None
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)
 
 
 class LocalVolume(VolumeStore):

@@ -69,6 +69,19 @@ class ModalProvider(ModalSettings, SandboxProvider):
         except modal.exception.Error as error:
             raise map_error(error, f"sandbox {sandbox_id} could not be removed") from error
 
+    async def list_volumes(self) -> list[str]:
+        import modal
+
+        from .account import open_account
+        from .errors import map_error
+
+        account = await open_account(self)
+        try:
+            volumes = await modal.Volume.objects.list.aio(client=account.client)
+        except modal.exception.Error as error:
+            raise map_error(error, "the volumes could not be listed") from error
+        return sorted(volume.name for volume in volumes if volume.name is not None)
+
     async def check(self) -> str:
         """That the token is good; which app sandboxes belong to."""
         from .account import open_account

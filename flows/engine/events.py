@@ -1,5 +1,6 @@
 """What becomes of an outcome as it comes: it is stored, and the log, the artifacts and a listener are told."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from ...tasks.execution import Execution
 from ..cleanup.orphans import OrphanedSandbox
 from .artifacts import ArtifactPublisher
 from .context import RunContext
+from .failures import describe_kind
+
+MAX_LOGGED_FAILURES = 20  # of a kind, each with a line of its own
 
 
 class FlowListener:
@@ -45,6 +49,7 @@ class OutcomeRecorder:
     store_outcome: Callable[[Execution, Outcome], None]
     listener: FlowListener = field(default_factory=FlowListener)
     artifacts: ArtifactPublisher | None = None
+    _failures: Counter[str] = field(default_factory=Counter[str])
 
     def warn(self, text: str) -> None:
         """Tells the log and the listener what a person should know."""
@@ -60,10 +65,21 @@ class OutcomeRecorder:
         """Tells of an outcome that is stored already."""
         if isinstance(outcome, Failure):
             error, label = outcome.error, self.context.label(execution)
-            self.context.log.warning("%s failed: %s: %s", label, type(error).__name__, error.summary)
+            kind = describe_kind(error)
+            self._failures[kind] += 1
+            if (count := self._failures[kind]) <= MAX_LOGGED_FAILURES:
+                self.context.log.warning("%s failed: %s: %s", label, type(error).__name__, error.summary)
+            if count == MAX_LOGGED_FAILURES:
+                self.context.log.warning("Further failures with %s are counted, and told at the end", kind)
         if self.artifacts is not None:
             self.artifacts.add_outcome(outcome)
         self.listener.on_outcome(outcome, cached=cached)
+
+    def log_unlogged_failures(self) -> None:
+        """Tells the log how many failures of a kind there were, where not each has had a line."""
+        for kind, count in self._failures.items():
+            if count > MAX_LOGGED_FAILURES:
+                self.context.log.warning("%d executions failed with %s", count, kind)
 
     def build_failure(self, execution: Execution, error: RlmBatchError) -> Failure:
         """The failure of an execution that has no outcome of its own."""

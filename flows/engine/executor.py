@@ -5,11 +5,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...sandbox.errors import RlmBatchError, SandboxStartError
-from ...sandbox.result import Failure, Outcome, Result
+from ...sandbox.result import Outcome, Result
 from ...tasks.capacity.slots import Slots
 from ...tasks.execute import configure_task, execute
 from ...tasks.execution import Execution, with_index
@@ -19,7 +20,7 @@ from ...tasks.task_log import LineBudget
 from ..parameters import MAX_TASK_RUNS
 from .context import RunContext
 from .events import OutcomeRecorder
-from .failures import describe_rerun, find_first_error
+from .failures import FailureWatch, describe_rerun, find_first_error
 
 FindResult = Callable[[Execution], Result | None]
 
@@ -41,9 +42,12 @@ class LaneExecutor:
     stop_on_failure: bool = False
     _line_budget: LineBudget = field(default_factory=LineBudget)
     _in_flight: dict[int, Execution] = field(default_factory=dict[int, Execution])
-    _has_failed: bool = False  # any of the executions
+    _failures: FailureWatch = field(init=False)
     _is_out_of_time: bool = False  # the provider asked a lane to wait for longer than there is time
     _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # until a task run that is being made started
+
+    def __post_init__(self) -> None:
+        self._failures = FailureWatch(self.context.options.max_failures, self.context.total)
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         """Executes what has no result yet. Each of these executions has an outcome when it returns.
@@ -60,13 +64,17 @@ class LaneExecutor:
                 for _ in range(min(options.max_workers, math.ceil(self.context.total / per_task))):
                     group.create_task(self._run_lane(task, batches))
         except TimeoutError:
-            self._fail_unfinished(batches, "passed before this execution had ended")
+            reason = "passed before this execution had ended"
+            await self._fail_unfinished(batches, partial(self.context.deadline.build_error, reason=reason))
         except BaseExceptionGroup as errors:
             raise find_first_error(errors) from None
         if self._is_out_of_time:
-            self._fail_unfinished(batches, "is over before the provider opens more sandboxes")
+            reason = "is over before the provider opens more sandboxes"
+            await self._fail_unfinished(batches, partial(self.context.deadline.build_error, reason=reason))
         if (refusal := self.slots.admission.error) is not None:
             await self._fail_refused(batches, refusal)
+        if self._failures.is_limit_reached:
+            await self._fail_unfinished(batches, self._failures.build_error)
 
     async def _run_lane(self, task: Any, batches: "_Peekable") -> None:
         lane = self.context.make_lane(self.slots, self.uploads, self.state_context)
@@ -84,7 +92,9 @@ class LaneExecutor:
             await self.context.usage.close_lane(lane)
 
     def _may_go_on(self) -> bool:
-        return self.slots.admission.error is None and not (self._has_failed and self.stop_on_failure)
+        if self.slots.admission.error is not None or self._failures.is_limit_reached:
+            return False
+        return not (self._failures.count and self.stop_on_failure)
 
     async def _run_batch(self, task: Any, lane: Lane, batch: TaskBatch) -> bool:
         """Makes the task run of a batch; False where the lane cannot go on in time. Raises what ends the flow run."""
@@ -98,7 +108,7 @@ class LaneExecutor:
         state = await task(lane, batch, return_state=True)
         if state.is_cancelled():
             raise asyncio.CancelledError
-        if batch.remaining_executions:
+        if batch.remaining_executions and not self._failures.is_limit_reached:
             error = await state.result(raise_on_failure=False)
             if isinstance(error, RlmBatchError) and self.context.policy.is_too_late(error):
                 self._is_out_of_time = True
@@ -147,23 +157,30 @@ class LaneExecutor:
                 group,
                 self.context.policy,
                 ledger=self.context.ledger,
-                on_outcome=self._record_outcome,
+                on_outcome=self._record_ended,
+                should_end=lambda: self._failures.is_limit_reached,
                 on_start=self._creation_lock.release,
                 line_budget=self._line_budget if self.context.options.log_output else None,
             )
 
+    def _record_ended(self, execution: Execution, outcome: Outcome) -> None:
+        """Records what a task run has brought about."""
+        self._record_outcome(execution, outcome)
+        if (warning := self._failures.add_outcome(outcome)) is not None:
+            self.recorder.warn(warning)
+
     def _record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         del self._in_flight[execution.index]
-        self._has_failed = self._has_failed or isinstance(outcome, Failure)
         self.recorder.record(execution, outcome)
 
-    def _fail_unfinished(self, batches: "_Peekable", reason: str) -> None:
-        """What was not done by the deadline fails with that. It is not written to the ledger: it may be run yet."""
+    async def _fail_unfinished(self, batches: "_Peekable", build_error: Callable[[Execution], RlmBatchError]) -> None:
+        """What has no outcome fails with that. It is not written to the ledger: it may be run yet."""
         while (batch := batches.pop_next()) is not None:
             for execution in batch.remaining_executions:
                 self.recorder.listener.on_execution_start(execution.index)
         for execution in list(self._in_flight.values()):
-            self.recorder.record_failure(execution, self.context.deadline.build_error(execution, reason))
+            self.recorder.record_failure(execution, build_error(execution))
+            await asyncio.sleep(0)  # there may be many, and others use this loop
         self._in_flight.clear()
 
     async def _fail_refused(self, batches: "_Peekable", refusal: RlmBatchError) -> None:

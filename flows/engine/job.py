@@ -181,6 +181,7 @@ async def open_job(
             ledger.unregister_writer()
             _count_sandboxes(record, context)
             await asyncio.shield(asyncio.to_thread(record.finish))
+        recorder.log_unlogged_failures()
         log.info("%d of %d executions succeeded; results in %s", total - len(store.failures), total, ledger.path)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -16,6 +17,8 @@ from .host_paths import get_spill_directory, locate_input, pin_file
 PARAMETER_LIMIT = 256 * 1024  # bytes of JSON; Prefect refuses flow runs with parameters over 512 KiB in all
 LISTS = ("code", "steps", "inputs", "points", "data", "chunks")  # parameters that are lists, or data by id
 LISTS_OF_CODE = ("code", "steps")  # which refer to a file by `@` and its path, the others by the path alone
+FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
+MAX_FILE_NAME = 250  # characters of what may be a file's name
 TEXTS = ("code", "reduce", "prepare")  # that are one text, and refer to a file as lists of code do
 
 
@@ -80,6 +83,7 @@ def read_code_reference(text: str) -> list[str] | str:
     location, and no Python begins with `@/` or `@s3://`. Raises ConfigurationError.
     """
     if not text.startswith("@/") and (text[:1] != "@" or parse_scheme(text[1:]) is None):
+        check_code(text)
         return text
     try:
         file = locate_input(text[1:])
@@ -89,6 +93,15 @@ def read_code_reference(text: str) -> list[str] | str:
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error
         raise ConfigurationError(f"the code in {text[1:]} cannot be read: {why}") from None
+
+
+def check_code(text: str) -> None:
+    """Raises ConfigurationError where the code is the name of a file of code, and surely not what is meant."""
+    if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(text.strip()):
+        raise ConfigurationError(
+            f"the code is {text.strip()!r}, the name of a file: pass the text that is in it, as in "
+            f"Path({text.strip()!r}).read_text()"
+        )
 
 
 def read_text_reference(text: str) -> str:

@@ -47,6 +47,8 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     counts = f"{summary.succeeded:,} of {max(record.total, summary.done):,} {spec.noun}s succeeded"
     others = [(summary.failed, "failed"), (summary.not_run, "not run"), (summary.retried, "tried more than once")]
     counts += "".join(f", {count:,} {text}" for count, text in others if count)
+    if summary.silent and spec.noun != "step":  # whose names the next step has
+        counts += f"; the code of {summary.silent:,} never called SUBMIT"
     rows = [["Outcome", counts]]
     missing = record.total - summary.done
     if missing > 0:

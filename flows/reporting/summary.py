@@ -49,6 +49,7 @@ class RunSummary:
     done: int = 0
     succeeded: int = 0
     not_run: int = 0
+    silent: int = 0  # of those that succeeded: their code never called SUBMIT
     retried: int = 0
     seconds: float = 0.0  # that code ran, of all executions together
     asked: int = 0  # queries
@@ -99,6 +100,7 @@ class RunSummary:
 
     def _add_result(self, index: int, result: Result) -> tuple[Rank, str]:
         self.succeeded += 1
+        self.silent += not result.meta.submitted
         if self.first_result is None:
             self.first_result = result
         if self.spec.objective is None:

@@ -26,6 +26,7 @@ from ...tasks.ledger.shard_store import ShardStore
 from ..engine.context import RunContext
 from ..engine.events import OutcomeRecorder
 from ..engine.executor import FindResult
+from ..engine.failures import FailureWatch
 from ..parameters import MAX_TASK_RUNS, Options
 from .attempt import AttemptRuns, Shard
 from .heartbeat import HEARTBEAT_TIMEOUT_SECONDS
@@ -58,6 +59,10 @@ class ShardingExecutor:
     _outages: dict[str, float] = field(default_factory=dict[str, float])  # since when each does not answer
     _shards: list[Shard] = field(default_factory=list[Shard])
     _active: dict[int, Shard] = field(default_factory=dict[int, Shard])
+    _failures: FailureWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._failures = FailureWatch(self.context.options.max_failures, self.context.total)
 
     async def execute_all(self, executions: Iterator[Execution], find_result: FindResult) -> None:
         cut = await self._add_executions(executions, find_result)
@@ -127,6 +132,8 @@ class ShardingExecutor:
                 index = outcome.meta.index or 0
                 self.recorder.listener.on_execution_start(index)
                 self.recorder.publish(Execution(index, "", outcome.meta.variables, ""), outcome)
+                if (warning := self._failures.add_outcome(outcome)) is not None:
+                    self.recorder.warn(warning)
 
     async def _run_shards(self, runs: AttemptRuns) -> None:
         """Starts the shards, and watches them until none has anything left to do."""
@@ -135,6 +142,9 @@ class ShardingExecutor:
         clock, pool = asyncio.get_running_loop().time, self.plan.work_pool
         counted_at = running_at = self._polled_at = clock()
         while True:
+            if self._failures.is_limit_reached:
+                await self._cancel_active(runs)
+                break
             await self._start_waiting(runs, waiting)
             if not self._active and not waiting:
                 break
@@ -161,6 +171,10 @@ class ShardingExecutor:
                 self.recorder.warn(self._describe_idle_pool())
         await asyncio.to_thread(self.context.ledger.close)  # sends the results that were taken from elsewhere
         await self._gather_outcomes()
+        if self._failures.is_limit_reached:
+            for execution in self.store.iterate_unfinished(self._shards[0].start, self._shards[-1].stop):
+                self.recorder.record_failure_before_start(execution, self._failures.build_error(execution))
+                await asyncio.sleep(0)
 
     async def _adopt_attempts(self, runs: AttemptRuns) -> None:
         """Takes over the flow runs that a predecessor of this job has left running."""
@@ -252,6 +266,7 @@ class ShardingExecutor:
             options,
             prepare=None if self.context.preparation is None else self.context.preparation.code,
             on_failure="return",
+            max_failures=self._failures.limit,
             deadline=None if remaining is None else max(1.0, remaining),
             executions_per_task=options.executions_per_task or per_task,
             cache_results=False,
@@ -320,7 +335,7 @@ class ShardingExecutor:
         if heartbeat is not None:
             shard.ended_heartbeats.append(heartbeat)
         shard.fruitless_attempts = 0 if unfinished < shard.unfinished_at_start else shard.fruitless_attempts + 1
-        if not unfinished:
+        if not unfinished or self._failures.is_limit_reached:
             return
         if heartbeat is not None and heartbeat.error is not None:
             for kind in (ConfigurationError, PrepareError):  # what is wrong everywhere

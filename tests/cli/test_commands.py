@@ -39,10 +39,25 @@ def test_a_run_that_makes_prefects_database_says_how_long_that_takes(capsys):
 def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
     (tmp_path / "one.py").write_text("SUBMIT(total=1)")
     (tmp_path / "two.py").write_text("SUBMIT(greeting='hello')")
-    done = run("batch", "one.py", "two.py", "--max-workers", "2", "--timeout", "20")
+    (tmp_path / "three.py").write_text("print('done')")
+    done = run("batch", "one.py", "two.py", "three.py", "--max-workers", "2", "--timeout", "20")
     assert done.returncode == 0, done.stderr
     assert ["0", "one.py", "1"] in [line.split() for line in done.stdout.splitlines()]
     assert ["1", "two.py", "hello"] in [line.split() for line in done.stdout.splitlines()]
+    assert "the code of 1 never called SUBMIT" in done.stderr
+
+
+def test_a_run_that_fails_early_says_what_failed_and_what_was_not_run(run, tmp_path):
+    (tmp_path / "code.py").write_text("raise ValueError(x)")
+    (tmp_path / "inputs.jsonl").write_text("".join(f'{{"x": {x}}}\n' for x in range(40)))
+    done = run("batch", "code.py", "--inputs", "inputs.jsonl", "--max-failures", "0.1", "--max-workers", "1")
+    assert done.returncode == 1
+    assert "40 of 40 done" in done.stderr
+    assert "0 succeeded, 4 failed, 36 not run" in done.stderr
+    assert "4 of 40 failed:" in done.stderr
+    assert (
+        "36 more, the first number 4: not run: 4 of 40 executions have failed, and max_failures is 0.1" in done.stderr
+    )
 
 
 def test_code_that_prepares_is_a_file_of_its_own(run, tmp_path):

@@ -23,10 +23,23 @@ def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(server
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     _, errors = process.communicate(timeout=45)  # the executions alone would take sixty
     assert process.returncode == 130
-    assert "interrupted; the results so far are in the ledger" in errors
     assert "Traceback" not in errors
     (part,) = (tmp_path / "results").glob("*/part-*.jsonl")
     assert part.read_text().count("\n") == 1
+    *_, sentence, rest = errors.splitlines()
+    assert f"interrupted; the results so far are in {part.parent}; this runs the rest:" in sentence
+    assert rest == f"rlm-batch sweep slow.py --grid x=0,1,2,3 --results-path {part.parent}"
+    (tmp_path / "slow.py").write_text("SUBMIT(x=x)")  # another code: its results are others
+    done = subprocess.run(
+        [COMMAND, *rest.split()[1:]],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "4 of 4 done" in done.stderr
 
 
 @pytest.mark.timeout(200)

@@ -2,10 +2,11 @@
 
 import json
 import os
+import subprocess
 
 import pytest
 
-from .conftest import ROOT, environment
+from .conftest import COMMAND, ROOT, environment
 
 pytestmark = pytest.mark.usefixtures("volumes")
 
@@ -114,6 +115,10 @@ def test_a_sequence_stops_at_the_first_error_unless_told_otherwise(run, tmp_path
         (["volume", "ls", "there", "--provider", "nosuch"], "unknown provider"),
         (["volume", "get", "there", "nosuch"], "no 'nosuch' on the volume"),
         (["volume", "put", "there", "nosuch.txt"], "nosuch.txt cannot be read"),
+        (["volume", "rm", "there", "nosuch"], "no 'nosuch' on the volume"),
+        (["volume", "rm", "there", "."], "no path is named"),
+        (["volume", "rm", "there", "../there"], "no path on a volume"),
+        (["volume", "list", "--provider", "nosuch"], "unknown provider"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_status_2(refused, tmp_path, volumes, arguments, said):
@@ -121,6 +126,54 @@ def test_wrong_usage_is_one_sentence_and_exit_status_2(refused, tmp_path, volume
     (tmp_path / "rows.jsonl").write_text("1\n2\n")
     (volumes / "there").mkdir()
     assert said in refused(*arguments)
+
+
+def test_volumes_are_listed_and_files_are_removed_but_no_directory_unasked(run, refused, volumes):
+    for path in ("a/one.txt", "a/deep/two.txt", "b/three.txt"):
+        (volumes / path).parent.mkdir(parents=True, exist_ok=True)
+        (volumes / path).write_text("x")
+    (volumes / "link").symlink_to(volumes / "a")
+    (volumes / ".hidden").mkdir()
+    (volumes / "a-file").write_text("")
+    assert run("volume", "list").stdout.splitlines() == ["a", "b"]
+    assert run("volume", "rm", "a", "one.txt").stderr.splitlines() == ["1 file removed from a"]
+    assert "deep is a directory with 1 file: --recursive removes it" in refused("volume", "rm", "a", "deep")
+    assert (volumes / "a" / "deep" / "two.txt").exists()
+    assert run("volume", "rm", "a", "deep", "--recursive").returncode == 0
+    assert list((volumes / "a").iterdir()) == []
+
+
+def test_what_is_here_is_overwritten_only_with_consent(run, refused, volumes, tmp_path):
+    (volumes / "here" / "results").mkdir(parents=True)
+    for name in ("a.txt", "b.txt"):
+        (volumes / "here" / "results" / name).write_text("new")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "results").mkdir()
+    (tmp_path / "home" / "results" / "b.txt").write_text("old")
+    sentence = refused("volume", "get", "here", "results", "home")
+    assert "home/results/b.txt would be overwritten, and nothing was written: --force overwrites" in sentence
+    assert not (tmp_path / "home" / "results" / "a.txt").exists()
+    assert run("volume", "get", "here", "results", "home", "--force").returncode == 0
+    assert (tmp_path / "home" / "results" / "b.txt").read_text() == "new"
+
+
+@pytest.mark.parametrize(("answer", "status", "text"), [("y", 0, "new"), ("n", 2, "old"), ("", 2, "old")])
+def test_at_a_terminal_it_is_asked(volumes, tmp_path, answer, status, text):
+    (volumes / "here").mkdir()
+    (volumes / "here" / "a.txt").write_text("new")
+    (tmp_path / "a.txt").write_text("old")
+    ours, terminal = os.openpty()
+    command = [COMMAND, "volume", "get", "here", "a.txt"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdin=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(ours, 1024)
+    assert b"Overwrite a.txt?" in shown
+    os.write(ours, answer.encode() + b"\n")
+    assert process.wait(30) == status
+    os.close(ours)
+    assert (tmp_path / "a.txt").read_text() == text
 
 
 @pytest.mark.full
@@ -136,7 +189,6 @@ def test_a_name_that_would_move_the_cursor_is_shown_as_text(run, volumes):
 @pytest.mark.timeout(400)  # several commands, each of which imports Prefect
 @pytest.mark.full
 def test_the_examples_run(run, tmp_path):
-    import subprocess
     import sys
 
     for name, said in {"word_counts.py": "  the\n", "five_steps.py": "87178291200"}.items():

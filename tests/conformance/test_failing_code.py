@@ -83,6 +83,27 @@ async def test_a_syntax_error_shows_the_line_and_nothing_ran(interpreter: Interp
     assert "driver" not in str(error)
 
 
+@pytest.mark.local_first
+@pytest.mark.parametrize("opening", ["```python", "\n  ```", "```PY "])
+async def test_a_markdown_fence_around_code_is_taken_off_and_lines_keep_their_numbers(
+    interpreter: Interpreter, opening: str
+) -> None:
+    result = await interpreter.execute(f"{opening}\nx = '''\n  t\x0cw\u2028o\n'''\nSUBMIT(x=x)\n```\n")
+    assert result.outputs == {"x": "\n  t\x0cw\u2028o\n"}
+    with pytest.raises(CodeError) as caught:
+        await interpreter.execute(f"{opening}\n\n1 / 0\n```")
+    assert caught.value.line == opening.count("\n") + 3
+
+
+@pytest.mark.local_first
+@pytest.mark.parametrize(
+    "code", ["```python\nx = 1", "```sh\nls\n```", "```\nx = 1\n```\nthen\n```\ny = 2\n```", "```", "``````"]
+)
+async def test_what_is_no_fence_around_all_of_the_code_is_a_syntax_error(interpreter: Interpreter, code: str) -> None:
+    with pytest.raises(CodeSyntaxError):
+        await interpreter.execute(code)
+
+
 async def test_text_that_no_python_can_read_is_a_syntax_error(interpreter: Interpreter) -> None:
     for code in ("x = 1\0", "(" * 500, "x = '\\N{no such name}'", "return 1", "await x", "from __future__ import no"):
         with pytest.raises(CodeSyntaxError):

@@ -333,6 +333,7 @@ async def test_the_host_lists_gets_puts_and_deletes(
         await first.execute(
             "save_to_volume('code/a.txt', 'from code')\nsave_to_volume('b.bin', bytes(range(256)) * 8192)"
         )
+    assert volume_name in await provider.list_volumes()
     volume = await provider.volume(volume_name)
     try:
         await volume.put("host/c.bin", large)

@@ -119,6 +119,8 @@ async def test_inputs_beyond_what_prefect_takes_as_parameters_go_by_a_file():
     [
         ({"code": []}, "empty"),
         ({"code": ["1"], "inputs": [{"x": 1}]}, "one piece of code"),
+        ({"code": "train.py", "inputs": [{"x": 1}]}, r"'train.py', the name of a file.*Path\('train.py'\).read_text"),
+        ({"code": ["SUBMIT()", "~/runs/train-2.py\n"]}, "the name of a file"),
         ({"code": "1", "inputs": []}, "empty"),
         ({"code": "1", "inputs": "nosuch.jsonl"}, "No such file"),
         ({"code": "1", "inputs": "nosuch.parquet"}, "neither JSON lines"),

@@ -134,6 +134,14 @@ def test_a_report_is_made_whatever_numbers_the_code_submits(values: tuple[float,
     assert "trials succeeded" in render_html(parts, "page")
 
 
+def test_the_summary_counts_what_never_called_submit() -> None:
+    summary = RunSummary(ReportSpec("execution"))
+    for index in range(3):
+        summary.add(Result({}, Meta(index=index, submitted=index == 0)))
+    text = render_markdown(build_report(summary, [RunRecord("batch", "/results", total=3)]))
+    assert "3 of 3 executions succeeded; the code of 2 never called SUBMIT" in text
+
+
 def test_a_heat_map_has_a_cell_for_each_pair_and_says_its_values() -> None:
     points = [(lr, size, lr * size) for lr in (0.1, 0.01) for size in (32, 64, 128)]
     svg = draw_heat_map(points, title="loss", across="lr", up="size", value="loss", best="minimize")

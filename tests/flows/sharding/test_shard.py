@@ -30,6 +30,7 @@ PARAMETERS: dict[str, Any] = {
     "retry_code_errors": False,
     "idempotent": False,
     "on_failure": "return",
+    "max_failures": None,
     "deadline": None,
     "reuse_sandboxes": True,
     "prepare": None,

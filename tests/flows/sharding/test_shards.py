@@ -16,7 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.filesystems import RemoteFileSystem
 
-from rlm_batch import CodeError, ExecutionsFailed, Failure, PrepareError, batch, chunks, sweep
+from rlm_batch import CodeError, ExecutionsFailed, Failure, NotRun, PrepareError, Result, batch, chunks, sweep
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.deployments.server import WORK_POOL
 from rlm_batch.sandbox.errors import DeadlineExceeded
@@ -68,6 +68,19 @@ async def shards_of(run_id: Any) -> list[Any]:
     children = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run_id]))
     async with get_client() as client:
         return await client.read_flow_runs(flow_run_filter=children)
+
+
+@pytest.mark.full
+async def test_a_job_in_which_too_many_fail_ends_its_shards(shared):
+    code = "import time\ntime.sleep(0.2)\nif x % 2: raise ValueError(x)\nSUBMIT(x=x)"
+    parameters = {"inputs": [{"x": x} for x in range(200)], "shards": 2, "max_workers": 1, "results_path": str(shared)}
+    outcomes = await batch(code, max_failures=3, on_failure="return", **parameters)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, Failure) and isinstance(outcome.error, CodeError)]
+    idle = [outcome for outcome in outcomes if isinstance(outcome, Failure) and isinstance(outcome.error, NotRun)]
+    assert 3 <= len(failed) <= 20
+    assert len(idle) >= 160
+    assert "executions have failed, and max_failures is 3" in str(idle[0].error)
+    assert all(outcome.x == outcome.meta.variables["x"] for outcome in outcomes if isinstance(outcome, Result))
 
 
 @pytest.mark.full

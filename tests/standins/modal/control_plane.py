@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import secrets
 from typing import Any
 
@@ -63,6 +64,22 @@ class ControlPlane(ModalClientBase):
             version=volume.version,  # type: ignore[arg-type]
             metadata=metadata,
         )
+
+    @unary
+    async def VolumeList(self, request: Any) -> Any:
+        # Newest first, a page at a time.
+        before = request.pagination.created_before or math.inf
+        found = [volume for volume in reversed(self.standin.volumes.values()) if volume.created_at < before]
+        items = []
+        for volume in found[: request.pagination.max_objects or len(found)]:
+            creation = api_pb2.CreationInfo(created_at=volume.created_at)
+            metadata = api_pb2.VolumeMetadata(
+                version=volume.version,  # type: ignore[arg-type]
+                name=volume.name,
+                creation_info=creation,
+            )
+            items.append(api_pb2.VolumeListItem(label=volume.name, volume_id=volume.id, metadata=metadata))
+        return api_pb2.VolumeListResponse(items=items)
 
     @unary
     async def ImageGetOrCreate(self, request: Any) -> Any:

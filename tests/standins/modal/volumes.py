@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from pathlib import Path
 
 
@@ -15,7 +16,7 @@ class Volume:
 
     def __init__(self, number: str, name: str, version: int, folder: Path) -> None:
         self.id, self.name, self.version, self.folder = number, name, version, folder
-        self.lock = threading.Lock()
+        self.lock, self.created_at = threading.Lock(), time.time()
         folder.mkdir(parents=True)
 
 

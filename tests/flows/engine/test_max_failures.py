@@ -1,0 +1,113 @@
+"""What a person gets of a run in which too much fails: an early end, and a word at once."""
+
+import pytest
+from prefect.exceptions import ParameterTypeError
+
+from rlm_batch import CodeError, ExecutionsFailed, Failure, NotRun, Result, batch, chunks, sweep
+from rlm_batch.flows.engine.events import FlowListener
+
+pytestmark = pytest.mark.anyio
+
+ODD_FAILS = "if x % 2: raise KeyError(x)\nSUBMIT(x=x)"
+
+
+class Warnings(FlowListener):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_warning(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def inputs(count: int) -> list[dict[str, int]]:
+    return [{"x": x} for x in range(count)]
+
+
+@pytest.mark.parametrize("per_task", [1, 50])
+@pytest.mark.parametrize("max_failures", [3, 0.15])
+async def test_no_execution_is_begun_once_as_many_have_failed_and_the_next_run_begins_them(
+    max_failures: float, per_task: int
+) -> None:
+    with pytest.raises(ExecutionsFailed, match=r"3 of 20 executions failed and 14 not run") as caught:
+        await batch(ODD_FAILS, inputs(20), max_failures=max_failures, max_workers=1, executions_per_task=per_task)
+    results = caught.value.results
+    assert [outcome.x for outcome in results[:6:2]] == [0, 2, 4]
+    assert all(isinstance(outcome.error, CodeError) for outcome in results[1:6:2])
+    for outcome in results[6:]:
+        assert isinstance(outcome.error, NotRun)
+        assert f"3 of 20 executions have failed, and max_failures is {max_failures}" in str(outcome.error)
+        assert "run it again with the same results_path" in str(outcome.error)
+    again = await batch(ODD_FAILS, inputs(20), results_path=caught.value.results_path, on_failure="return")
+    assert [outcome.x for outcome in again[::2]] == list(range(0, 20, 2))
+    assert [type(outcome.error) for outcome in again[1::2]] == [CodeError] * 10
+
+
+async def test_what_is_under_way_is_finished() -> None:
+    code = "import time\nif x == 0: time.sleep(0.3); raise ValueError\ntime.sleep(1.5); SUBMIT(x=x)"
+    outcomes = await batch(code, inputs(9), max_failures=1, max_workers=3, on_failure="return")
+    assert [type(outcome) for outcome in outcomes[:3]] == [Failure, Result, Result]
+    assert [type(outcome.error) for outcome in outcomes[3:]] == [NotRun] * 6
+
+
+async def test_a_run_with_fewer_failures_goes_on_to_its_end() -> None:
+    outcomes = await batch(ODD_FAILS, inputs(6), max_failures=4, on_failure="return")
+    assert [type(outcome) for outcome in outcomes] == [Result, Failure] * 3
+
+
+async def test_results_of_an_earlier_run_are_there_although_the_run_ends_early(results) -> None:
+    with pytest.raises(ExecutionsFailed):
+        await batch(ODD_FAILS, inputs(8), results_path=str(results / "job"))
+    outcomes = await batch(
+        ODD_FAILS, inputs(8), results_path=str(results / "job"), max_failures=1, max_workers=1, on_failure="return"
+    )
+    assert [outcome.x for outcome in outcomes[::2]] == [0, 2, 4, 6]
+    assert [type(outcome.error) for outcome in outcomes[1::2]] == [CodeError, NotRun, NotRun, NotRun]
+
+
+async def test_a_sweep_and_a_chunked_job_end_early_too(volumes) -> None:
+    report = await sweep(
+        "if lr > 1: raise ValueError('diverged')\nSUBMIT(loss=lr)",
+        grid={"lr": [1, 2, 3, 4]},
+        objective="loss",
+        max_failures=1,
+        max_workers=1,
+        on_failure="return",
+    )
+    assert report.best.loss == 1
+    assert [type(trial.error) for trial in report.trials[1:]] == [CodeError, NotRun, NotRun]
+    done = await chunks(
+        "if data == 2: raise ValueError\nSUBMIT(twice=2 * data)",
+        chunks={"a": 1, "b": 2, "c": 3},
+        reduce="SUBMIT(total=0)",
+        volume_name="early",
+        max_failures=0.1,
+        max_workers=1,
+        on_failure="return",
+    )
+    assert done["a"].twice == 2
+    assert isinstance(done["c"].error, NotRun)
+    assert "2 of 3 chunks have no result" in str(done.reduction.error)
+
+
+async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(caplog) -> None:
+    heard = Warnings()
+    await batch.with_listener(heard)("import nosuch", inputs(30), on_failure="return")
+    (warning,) = heard.texts
+    assert "the first 3 executions that ended all failed alike" in warning
+    assert "No module named 'nosuch'" in warning
+    assert "max_failures ends such a run early" in warning
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sum(" failed: CodeError: " in line for line in lines) == 20
+    assert "30 executions failed with CodeError ModuleNotFoundError" in lines
+
+    heard = Warnings()
+    await batch.with_listener(heard)("raise [KeyError, ValueError][x % 2]", inputs(6), on_failure="return")
+    await batch.with_listener(heard)("if x: raise KeyError\nSUBMIT(x=x)", inputs(6), max_workers=1, on_failure="return")
+    await batch.with_listener(heard)("raise KeyError", inputs(3), on_failure="return")  # its end tells
+    assert heard.texts == []
+
+
+@pytest.mark.parametrize("max_failures", [0, -1, "some"])
+async def test_a_limit_that_is_none_is_one_sentence(max_failures: object) -> None:
+    with pytest.raises(ParameterTypeError, match="max_failures"):
+        await batch("SUBMIT()", inputs(1), max_failures=max_failures)
