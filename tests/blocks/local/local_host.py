@@ -17,6 +17,7 @@ from typing import Any
 
 from rlm_batch.blocks.local import isolation
 from rlm_batch.blocks.local.block import LocalSandbox
+from rlm_batch.blocks.local.launch import bubblewrap
 from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.confinement import policy as confinement_policy
 from rlm_batch.sandbox.driver_settings import Preparation
@@ -122,6 +123,9 @@ def become(uid: int, python: str, prefix: str) -> None:
     asyncio.run(warm_up())
     sys._base_executable = python  # type: ignore[attr-defined]
     sys.base_prefix = sys.base_exec_prefix = prefix
+    for function in [*vars(isolation).values(), *vars(bubblewrap).values()]:
+        if hasattr(function, "cache_clear"):  # of what there is by the prefix that this process had
+            function.cache_clear()
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
