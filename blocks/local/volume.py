@@ -56,15 +56,12 @@ def list_volumes(named: str | None) -> list[str]:
     root = find_volumes_root(named)
     try:
         with os.scandir(root) as entries:
-            return sorted(entry.name for entry in entries if NAME.fullmatch(entry.name) and _is_directory(entry))
+            directories = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []  # no volume has been made yet
     except OSError as error:
         raise ConfigurationError(f"the volumes in {root} cannot be listed: {error.strerror}") from None
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False)
+    return sorted(name for name in directories if NAME.fullmatch(name))
 
 
 class LocalVolume(VolumeStore):

@@ -11,7 +11,7 @@ from .conftest import COMMAND, environment
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
-def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(server, no_process_left, tmp_path, number):
+def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(run_alone, tmp_path, number):
     (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 60); SUBMIT(x=x)")
     command = [COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]
     process = subprocess.Popen(
@@ -29,17 +29,9 @@ def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(server
     *_, sentence, rest = errors.splitlines()
     assert f"interrupted; the results so far are in {part.parent}; this runs the rest:" in sentence
     assert rest == f"rlm-batch sweep slow.py --grid x=0,1,2,3 --results-path {part.parent}"
-    (tmp_path / "slow.py").write_text("SUBMIT(x=x)")  # another code: its results are others
-    done = subprocess.run(
-        [COMMAND, *rest.split()[1:]],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = run_alone(*rest.split()[1:], "--timeout", "1")
     assert "4 of 4 done" in done.stderr
+    assert "1 succeeded, 1 from earlier runs, 3 failed" in done.stderr
 
 
 @pytest.mark.timeout(200)
