@@ -2,6 +2,8 @@ VENV ?= .venv
 PYTHON ?= python3.13 python3.12 python3.11 python3
 
 export DO_NOT_TRACK = 1
+# With it each of some hundred processes of the tests would compile the project anew, which is an eighth of their time.
+unexport PYTHONDONTWRITEBYTECODE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 # Otherwise LiteLLM, which the benchmarks' peer imports, asks the network for a list of prices when it is imported.
 export LITELLM_LOCAL_MODEL_COST_MAP = True

@@ -18,6 +18,7 @@ import pytest
 
 from rlm_batch import LocalSandbox
 
+from ...infra.isolation_levels import find_strongest_level
 from ...infra.requirements import mark_level
 from .boxes import KINDS, LIFETIMES, OLDER, Box, Boxes, make_box, mark_kind, name_of
 from .hosts import ENVIRONMENT_SECRET, ORDINARY, Host, Hosts, copy_python, start_as_ordinary
@@ -101,7 +102,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test that takes a sandbox is run on each level, as root and as an ordinary user."""
+    """Every test that takes a sandbox is run on each level and as each user; with all pairs of the two at full size."""
+    first = KINDS[2:] if os.getuid() != 0 else KINDS[1:3]
+    if find_strongest_level() == "landlock":
+        first = [kind for kind in KINDS if kind[0] == "landlock"]
     for name in {"box", "own_box"} & set(metafunc.fixturenames):
         older, kinds = metafunc.definition.get_closest_marker("older_kernels"), KINDS
         if older is not None:
@@ -109,7 +113,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.definition.get_closest_marker("each_once") is not None:
             kinds = KINDS[1:3] if os.getuid() == 0 else KINDS[2:]
         full = [pytest.mark.full]
-        marked = [pytest.param(kind, marks=[*mark_kind(kind), *(full if kind in OLDER else [])]) for kind in kinds]
+        marked = [pytest.param(kind, marks=[*mark_kind(kind), *([] if kind in first else full)]) for kind in kinds]
         metafunc.parametrize(name, marked, ids=name_of, indirect=True)
 
 
