@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ..sandbox.errors import VolumeError
 from ..sandbox.interpreter import Interpreter
-from ..sandbox.wire.strict_json import encode_fields
+from ..sandbox.requests.encoded_variable import encode_variable
 from .volume import VolumeFile, VolumeStore, split_volume_path
 
 TIMEOUT_SECONDS = 600.0  # for one list, or one file
@@ -70,7 +70,7 @@ class SandboxVolume(VolumeStore):
 
     async def put(self, path: str, data: bytes) -> None:
         interpreter = await self._open()
-        encoded = {"data": encode_fields({"data": base64.b64encode(data).decode()})[len(b'{"data":') : -1]}
+        encoded = {"data": encode_variable(base64.b64encode(data).decode())}
         await interpreter.execute(PUT, {"path": self._join_file_path(path)}, encoded=encoded)
 
     async def delete(self, path: str) -> None:

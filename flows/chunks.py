@@ -10,8 +10,9 @@ from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
+from ..sandbox.requests.encoded_variable import EncodedVariable, encode_variable
 from ..sandbox.result import Outcome, Result
-from ..sandbox.wire.strict_json import NotJsonError, encode_fields
+from ..sandbox.wire.strict_json import NotJsonError
 from ..tasks.execution import Execution, add_index, compute_key
 from ..tasks.ledger.completion_markers import compute_marker_folder, compute_marker_name
 from ..tasks.ledger.run_record import ReportSpec
@@ -170,9 +171,9 @@ def _build_executions(
         yield Execution(index, code, variables, key, encoded, cache.locate_marker(compute_marker_name(chunk_id)))
 
 
-def _encode(value: Any, description: str) -> bytes:
+def _encode(value: Any, description: str) -> EncodedVariable:
     try:
-        return encode_fields({"value": value})[len(b'{"value":') : -1]
+        return encode_variable(value)
     except NotJsonError as error:
         raise ConfigurationError(f"{description} is not JSON: {error}") from None
 

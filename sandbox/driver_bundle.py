@@ -16,7 +16,7 @@ from .wire.names import DRIVER_FILE_PREFIX
 
 # In the order in which they import each other.
 MODULES = (
-    "wire.names", "wire.strict_json", "wire.submission", "wire.frames", "wire.pipes",
+    "wire.names", "wire.strict_json", "wire.nonfinite", "wire.submission", "wire.frames", "wire.pipes",
     "wire.process_table",
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",

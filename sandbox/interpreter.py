@@ -21,23 +21,22 @@ from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStart
 from .intake.calls import CALLS_AT_ONCE, CallQueue
 from .intake.large_json import QUICK_BYTES, finish_in_turns
 from .protocol import (
-    FILE_ABOVE_BYTES,
     START_TIMEOUT_SECONDS,
     DriverProtocol,
     Frame,
     PendingExecution,
-    convert_variables,
     encode_exception,
-    encode_request,
     encode_value,
     resolve_timeout,
 )
+from .requests.execution_request import convert_variables, encode_request
 from .thread_pool import ThreadPool
 from .wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
     from .queries.recursion import Queries
+    from .requests.encoded_variable import EncodedVariable
     from .result import Result
     from .sandbox_api import Channel, Sandbox
 
@@ -219,7 +218,7 @@ class Interpreter:
         context: str | None = None,
         output_fields: list[dict[str, str]] | None = None,
         on_output: Callable[[str, str], None] | None = None,
-        encoded: Mapping[str, bytes] | None = None,
+        encoded: Mapping[str, EncodedVariable] | None = None,
         queries: Queries | None = None,
         index: int | tuple[int, ...] | None = None,
     ) -> Result:
@@ -229,7 +228,7 @@ class Interpreter:
         takes the interpreter's. Without a `context` the code finds fresh globals in a process of its own; with one, it
         finds what earlier executions of that context have left. With `output_fields` (name, and optionally type: str,
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
-        "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as compact JSON: those
+        "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as JSON: those
         over 256 KiB are handed over as files, and none of them stands in the result's meta. `queries` are what the code
         may ask of a model. `index` is the number, or the numbers, that a seed of the preparation's makes this one's
         seed with; by default executions are counted.
@@ -244,7 +243,7 @@ class Interpreter:
         tools = dict(self.tools)
         if queries is not None:
             tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
-        large = {name: value for name, value in (encoded or {}).items() if len(value) > FILE_ABOVE_BYTES}
+        large = {name: value for name, value in (encoded or {}).items() if value.is_large}
         paths = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
         small = {name: value for name, value in (encoded or {}).items() if name not in large}
         seed = None
@@ -258,7 +257,7 @@ class Interpreter:
         if paths:
             await self.start()
         for name, path in paths.items():
-            await self.upload(path, large[name])
+            await self.upload(path, large[name].encode_file(name))
         pending: PendingExecution | None = None
 
         def encode_execution(protocol: DriverProtocol) -> bytes:

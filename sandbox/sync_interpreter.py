@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from .cancellation import run_shielded
 from .interpreter import Interpreter
 from .pipe_transport import PipeTransport
-from .protocol import DriverProtocol, convert_variables, encode_request, resolve_timeout
+from .protocol import DriverProtocol, resolve_timeout
+from .requests.execution_request import convert_variables, encode_request
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation

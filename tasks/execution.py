@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..sandbox.errors import RlmBatchError
+from ..sandbox.requests.encoded_variable import EncodedVariable
 from ..sandbox.result import Failure, Outcome, Result
+from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
 from .ledger.completion_markers import MarkerLocation
 
 OutcomeT = TypeVar("OutcomeT", Result, Failure, Outcome)
@@ -22,7 +24,7 @@ class Execution:
     code: str
     variables: dict[str, Any]
     key: str
-    encoded_variables: dict[str, bytes] = field(default_factory=dict[str, bytes])  # as JSON, and in no ledger
+    encoded_variables: dict[str, EncodedVariable] = field(default_factory=dict[str, EncodedVariable])  # in no ledger
     marker: MarkerLocation | None = None  # on the volume, of its completion
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # one for each attempt that has failed
     is_done: bool = False
@@ -46,9 +48,14 @@ def with_index(outcome: OutcomeT, index: int) -> OutcomeT:
 
 def execution_to_json(execution: Execution) -> dict[str, Any]:
     """What a shard's file has of an execution beside its number and its code, as a dict of JSON values."""
-    work: dict[str, Any] = {"key": execution.key, "variables": execution.variables}
+    variables, nonfinite = replace_nonfinite(execution.variables)
+    work: dict[str, Any] = {"key": execution.key, "variables": variables}
     if execution.encoded_variables:
-        work["encoded"] = {name: value.decode("utf-8") for name, value in execution.encoded_variables.items()}
+        work["encoded"] = {name: value.json.decode("utf-8") for name, value in execution.encoded_variables.items()}
+    for name, value in execution.encoded_variables.items():
+        nonfinite |= value.build_pointers(name)
+    if nonfinite:
+        work["nonfinite"] = nonfinite
     if execution.marker is not None:
         work["mark"] = [execution.marker.path, execution.marker.is_stale]
     return work
@@ -56,7 +63,13 @@ def execution_to_json(execution: Execution) -> dict[str, Any]:
 
 def execution_from_json(index: int, code: str, work: dict[str, Any]) -> Execution:
     """The execution of which `execution_to_json` made that."""
-    encoded = {name: text.encode("utf-8") for name, text in work.get("encoded", {}).items()}
+    encoded = {name: EncodedVariable(text.encode("utf-8")) for name, text in work.get("encoded", {}).items()}
+    for pointer, number in work.get("nonfinite", {}).items():
+        name, slash, rest = pointer[1:].partition("/")
+        if name in encoded:
+            encoded[name].nonfinite[slash + rest] = number
+        else:
+            restore_number(work["variables"], pointer, number)
     marker = MarkerLocation(*work["mark"]) if "mark" in work else None
     return Execution(index, code, work["variables"], work["key"], encoded, marker)
 
@@ -92,10 +105,10 @@ def add_index(fingerprint: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def compute_key(
-    code: str, variables: dict[str, Any], encoded_variables: dict[str, bytes], fingerprint: dict[str, Any]
+    code: str, variables: dict[str, Any], encoded_variables: dict[str, EncodedVariable], fingerprint: dict[str, Any]
 ) -> str:
     """The key of an execution that has no identical ones in its flow run; `encoded` counts by its hash."""
-    hashes = {name: hashlib.sha256(value).hexdigest() for name, value in encoded_variables.items()}
+    hashes = {name: value.compute_digest() for name, value in encoded_variables.items()}
     return _digest(code, variables, {**fingerprint, "encoded": hashes}).hex()
 
 

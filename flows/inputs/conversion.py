@@ -25,12 +25,15 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convert_values(name: str, value: Any) -> Any:
+    def convert(place: str, value: Any) -> Any:
+        return convert_fields({place: _list_items(value)}, allow_nonfinite=True)[place]
+
     try:
         if isinstance(value, dict):  # a chunk's id may be a number, and a grid's values any list
             values: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
             places = {key: f"{name}[{key!r}]" for key in values}
-            return {key: convert_fields({places[key]: _list_items(item)})[places[key]] for key, item in values.items()}
-        return convert_fields({name: _list_items(value)})[name]
+            return {key: convert(places[key], item) for key, item in values.items()}
+        return convert(name, value)
     except NotJsonError as error:
         raise ConfigurationError(f"{error}. It goes to a sandbox as JSON") from None
 

@@ -50,7 +50,7 @@ def _spill_long_list(value: list[Any] | dict[Any, Any], name: str) -> list[Any] 
         value = normalize_chunk_ids(value)
         items = ({"id": chunk_id, "data": data} for chunk_id, data in value.items())
     try:
-        lines = [json.dumps(item, allow_nan=False, separators=(",", ":")) + "\n" for item in items]
+        lines = [json.dumps(item, separators=(",", ":")) + "\n" for item in items]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} must be JSON, and is not: {error}") from None
     if sum(map(len, lines)) <= PARAMETER_LIMIT:

@@ -12,25 +12,33 @@ from ...tasks.ledger.run_record import Direction
 class BestTrial:
     """The trial with the least (or greatest) objective of those that were considered, in whatever order they come.
 
-    Of equals it is the one with the lowest number. `result` and `score` are None as long as none had a score, or
-    without an objective.
+    Of equals it is the one with the lowest number. A score that is not finite, of a trial that diverged, comes after
+    every finite one, whichever is better. `result` and `score` are None as long as none had a score, or without an
+    objective.
     """
 
     objective: str | None
     direction: Direction = "minimize"
     result: Result | None = None
     score: float | None = None
-    _rank: tuple[float, int] | None = None
+    _rank: tuple[bool, float, int] | None = None
 
     def consider(self, result: Result) -> float | None:
         """Takes the trial for the best if it is better, and returns its score: None where it submitted no number."""
         score = None if self.objective is None else result.outputs.get(self.objective)
-        if not is_score(score):
+        if not is_score(score) and not is_nonfinite(score):
             return None
-        rank = (score if self.direction == "minimize" else -score, result.meta.index or 0)
+        has_diverged = is_nonfinite(score)
+        comparable = 0.0 if has_diverged else score if self.direction == "minimize" else -score
+        rank = (has_diverged, comparable, result.meta.index or 0)
         if self._rank is None or rank < self._rank:
             self._rank, self.result, self.score = rank, result, score
         return score
+
+
+def is_nonfinite(value: Any) -> TypeGuard[float]:
+    """Whether it is NaN or an infinity."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def is_score(value: Any) -> TypeGuard[float]:

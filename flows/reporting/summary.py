@@ -8,7 +8,7 @@ from ...sandbox.errors import NotRun
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
-from .best_trial import BestTrial
+from .best_trial import BestTrial, is_nonfinite
 from .text_table import format_cell
 
 MAX_ROWS = 1000  # of the table: Prefect's UI takes tables of that size at once
@@ -108,7 +108,9 @@ class RunSummary:
             return (0, 0.0, index), ""
         score = self.best_trial.consider(result)
         if score is None:
-            return (1, 0.0, index), f"no number as {format_cell(self.spec.objective)}"
+            return (1, 1.0, index), f"no number as {format_cell(self.spec.objective)}"
+        if is_nonfinite(score):
+            return (1, 0.0, index), "diverged"
         self._add_point(index, result, float(score))
         return (0, score if self.spec.direction == "minimize" else -score, index), ""
 

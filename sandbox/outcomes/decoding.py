@@ -22,6 +22,7 @@ from ..errors import (
 )
 from ..intake.large_json import Parts, is_large, read_json
 from ..result import Result
+from ..wire.nonfinite import restore_number
 from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError, check_submission
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ LIMITS = {  # of a sandbox as a whole, by the options: what it did
     "total_processes": "had more processes and threads", "processes": "had more processes and threads",
 }  # fmt: skip
 MAX_TEXT_CHARACTERS = 21_000  # of an error: the driver cuts a text at 20,000 and says so in it
+NUMBERS_AT_ONCE = 200  # that are put back into a submission, which takes no 10 ms
 MAX_SECONDS = 1e9  # that code may have run, thirty years: what says more is no clock of ours
 
 
@@ -73,11 +75,26 @@ def decode_end(
 
 def _decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Parts[dict[str, Any]]:
     """The fields that were submitted. Raises SubmissionError."""
+    has_nonfinite = body.startswith(b"[")  # then it is a list of the fields, and of the numbers that are null in them
     try:
-        value = yield from read_json(body, MAX_SUBMIT_DEPTH + 1)
+        value = yield from read_json(body, MAX_SUBMIT_DEPTH + 1 + has_nonfinite)
+        if has_nonfinite:
+            value = yield from _restore_numbers(value)
     except (ValueError, RecursionError) as error:
         raise SubmissionError(f"it is no strict JSON ({type(error).__name__}: {str(error)[:100]})") from None
     return check_submission(value, body, expected, is_within_limits=is_large(body))
+
+
+def _restore_numbers(pair: Any) -> Parts[Any]:
+    """The first of the pair, with the numbers in it that the second one names. Raises ValueError."""
+    if len(pair) != 2 or type(pair[1]) is not dict:
+        raise ValueError("a list that is not of fields and of what is not finite in them")
+    fields, numbers = pair
+    for count, (pointer, number) in enumerate(numbers.items(), 1):
+        restore_number(fields, pointer, number)
+        if count % NUMBERS_AT_ONCE == 0:
+            yield
+    return fields
 
 
 def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, timeout: float | None) -> RlmBatchError:

@@ -86,7 +86,7 @@ except ImportError:  # another Python than CPython
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _is_certainly_json(value: Any) -> bool:
+def is_certainly_json(value: Any) -> bool:
     """Whether a value is certainly JSON; quick, and silent about why not."""
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     if kind is str or kind is bool or value is None:
@@ -96,81 +96,93 @@ def _is_certainly_json(value: Any) -> bool:
     if kind is float:
         return value - value == 0  # neither infinite nor NaN
     if kind is list or kind is tuple:
-        return all(map(_is_certainly_json, value))
-    return kind is dict and all(type(key) is str for key in value) and all(map(_is_certainly_json, value.values()))
+        return all(map(is_certainly_json, value))
+    return kind is dict and all(type(key) is str for key in value) and all(map(is_certainly_json, value.values()))
 
 
-def convert_fields(fields: dict[str, Any], max_items: int | None = None) -> dict[str, Any]:
+def convert_fields(
+    fields: dict[str, Any], max_items: int | None = None, *, allow_nonfinite: bool = False
+) -> dict[str, Any]:
     """The fields with plain values in the place of arrays and their numbers: numpy's, pandas', `array`'s.
 
     Whatever has a `tolist` is what that returns; a float64 and an int64 stay exactly what they were. `max_items` is how
-    many items an array may have, None for any number. Raises NotJsonError, which names the field.
+    many items an array may have, None for any number. With `allow_nonfinite` NaN and infinities stay, which no JSON
+    holds. Raises NotJsonError, which names the field.
     """
+    convert = _Converter(max_items, allow_nonfinite).convert
     converted: dict[str, Any] = {}
     for name, value in fields.items():
         try:
-            converted[name] = value if _is_certainly_json(value) else _convert_value(value, name, max_items)
+            converted[name] = value if is_certainly_json(value) else convert(value, name)
         except RecursionError:
             raise NotJsonError(f"{name} contains itself, or is nested too deeply") from None
     return converted
 
 
-def _convert_value(value: Any, place: str, max_items: int | None) -> Any:
-    """The value, which `place` names, as lists, dicts, numbers, texts and None. Raises NotJsonError."""
-    kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
-    if hasattr(kind, "tolist") and not isinstance(value, memoryview):
-        return _convert_array(value, place, max_items)
-    if isinstance(value, int) and not -_FIRST_UNREADABLE_INTEGER < value < _FIRST_UNREADABLE_INTEGER:
-        raise NotJsonError(f"{place} is an integer of more than 4,300 digits: hand over a string of it")
-    if value is None or isinstance(value, (str, int)):
-        return value
-    if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise NotJsonError(f"{place} is {value!r}, which JSON cannot hold: hand over None or a string in its place")
-        return value
-    if isinstance(value, (list, tuple)):
-        items: Any = value  # type: ignore[reportUnknownVariableType]
-        return [_convert_value(item, f"{place}[{index}]", max_items) for index, item in enumerate(items)]
-    if isinstance(value, dict):
-        pairs: Any = value  # type: ignore[reportUnknownVariableType]
-        for key in pairs:
-            if not isinstance(key, str):
-                raise NotJsonError(f"{place} has the key {key!r}, which is no string: use str({key!r})")
-        return {key: _convert_value(item, f"{place}[{key!r}]", max_items) for key, item in pairs.items()}
-    if isinstance(value, (bytes, bytearray)):
-        raise NotJsonError(f"{place} is bytes: decode it to text, or save it to the volume and hand over its path")
-    if isinstance(value, (set, frozenset)):
-        raise NotJsonError(f"{place} is a {kind.__name__}: hand over sorted({place}) or list({place})")
-    remedy = "hand over numbers, text, lists and dicts"
-    if hasattr(kind, "to_dict"):
-        remedy = f"hand over {place}.to_dict('list') or {place}.to_dict('records')"  # pandas' DataFrame
-    raise NotJsonError(f"{place} is a {kind.__qualname__}, which is not JSON: {remedy}")
+class _Converter:
+    """Makes JSON of values, one by one, with words for what is none."""
 
+    def __init__(self, max_items: int | None, allow_nonfinite: bool) -> None:
+        self._max_items = max_items
+        self._allow_nonfinite = allow_nonfinite
 
-def _convert_array(array: Any, place: str, max_items: int | None) -> Any:
-    """What its `tolist` returns, as JSON. Raises NotJsonError."""
-    kind: Any = type(array)  # type: ignore[reportUnknownVariableType]
-    try:
-        count = 1
-        for length in getattr(array, "shape", ()):
-            count *= length
-        if max_items is None or count <= max_items:
-            value = array.tolist()
-        else:
-            raise NotJsonError(
-                f"{place} is an array of {count:,} items, and takes {max_items:,} at most: save it to the volume with "
-                "save_to_volume and hand over its path, or hand over less of it"
-            )
-    except (RecursionError, MemoryError, NotJsonError):
-        raise
-    except Exception as error:  # noqa: BLE001 - it is the code's own function
-        name = type(error).__name__
-        raise NotJsonError(f"{place} is a {kind.__qualname__} whose tolist() raised {name}: {error}") from None
-    if _is_certainly_json(value):
-        return value
-    if type(value) is kind:  # such as numpy's longdouble, which no number of Python's can hold
-        raise NotJsonError(f"{place} is a {kind.__qualname__}, which is not JSON: hand over float({place})")
-    return _convert_value(value, place, max_items)
+    def convert(self, value: Any, place: str) -> Any:
+        """The value, which `place` names, as lists, dicts, numbers, texts and None. Raises NotJsonError."""
+        kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
+        if hasattr(kind, "tolist") and not isinstance(value, memoryview):
+            return self._convert_array(value, place)
+        if isinstance(value, int) and not -_FIRST_UNREADABLE_INTEGER < value < _FIRST_UNREADABLE_INTEGER:
+            raise NotJsonError(f"{place} is an integer of more than 4,300 digits: hand over a string of it")
+        if value is None or isinstance(value, (str, int)):
+            return value
+        if isinstance(value, float):
+            if not self._allow_nonfinite and value - value != 0:
+                raise NotJsonError(
+                    f"{place} is {value!r}, which JSON cannot hold: hand over None or a string in its place"
+                )
+            return value
+        if isinstance(value, (list, tuple)):
+            items: Any = value  # type: ignore[reportUnknownVariableType]
+            return [self.convert(item, f"{place}[{index}]") for index, item in enumerate(items)]
+        if isinstance(value, dict):
+            pairs: Any = value  # type: ignore[reportUnknownVariableType]
+            for key in pairs:
+                if not isinstance(key, str):
+                    raise NotJsonError(f"{place} has the key {key!r}, which is no string: use str({key!r})")
+            return {key: self.convert(item, f"{place}[{key!r}]") for key, item in pairs.items()}
+        if isinstance(value, (bytes, bytearray)):
+            raise NotJsonError(f"{place} is bytes: decode it to text, or save it to the volume and hand over its path")
+        if isinstance(value, (set, frozenset)):
+            raise NotJsonError(f"{place} is a {kind.__name__}: hand over sorted({place}) or list({place})")
+        remedy = "hand over numbers, text, lists and dicts"
+        if hasattr(kind, "to_dict"):
+            remedy = f"hand over {place}.to_dict('list') or {place}.to_dict('records')"  # pandas' DataFrame
+        raise NotJsonError(f"{place} is a {kind.__qualname__}, which is not JSON: {remedy}")
+
+    def _convert_array(self, array: Any, place: str) -> Any:
+        """What its `tolist` returns, as JSON. Raises NotJsonError."""
+        kind: Any = type(array)  # type: ignore[reportUnknownVariableType]
+        try:
+            count = 1
+            for length in getattr(array, "shape", ()):
+                count *= length
+            if self._max_items is None or count <= self._max_items:
+                value = array.tolist()
+            else:
+                raise NotJsonError(
+                    f"{place} is an array of {count:,} items, and takes {self._max_items:,} at most: save it to the "
+                    "volume with save_to_volume and hand over its path, or hand over less of it"
+                )
+        except (RecursionError, MemoryError, NotJsonError):
+            raise
+        except Exception as error:  # noqa: BLE001 - it is the code's own function
+            name = type(error).__name__
+            raise NotJsonError(f"{place} is a {kind.__qualname__} whose tolist() raised {name}: {error}") from None
+        if is_certainly_json(value):
+            return value
+        if type(value) is kind:  # such as numpy's longdouble, which no number of Python's can hold
+            raise NotJsonError(f"{place} is a {kind.__qualname__}, which is not JSON: hand over float({place})")
+        return self.convert(value, place)
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:

@@ -18,7 +18,8 @@ from ...sandbox.errors import ConfigurationError, OutcomeUnknown, RlmBatchError,
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.result import Result
 from ...sandbox.wire.names import MAX_REPORTED_FILES, OWN_FILE_PREFIX
-from ...sandbox.wire.strict_json import NotJsonError, encode_fields, loads
+from ...sandbox.wire.nonfinite import encode_values, replace_nonfinite, restore_numbers
+from ...sandbox.wire.strict_json import NotJsonError, loads
 from ...sandbox.wire.submission import MAX_SUBMIT_BYTES, check_limits
 from .marker_signature import MarkerSigner
 
@@ -81,9 +82,12 @@ def read(name):
             text = file.read(limit + 1).decode()
         with parsing:
             marker = json.loads(text)
-            digest = hashlib.sha256(json.dumps(marker["outputs"], sort_keys=True).encode()).hexdigest()
+            outputs = marker["outputs"]
+            if "nonfinite" in marker:
+                outputs = [outputs, marker["nonfinite"]]
+            digest = hashlib.sha256(json.dumps(outputs, sort_keys=True).encode()).hexdigest()
             key, files = str(marker["key"])[:100], marker["files"]
-            del marker
+            del marker, outputs
         if len(files) > most_files:
             raise ValueError("it has more files than are reported")
         for file in files:
@@ -157,15 +161,18 @@ def compute_marker_name(execution_id: str) -> str:
 
 def compute_outputs_digest(outputs: dict[str, Any]) -> str:
     """A digest by which two results have the same outputs."""
-    return hashlib.sha256(json.dumps(outputs, sort_keys=True).encode()).hexdigest()
+    plain, nonfinite = replace_nonfinite(outputs)
+    return hashlib.sha256(json.dumps([plain, nonfinite] if nonfinite else plain, sort_keys=True).encode()).hexdigest()
 
 
 async def write_marker(interpreter: Interpreter, path: str, key: str, result: Result, signer: MarkerSigner) -> None:
     """Writes a marker. Raises VolumeError where the volume does not take it, OutcomeUnknown where nobody knows."""
+    outputs, nonfinite = replace_nonfinite(result.outputs)
     marker = {
         "version": VERSION,
         "key": key,
-        "outputs": result.outputs,
+        "outputs": outputs,
+        **({"nonfinite": nonfinite} if nonfinite else {}),
         "submitted": result.meta.submitted,
         "files": result.meta.files,
     }
@@ -277,7 +284,8 @@ def _parse_marker(text: str) -> CompletionMarker:
     try:
         data = loads(text)
         outputs = data["outputs"]
-        check_limits(outputs, encode_fields(outputs))  # what SUBMIT would have refused is no result
+        restore_numbers(outputs, data.get("nonfinite", {}))
+        check_limits(outputs, encode_values(outputs)[0])  # what SUBMIT would have refused is no result
         return CompletionMarker(
             key=str(data["key"]),
             outputs=outputs,

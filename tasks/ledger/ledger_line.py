@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...sandbox.result import Outcome, Result, outcome_from_json, outcome_to_json
+from ...sandbox.result import Outcome, Result, outcome_from_json, outcome_to_json, restore_outcome
 
 VERSION = 1
 # The fields of an outcome's meta that are computed with, and the type that each has to have for that.
@@ -96,7 +96,7 @@ def read_line(position: LinePosition) -> LedgerLine | None:
 
 def _parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
     """The line; None where it is damaged or foreign, which is whatever `encode_line` does not write."""
-    constants: list[str] = []  # NaN and infinities, which no result has
+    constants: list[str] = []  # NaN and infinities, which are null in a line
     try:
         data = json.loads(raw, parse_constant=constants.append)
     except (ValueError, RecursionError):
@@ -118,6 +118,12 @@ def _parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
     if not all(_has_type(meta[name], expected) for name, expected in META_TYPES.items() if name in meta):
         return None
     if not _has_type((meta.get("queries") or {}).get("tree", []), list):
+        return None
+    if not _has_type(data.get("nonfinite", {}), dict) or not _has_type(meta.get("nonfinite", {}), dict):
+        return None
+    try:
+        restore_outcome(data)
+    except ValueError:
         return None
     return LedgerLine(data["key"], data["at"], is_success, data, position)
 

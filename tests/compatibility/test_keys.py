@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import rlm_batch
+from rlm_batch.sandbox.requests.encoded_variable import EncodedVariable
 from rlm_batch.tasks.execution import assign_keys, compute_key
 
 from .conftest import FIXTURES
@@ -22,7 +23,7 @@ def test_executions_of_a_run_have_the_keys_that_they_had(group: dict[str, Any]) 
 
 @pytest.mark.parametrize("case", KEYS["single"])
 def test_steps_chunks_and_reductions_have_the_keys_that_they_had(case: dict[str, Any]) -> None:
-    encoded = {name: text.encode() for name, text in case["encoded"].items()}
+    encoded = {name: EncodedVariable(text.encode()) for name, text in case["encoded"].items()}
     assert compute_key(case["code"], case["variables"], encoded, case["fingerprint"]) == case["key"]
 
 

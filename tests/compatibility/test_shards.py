@@ -45,7 +45,7 @@ def test_the_work_and_the_heartbeat_of_an_attempt_are_read(attempt: dict[str, An
         assert execution.code == expected["code"]
         assert execution.variables == expected["variables"]
         assert execution.key == expected["key"]
-        assert {name: value.decode() for name, value in execution.encoded_variables.items()} == expected["encoded"]
+        assert {name: value.json.decode() for name, value in execution.encoded_variables.items()} == expected["encoded"]
         marker = execution.marker
         assert (None if marker is None else {"path": marker.path, "stale": marker.is_stale}) == expected["mark"]
     beat = files.read_heartbeat()

@@ -1,12 +1,14 @@
 """What a person gets from the sweep flow."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, Failure, SubmitError, sweep
 from rlm_batch.flows.engine.execution_labels import chunk_label, trial_label
+from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.sandbox.outcomes.text_escape import escape_text
 from rlm_batch.tasks.execution import Execution
@@ -105,14 +107,46 @@ async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone
     code = f"{FORGE}\nif body:\n    forge(body.encode())\nSUBMIT(loss=eval(text))"
     found = await sweep(code, points=points, objective="loss", direction=direction, on_failure="return", retries=0)
     failed = [trial for trial in found.trials if isinstance(trial, Failure)]
-    assert [type(failure.error) for failure in failed] == [SubmitError] * 6
-    assert [trial.meta.index for trial in failed] == [0, 1, 2, 3, 7, 8]
+    assert [type(failure.error) for failure in failed] == [SubmitError] * 4
+    assert [trial.meta.index for trial in failed] == [0, 1, 2, 3]
     assert found.best.loss == (1.5 if direction == "minimize" else 10**308)
     assert str(found)
     for part in Path(found.results_path).glob("part-*"):
         for line in part.read_text().splitlines():
             json.loads(line, parse_constant=pytest.fail)
     assert len(list(open_run_ledger(found.results_path).read_outcomes())) == len(points)
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+async def test_a_trial_that_diverged_is_a_result_after_every_other_and_is_not_run_again(direction, tmp_path):
+    """A learning rate that is too large gives NaN, which is what one wants to see of it and no failure."""
+    code = "loss = {1: 2.5, 2: float('nan'), 3: float('inf'), 4: -float('inf'), 5: 7.5}[x]\n"
+    code += "SUBMIT(loss=loss, curve=[1, loss])"
+    options = {"objective": "loss", "direction": direction, "results_path": str(tmp_path / "run")}
+    found = await sweep(code, {"x": [2, 3, 4, 5, 1]}, **options)
+    assert [str(trial.loss) for trial in found.trials] == ["nan", "inf", "-inf", "7.5", "2.5"]
+    assert found.best.loss == (2.5 if direction == "minimize" else 7.5)
+    again = await sweep(code, {"x": [2, 3, 4, 5, 1]}, **options)
+    assert [trial.meta.sandbox_id for trial in again.trials] == [trial.meta.sandbox_id for trial in found.trials]
+    assert [str(trial.curve) for trial in again.trials][:3] == ["[1, nan]", "[1, inf]", "[1, -inf]"]
+    write_csv(open_run_ledger(found.results_path), tmp_path / "trials.csv")
+    rows = (tmp_path / "trials.csv").read_text().splitlines()
+    assert [row.split(",")[2] for row in rows] == ["loss", "NaN", "Infinity", "-Infinity", "7.5", "2.5"]
+
+
+async def test_a_sweep_of_which_every_trial_diverged_has_its_first_for_the_best():
+    found = await sweep("SUBMIT(loss=x * float('inf'))", {"x": [1, -1]}, objective="loss")
+    assert (found.best.loss, found.best.meta.index) == (math.inf, 0)
+
+
+async def test_a_grid_may_have_infinity_and_a_key_tells_nan_from_none(tmp_path):
+    options = {"results_path": str(tmp_path / "run")}
+    values = [math.inf, math.nan, None]
+    found = await sweep("SUBMIT(y=str(x), z=x)", {"x": values}, **options)
+    assert [trial.y for trial in found.trials] == ["inf", "nan", "None"]
+    again = await sweep("SUBMIT(y=str(x), z=x)", {"x": values[::-1]}, **options)
+    assert [trial.y for trial in again.trials] == ["None", "nan", "inf"]
+    assert {trial.meta.sandbox_id for trial in again.trials} == {trial.meta.sandbox_id for trial in found.trials}
 
 
 async def test_a_printed_report_has_no_command_to_a_terminal():

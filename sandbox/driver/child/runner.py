@@ -8,6 +8,7 @@ import sys
 
 from ...wire.frames import take_file
 from ...wire.names import DRIVER_FILE_PREFIX
+from ...wire.nonfinite import restore_numbers
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
@@ -182,9 +183,12 @@ class CodeRunner:
         for name in request["names"]:
             namespace[name] = self._make_tool(name)
         namespace["SUBMIT"] = self._make_submit(self._channel.number, request["output_fields"])
-        namespace.update(request["variables"])
-        for name, path in request.get("files", {}).items():
-            namespace[name] = loads(take_file(path).decode("utf-8"))  # a value that was too large for a frame
+        variables, nonfinite = request["variables"], request.get("nonfinite", {})
+        for name, path in request.get("files", {}).items():  # of values that were too large for a frame
+            variables[name], more = loads(take_file(path).decode("utf-8"))
+            nonfinite.update(more)
+        restore_numbers(variables, nonfinite)
+        namespace.update(variables)
         self._compile_and_run(request["code"])
         if self._is_stateless and os.getpid() == self._channel.process_id:
             self._finish_as_script()

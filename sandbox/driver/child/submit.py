@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...wire.nonfinite import encode_values
 from ...wire.strict_json import NotJsonError, convert_fields, encode_fields
 from ...wire.submission import MAX_SUBMIT_BYTES, SubmissionError, check_fields, check_limits
 
@@ -25,7 +26,7 @@ class SubmitError(ValueError):
 def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected: list[dict[str, str]] | None) -> bytes:
     """The JSON of what SUBMIT was called with; `expected` are the fields that it takes, None for any.
 
-    Raises SubmitError.
+    It is an object, or where numbers in it are not finite a list of that object and of these. Raises SubmitError.
     """
     if expected is not None:
         fields = _match_fields(values, fields, [field["name"] for field in expected])
@@ -36,11 +37,14 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
             raise SubmitError("SUBMIT was given 'output' twice, by position and by name")
         fields = {"output": values[0], **fields}
     try:
-        fields = convert_fields(fields, MAX_SUBMIT_BYTES // 2)  # an item takes two bytes at least
+        # An item takes two bytes at least.
+        fields = convert_fields(fields, MAX_SUBMIT_BYTES // 2, allow_nonfinite=True)
         if expected is not None:
             check_fields(fields, expected)
             fields = {field["name"]: fields[field["name"]] for field in expected}
-        body = encode_fields(fields)
+        body, nonfinite = encode_values(fields)
+        if nonfinite:
+            body = b"".join((b"[", body, b",", encode_fields(nonfinite), b"]"))
         check_limits(fields, body)
     except (NotJsonError, SubmissionError) as error:
         raise SubmitError(str(error)) from None

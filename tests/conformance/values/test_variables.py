@@ -1,6 +1,6 @@
 """Variables exist as top-level names when the code starts, and nothing else of the host's does."""
 
-from json import dumps
+import math
 from textwrap import dedent
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 
 from rlm_batch import ConfigurationError
 from rlm_batch.sandbox.interpreter import Interpreter
+from rlm_batch.sandbox.requests.encoded_variable import encode_variable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
@@ -40,7 +41,7 @@ async def test_names_that_code_could_not_use_are_refused(interpreter: Interprete
 async def test_values_that_are_not_json_are_refused_by_name(interpreter: Interpreter) -> None:
     itself: list[Any] = []
     itself.append(itself)
-    for value in (float("nan"), b"x", {1: 2}, {3}, object(), 1j, "\ud800", itself, 10**5000):
+    for value in (b"x", {1: 2}, {3}, object(), 1j, "\ud800", itself, 10**5000):
         with pytest.raises(ConfigurationError) as caught:
             await interpreter.execute("SUBMIT()", {"fine": 1, "rate": value})
         assert "rate" in str(caught.value)
@@ -94,14 +95,14 @@ async def test_code_may_be_large(interpreter: Interpreter) -> None:
 async def test_variables_that_are_json_already_are_variables_like_the_others(
     interpreter: Interpreter, size: int
 ) -> None:
-    code = "import os\nSUBMIT(x=x, y=[len(y['text']), y['text'][-1]], z=z, left=os.listdir('.'))"
-    encoded = {"y": dumps({"text": "é" * size}).encode(), "z": b"null"}
+    code = "import os\nSUBMIT(x=x, y=[len(y['text']), y['text'][-1], y['x']], z=str(z), left=os.listdir('.'))"
+    encoded = {"y": encode_variable({"text": "é" * size, "x": [math.inf]}), "z": encode_variable(math.nan)}
     result = await interpreter.execute(code, {"x": 1}, encoded=encoded)
-    assert result.outputs == {"x": 1, "y": [size, "é"], "z": None, "left": []}
+    assert result.outputs == {"x": 1, "y": [size, "é", [math.inf]], "z": "nan", "left": []}
     assert result.meta.variables == {"x": 1}
-    assert (await interpreter.execute("SUBMIT(y)", encoded={"y": b"[1]"})).output == [1]
+    assert (await interpreter.execute("SUBMIT(y)", encoded={"y": encode_variable([1])})).output == [1]
     with pytest.raises(ConfigurationError, match="'a b' is no name"):
-        await interpreter.execute("pass", encoded={"a b": b"1"})
+        await interpreter.execute("pass", encoded={"a b": encode_variable(1)})
 
 
 async def test_the_code_is_main_and_finds_nothing_of_the_drivers(interpreter: Interpreter) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -229,6 +230,24 @@ SUBMIT(value=value)
     assert runs(again) == set()
     assert again.reduction.names == ["shallow", "deepest"]
     assert again.results["deepest"].outputs == first.results["deepest"].outputs
+
+
+async def test_nan_goes_through_chunks_their_markers_and_the_reduction(volumes, results):
+    code = "import os\nSUBMIT(first=data[0], random=os.urandom(8).hex())"
+    data = {"a": [math.inf, 1.0], "b": [math.nan], "c": [2.0]}
+    reduce = "SUBMIT(seen={name: str(fields['first']) for name, fields in results.items()}, back=results['b']['first'])"
+    first = await chunks(code, data, volume_name="nan", reduce=reduce)
+    for path in find_markers(volumes / "nan"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+    from_markers = await chunks(code, data, volume_name="nan", reduce=reduce)
+    assert runs(from_markers) == set()
+    unsign(volumes / "nan")
+    from_ledger = await chunks(code, data, volume_name="nan", reduce=reduce)
+    for found in (first, from_markers, from_ledger):
+        assert found.reduction.seen == {"a": "inf", "b": "nan", "c": "2.0"}
+        assert math.isnan(found.reduction.back)
+        assert math.isnan(found["b"].first)
+        assert [found[name].random for name in data] == [first[name].random for name in data]
 
 
 @pytest.mark.parametrize(

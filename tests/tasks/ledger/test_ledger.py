@@ -1,6 +1,7 @@
 """What the ledger keeps, and what is read of it."""
 
 import json
+import math
 import os
 import random
 import resource
@@ -275,3 +276,21 @@ def test_an_index_that_cannot_be_used_is_a_sentence(tmp_path):
     (tmp_path / "index.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(OSError, match=r"^the index of the results, .* cannot be used \(file is not a database\)"):
         ResultIndex(tmp_path).refresh()
+
+
+def test_a_line_is_strict_json_also_of_numbers_that_are_not_finite_and_is_read_as_what_they_were(ledger):
+    outcome = Result({"curve": [0.5, math.nan, None]}, Meta(submitted=True, variables={"lr": -math.inf}))
+    ledger.write_outcome("a", outcome)
+    ledger.close()
+    (part,) = ledger.path.glob("part-*.jsonl")
+    line = json.loads(part.read_text(), parse_constant=pytest.fail)
+    assert line["outputs"] == {"curve": [0.5, None, None]}
+    assert line["nonfinite"] == {"/curve/1": "nan"}
+    assert line["meta"]["nonfinite"] == {"/lr": "-inf"}
+    for _ in range(2):
+        found = ledger.load_latest_lines()["a"].to_outcome()
+        assert repr(found.outputs) == "{'curve': [0.5, nan, None]}"
+        assert found.meta.variables == {"lr": -math.inf}
+    for damage in ({"/curve/0": "nan"}, {"/curve/9": "nan"}, {"/curve/1": "none"}, ["/curve/1"], "nan"):
+        part.write_text(json.dumps(line | {"nonfinite": damage}) + "\n")
+        assert ledger.load_latest_lines() == {}

@@ -1,10 +1,13 @@
 """The work and the heartbeat of a shard, in the ledger of its job."""
 
+import math
+
 import pytest
 
 from rlm_batch import ConfigurationError
 from rlm_batch.blocks.storage.location import write_file
 from rlm_batch.blocks.storage.location_parsing import parse_location
+from rlm_batch.sandbox.requests.encoded_variable import encode_variable
 from rlm_batch.tasks.execution import Execution
 from rlm_batch.tasks.ledger.completion_markers import MarkerLocation
 from rlm_batch.tasks.ledger.shard_files import (
@@ -18,7 +21,14 @@ from rlm_batch.tasks.ledger.shard_files import (
 HEAD = ShardHeader(job="abc", shard=3, shards=8, attempt=1, total=3, what="chunk", commit=None)
 EXECUTIONS = [
     Execution(30, "a", {"x": 1}, "00" * 32),
-    Execution(31, "a", {"x": "\ud800é"}, "11" * 32, {"data": b"[1]"}, MarkerLocation("m/1.json", is_stale=True)),
+    Execution(
+        31,
+        "a",
+        {"x": "\ud800é"},
+        "11" * 32,
+        {"data": encode_variable([math.inf])},
+        MarkerLocation("m/1.json", is_stale=True),
+    ),
     Execution(32, "b", {}, "22" * 32),
 ]
 

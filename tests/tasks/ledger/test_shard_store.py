@@ -1,10 +1,13 @@
 """A job's executions and outcomes are looked up, not held."""
 
+import math
+
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, Failure, Result
 from rlm_batch.sandbox.errors import NotRun
 from rlm_batch.sandbox.meta import Meta
+from rlm_batch.sandbox.requests.encoded_variable import encode_variable
 from rlm_batch.tasks.execution import Execution, assign_keys
 from rlm_batch.tasks.ledger.completion_markers import MarkerLocation
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -66,7 +69,12 @@ def test_what_is_undone_is_what_was_added_and_has_no_outcome(ledger):
     executions = [
         Execution(0, "a", {"x": 1}, "00" * 32),
         Execution(
-            1, "a", {"x": "\ud800"}, "11" * 32, {"data": b'[1, "\xc3\xa9"]'}, MarkerLocation("m/1.json", is_stale=True)
+            1,
+            "a",
+            {"x": "\ud800"},
+            "11" * 32,
+            {"data": encode_variable([1, "é", math.nan])},
+            MarkerLocation("m/1.json", is_stale=True),
         ),
         Execution(2, "b", {}, "22" * 32),
     ]

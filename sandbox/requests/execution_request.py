@@ -1,0 +1,89 @@
+"""An execution as it goes to a sandbox: its code, and the variables that the code finds."""
+
+from __future__ import annotations
+
+import keyword
+import unicodedata
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
+from ..wire.nonfinite import encode_values
+from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
+from .encoded_variable import EncodedVariable
+
+FENCE = "```"  # of Markdown, and how one opens that is around code
+FENCES = {FENCE, *(f"{FENCE}{language}" for language in ("py", "python", "python3"))}
+
+
+def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
+    """The variables as the code will find them: arrays as lists. Raises ConfigurationError for what is no JSON."""
+    try:
+        return convert_fields(variables or {}, allow_nonfinite=True)
+    except NotJsonError as error:
+        raise ConfigurationError(f"the variables must be JSON: {error}") from None
+
+
+def strip_fence(code: str) -> str:
+    """The code without the Markdown fence that a language model has put around all of it; lines keep their numbers."""
+    text = code.strip()
+    opening, _, rest = text.partition("\n")
+    lines = rest.split("\n")
+    if opening.strip().lower() not in FENCES or not lines or lines.pop().strip() != FENCE:
+        return code
+    if any(line.lstrip().startswith(FENCE) for line in lines):  # several pieces, with words in between
+        return code
+    return "\n" * (1 + code[: code.index(FENCE)].count("\n")) + "\n".join(lines)
+
+
+def encode_request(
+    code: str,
+    variables: dict[str, Any],
+    tools: Collection[str],
+    output_fields: list[dict[str, str]] | None = None,
+    encoded: Mapping[str, EncodedVariable] | None = None,
+    files: Mapping[str, str] | None = None,
+    *,
+    queries: bool = False,
+    seed: int | None = None,
+) -> bytes:
+    """An execution's body; `encoded` are variables that are JSON already, `files` the paths of such in the sandbox.
+
+    `queries` says whether the code may ask a model; `seed` is for its random generators, where it is a fork of prepared
+    code. Raises ConfigurationError for what cannot be sent.
+    """
+    if type(code) is not str:
+        raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
+    code = strip_fence(code)
+    for name in (*variables, *(encoded or ()), *(files or ())):
+        if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
+            raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
+        is_taken = name == "SUBMIT" or name in VOLUME_NAMES or name in tools
+        if is_taken or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):
+            raise ConfigurationError(
+                f"the variable {name!r} would hide a function or a constant of that name: rename it"
+            )
+    try:
+        # As Python itself does to a name in the code.
+        values, nonfinite = encode_values(
+            {unicodedata.normalize("NFKC", name): value for name, value in variables.items()}
+        )
+        for name, value in (encoded or {}).items():
+            nonfinite |= value.build_pointers(name)
+        rest = encode_fields(
+            {
+                "code": code,
+                "names": list(tools),
+                "output_fields": output_fields,
+                "files": dict(files or {}),
+                "queries": queries,
+                **({} if seed is None else {"seed": seed}),
+                **({"nonfinite": nonfinite} if nonfinite else {}),
+            }
+        )
+    except NotJsonError as error:
+        raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
+    more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in (encoded or {}).items())
+    values = b"".join((values[:-1], b"," if variables and more else b"", more, b"}"))
+    return b"".join((rest[:-1], b',"variables":', values, b"}"))

@@ -1,0 +1,100 @@
+"""NaN and infinities, for which JSON has no numbers: null in their place, and beside it what they were.
+
+Where each stood is said by JSON pointer (RFC 6901), such as `{"/curve/3": "nan"}`.
+"""
+
+from __future__ import annotations
+
+from .strict_json import NotJsonError, convert_fields, dumps, encode_fields, is_certainly_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Path = tuple["Path", str | int] | None  # to a value: to what it stands in, and its key or index there
+
+NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
+MAX_STEPS = 500  # of a pointer: what comes out of a sandbox is no deeper
+
+
+def encode_values(fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+    """The fields as `encode_fields` has them, and by JSON pointer the numbers that are null there.
+
+    Raises NotJsonError, which names the field.
+    """
+    fields = convert_fields(fields, allow_nonfinite=True)
+    try:
+        return dumps(fields).encode("utf-8"), {}
+    except (ValueError, RecursionError):
+        plain, numbers = replace_nonfinite(fields)
+        return encode_fields(plain), numbers
+
+
+def replace_nonfinite(value: Any) -> tuple[Any, dict[str, str]]:
+    """The value with None for each number that is not finite, and what these were by JSON pointer.
+
+    Raises NotJsonError for one that is nested too deeply.
+    """
+    numbers: dict[str, str] = {}
+    try:
+        if is_certainly_json(value):
+            return value, numbers
+        return _replace(value, None, numbers), numbers
+    except RecursionError:
+        raise NotJsonError("it is nested too deeply") from None
+
+
+def _replace(value: Any, path: Path, numbers: dict[str, str]) -> Any:
+    if isinstance(value, float) and value - value != 0:
+        numbers[_make_pointer(path)] = repr(float(value))
+        return None
+    if isinstance(value, (list, tuple)):
+        items: Any = value  # type: ignore[reportUnknownVariableType]
+        return [_replace(item, (path, index), numbers) for index, item in enumerate(items)]
+    if isinstance(value, dict):
+        pairs: Any = value  # type: ignore[reportUnknownVariableType]
+        return {key: _replace(item, (path, key), numbers) for key, item in pairs.items()}
+    return value
+
+
+def _make_pointer(path: Path) -> str:
+    steps: list[str] = []
+    while path is not None:
+        path, step = path
+        steps.append("/" + str(step).replace("~", "~0").replace("/", "~1"))
+    return "".join(reversed(steps))
+
+
+def restore_number(value: Any, pointer: Any, name: Any) -> None:
+    """Puts a number back into a list or a dict, where null stands for it. Raises ValueError where none does."""
+    number = NUMBERS.get(name) if type(name) is str else None
+    steps = pointer.split("/", MAX_STEPS) if type(pointer) is str else []
+    if number is None or len(steps) < 2 or steps[0]:
+        raise ValueError("what is not finite is named by a JSON pointer, and is nan, inf or -inf")
+    around, place = None, None
+    for step in steps[1:]:
+        if around is not None:
+            value = around[place]
+        around, place = value, _find_place(value, step)
+    if around[place] is not None:
+        raise ValueError("a number that is not finite is null in the JSON beside it")
+    around[place] = number
+
+
+def _find_place(around: Any, step: str) -> Any:
+    """The key or the index that a pointer's step stands for. Raises ValueError where nothing is there."""
+    if type(around) is dict:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if key in around:
+            return key
+    elif type(around) is list and len(step) < 10 and step.isascii() and step.isdigit():
+        items: Any = around  # type: ignore[reportUnknownVariableType]
+        if int(step) < len(items):
+            return int(step)
+    raise ValueError("a JSON pointer to what is not there")
+
+
+def restore_numbers(value: Any, numbers: dict[str, str]) -> None:
+    """Puts all numbers back that `replace_nonfinite` has taken out. Raises ValueError where one was not there."""
+    for pointer, name in numbers.items():
+        restore_number(value, pointer, name)

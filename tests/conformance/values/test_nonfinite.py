@@ -1,0 +1,77 @@
+"""NaN and infinities are values: they arrive in code and come back from it as what they are."""
+
+import json
+import math
+from collections.abc import Callable
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch import SubmitError
+from rlm_batch.sandbox.interpreter import Interpreter
+from rlm_batch.sandbox.result import outcome_from_json, outcome_to_json
+
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
+
+NAN, INF = math.nan, math.inf
+VALUES: list[Any] = [NAN, INF, -INF, [0.5, NAN], {"a/b": {"~": [None, [INF]]}, "": -INF, "c": (1, NAN)}, [[]], None]
+
+
+def show(value: Any) -> str:
+    """The value as text, in which a NaN is like another."""
+    return json.dumps(value, sort_keys=True)
+
+
+@pytest.mark.every_provider
+async def test_they_arrive_and_come_back(interpreter: Interpreter) -> None:
+    variables = {"loss": NAN, "values": VALUES}
+    result = await interpreter.execute("SUBMIT(values, best=-float('inf'), loss=loss)", variables)
+    assert show(result.outputs) == show({"output": VALUES, "best": -INF, "loss": NAN})
+    assert show(result.meta.variables) == show(variables)
+
+
+async def test_a_list_of_nothing_else_comes_back(interpreter: Interpreter) -> None:
+    result = await interpreter.execute("SUBMIT(x=[float('nan'), 0.5] * 20_000)")
+    assert len(result.x) == 40_000
+    assert all(math.isnan(value) for value in result.x[::2])
+    assert set(result.x[1::2]) == {0.5}
+
+
+async def test_those_of_arrays_come_back(interpreter: Interpreter) -> None:
+    code = """
+        from array import array
+        SUBMIT(x=array("d", [1.5, float("nan"), float("-inf")]))
+        """
+    assert show((await interpreter.execute(dedent(code))).x) == "[1.5, NaN, -Infinity]"
+
+
+async def test_a_field_that_is_a_float_may_be_one_and_another_may_not(interpreter: Interpreter) -> None:
+    code = "SUBMIT(float('nan'))"
+    assert math.isnan((await interpreter.execute(code, output_fields=[{"name": "x", "type": "float"}])).x)
+    with pytest.raises(SubmitError, match="must be int, not float"):
+        await interpreter.execute(code, output_fields=[{"name": "x", "type": "int"}])
+
+
+async def test_what_names_them_counts_for_the_limit(interpreter: Interpreter) -> None:
+    with pytest.raises(SubmitError, match="save_to_volume"):
+        await interpreter.execute("SUBMIT(x=[float('nan')] * 60_000)")
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [value], lambda value: {"a/b~c": [1, value]}])
+async def test_a_ledger_has_null_and_beside_it_what_it_was(
+    interpreter: Interpreter, wrap: Callable[[Any], Any]
+) -> None:
+    result = await interpreter.execute("SUBMIT(x=x)", {"x": wrap(NAN), "y": -INF})
+    text = json.dumps(outcome_to_json(result), allow_nan=False)
+    data = json.loads(text)
+    assert show(data["outputs"]) == show({"x": wrap(None)})
+    assert list(data["nonfinite"].values()) == ["nan"]
+    assert data["meta"]["nonfinite"] == {**data["nonfinite"], "/y": "-inf"}
+    again = outcome_from_json(data)
+    assert show(again.outputs) == show(result.outputs)  # type: ignore[union-attr]
+    assert show(again.meta.variables) == show(result.meta.variables)
+
+
+async def test_a_ledger_names_them_only_where_there_are_any(interpreter: Interpreter) -> None:
+    assert "nonfinite" not in json.dumps(outcome_to_json(await interpreter.execute("SUBMIT(x=[x, None])", {"x": 0.5})))
