@@ -1,14 +1,15 @@
 """What every provider of sandboxes does: it opens them, lists them and removes them. Nothing here needs Prefect."""
 
+import difflib
 import math
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, ValidationError
 
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
@@ -17,7 +18,7 @@ from ..sandbox.process_identity import read_own_identity
 from ..sandbox.sandbox_api import Sandbox
 from . import git as repository
 from .sandbox_volume import SandboxVolume
-from .settings import SandboxSettings
+from .settings import SandboxSettings, is_secret
 from .volume import VolumeStore
 
 MANAGED_LABELS = {"managed-by": "rlm-batch"}
@@ -138,6 +139,33 @@ class SandboxProvider(SandboxSettings, ABC):
     def pin(self, commit: str) -> None:
         """Every sandbox of this block has that commit of its repository, wherever its ref has gone since."""
         self._commit = commit
+
+    def with_options(self, options: dict[str, Any] | None) -> Self:
+        """The same with other settings, by the names of the block's fields. Raises ConfigurationError.
+
+        Secrets are not taken: who sees a flow run sees its parameters.
+        """
+        if not options:
+            return self
+        settings: type[SandboxSettings] = next(
+            base for base in type(self).__mro__ if issubclass(base, SandboxSettings) and not issubclass(base, ABC)
+        )
+        for name in options:
+            if name not in settings.model_fields:
+                close = difflib.get_close_matches(str(name), settings.model_fields, 1)
+                known = f"did you mean {close[0]}?" if close else f"it has {', '.join(settings.model_fields)}"
+                raise ConfigurationError(f"the provider {self.provider_name} has no option {name!r}: {known}")
+            if is_secret(settings.model_fields[name]):
+                raise ConfigurationError(
+                    f"{name} is a secret, and the parameters of a flow run are none: save a block with it, and name "
+                    f"that as the provider, such as {self.provider_name}-sandbox/NAME"
+                )
+        try:
+            checked = settings.model_validate({name: getattr(self, name) for name in settings.model_fields} | options)
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+            raise ConfigurationError(f"the provider {self.provider_name} does not take its options: {wrong}") from None
+        return self.model_copy(update={name: getattr(checked, name) for name in options})
 
     def has_credentials(self) -> bool:
         """Whether it can sign in with what it was given and what the environment has."""

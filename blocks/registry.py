@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prefect.blocks.core import Block
 
     from .provider import SandboxProvider
+    from .settings import SandboxSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class ProviderEntry:
     def block_name(self) -> str:
         """Of its block's class, a public name of the package: `DaytonaSandbox`."""
         return f"{self.name.title()}Sandbox"
+
+    def load_settings(self) -> type[SandboxSettings]:
+        """The settings of its block without the block, such as `DaytonaSettings`, imported now."""
+        return getattr(import_module(f".{self.name}.settings", __package__), f"{self.name.title()}Settings")
 
     def load_provider(self) -> type[SandboxProvider]:
         """The class that opens its sandboxes without Prefect, such as `DaytonaProvider`, imported now."""
@@ -66,14 +71,14 @@ PROVIDERS = {
 }
 
 
-async def resolve_provider(text: str) -> SandboxProvider:
-    """The provider that `text` names.
+async def resolve_provider(text: str, options: dict[str, Any] | None = None) -> SandboxProvider:
+    """The provider that `text` names, with `options` in the place of its own settings of those names.
 
     `local`, `daytona` and `modal` are the providers with their defaults, `local:none` (or `:landlock`, `:bubblewrap`)
     the local one with that isolation, and `daytona-sandbox/NAME` a block that was saved under that name. Raises
     ConfigurationError.
     """
-    provider = make_unsaved_provider(text)
+    provider = make_unsaved_provider(text, options)
     if provider is not None:
         return provider
     from pydantic import ValidationError
@@ -82,7 +87,7 @@ async def resolve_provider(text: str) -> SandboxProvider:
     for entry in PROVIDERS.values():
         if entry.slug == slug:
             try:
-                return await entry.load_block().aload(name)  # type: ignore[return-value]
+                saved: Any = await entry.load_block().aload(name)
             except ValidationError as error:
                 wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
                 raise ConfigurationError(f"the block {text} cannot be used as it was saved: {wrong}") from None
@@ -90,12 +95,16 @@ async def resolve_provider(text: str) -> SandboxProvider:
                 raise ConfigurationError(
                     f"there is no block {slug}/{name} on this Prefect server: save it in the UI or with .save({name!r})"
                 ) from error
+            return saved.with_options(options)
     known = ", ".join(entry.slug for entry in PROVIDERS.values())
     raise ConfigurationError(f"unknown kind of block {slug!r} in {slug}/{name}: it is one of {known}")
 
 
-def make_unsaved_provider(text: str) -> SandboxProvider | None:
-    """The provider that `text` names, None where it names a saved block. Raises ConfigurationError."""
+def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> SandboxProvider | None:
+    """The provider that `text` names, with these options; None where it names a saved block.
+
+    Raises ConfigurationError.
+    """
     if "/" in text:
         return None
     name, colon, isolation = text.partition(":")
@@ -107,8 +116,8 @@ def make_unsaved_provider(text: str) -> SandboxProvider | None:
             f"unknown provider {text!r}: it is one of {known}, or a saved block such as local-sandbox/NAME"
         )
     if not colon:
-        return entry.load_provider()()
+        return entry.load_provider()().with_options(options)
     if isolation not in entry.isolations:
         raise ConfigurationError(f"unknown isolation in {text!r}: it is one of {', '.join(isolations)}")
     settings: dict[str, Any] = {"isolation": isolation}
-    return entry.load_provider()(**settings)
+    return entry.load_provider()(**settings).with_options(options)

@@ -3,10 +3,16 @@
 from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic.fields import FieldInfo
 
 from .git import PASSWORD_ADVICE, has_password
 
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Where the code finds the volume.")]
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether a setting is for nobody's eyes."""
+    return "SecretStr" in str(field.annotation)
 
 
 class SandboxSettings(BaseModel):

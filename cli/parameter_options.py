@@ -2,24 +2,50 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
+from ..blocks.registry import PROVIDERS
+from ..blocks.settings import is_secret
 from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import build_provider, read_code, resolve_path
 
 OPTION_NAMES = {"cache_results": "resume"}  # where an option is not called as its parameter
-LEFT_OUT = ("on_failure",)  # parameters without an option: what failed is printed, and the exit status tells of it
+# Parameters without an option: what failed is printed, and the exit status tells of it; a provider's settings have an
+# option each.
+LEFT_OUT = ("on_failure", "provider_options")
 
 Isolation = Annotated[
     Literal["bubblewrap", "landlock", "none"] | None,
     Parameter(help="For the local provider: insist on one level. none runs code with no isolation."),
 ]
+
+
+def make_provider_options(taken: Collection[str]) -> list[inspect.Parameter]:
+    """An option for each setting of any provider that is no secret, and whose name is not `taken` by another option."""
+    fields: dict[str, FieldInfo] = {}
+    providers: dict[str, list[str]] = {}
+    for entry in PROVIDERS.values():
+        for name, field in entry.load_settings().model_fields.items():
+            if name not in taken and not is_secret(field):
+                fields.setdefault(name, field)
+                providers.setdefault(name, []).append(entry.name)
+    options: list[inspect.Parameter] = []
+    for name, field in fields.items():
+        note = "" if len(providers[name]) == len(PROVIDERS) else f" ({', '.join(providers[name])})"
+        is_list = "list" in str(field.annotation)
+        # Words, which the provider's own settings make numbers of: one has an integer where another has not.
+        kind: Any = bool if field.annotation is bool else list[str] if is_list else str
+        details = Parameter(help=f"{field.description}{note}", negative=() if is_list else None, group="Provider")
+        annotation = Annotated[kind | None, details]
+        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return options
 
 
 def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -37,10 +63,14 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
             hints[parameter.name] = parameter.annotation
             signature.append(_make_option(parameter))
     signature.append(inspect.Parameter("isolation", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Isolation))
+    provider_options = make_provider_options({parameter.name for parameter in signature})
+    signature += provider_options
 
     @functools.wraps(command)
     def run(*arguments: Any, isolation: Any = None, **options: Any) -> int:
         given = {name: options.pop(_get_option_name(name)) for name in hints if _get_option_name(name) in options}
+        settings = {option.name: options.pop(option.name, None) for option in provider_options}
+        settings = {name: value for name, value in settings.items() if value is not None}
         if isolation is not None:
             given["provider"] = build_provider(given.get("provider", "local"), isolation)
         if "results_path" in given:
@@ -48,6 +78,8 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
         if given.get("prepare") is not None:
             given["prepare"] = read_code(given["prepare"])
         check_values(hints, given)
+        if settings:
+            given["provider_options"] = settings
         Preparation.from_parameters(given.get("prepare"), None, given.get("prepare_seed"))
         return command(*arguments, **options, **given)
 

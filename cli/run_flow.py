@@ -188,7 +188,7 @@ def _check_parameters(flow: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     except ParameterTypeError as error:
         problems = [TAG.sub("", line.strip(" -")) for line in str(error).splitlines()[1:] if line.strip()]
         raise ConfigurationError("; ".join(problems) or str(error)) from None
-    provider = make_unsaved_provider(parameters.get("provider", "local"))
+    provider = make_unsaved_provider(parameters.get("provider", "local"), parameters.get("provider_options"))
     if provider is not None and parameters.get("shards") is None:  # shards are opened where the workers are
         asyncio.run(provider.check())
     return short

@@ -27,6 +27,14 @@ Provider = Annotated[
         description="local, daytona, modal, local:none (no isolation), or a saved block such as daytona-sandbox/NAME",
     ),
 ]
+ProviderOptions = Annotated[
+    dict[str, Any] | None,
+    Field(
+        None,
+        description="Settings of the provider for this run, by the names of its block's fields, such as packages or "
+        "memory_mib",
+    ),
+]
 VolumeName = Annotated[
     str | None, Field(None, description="The volume that every sandbox has; by default the provider's own, if any")
 ]
@@ -105,6 +113,7 @@ MaxCost = Annotated[float | None, Field(None, ge=0, description="US dollars for 
 
 class _CommonParameters(TypedDict, total=False):
     provider: Provider
+    provider_options: ProviderOptions
     timeout: Timeout
     retries: Retries
     deadline: Deadline
@@ -155,13 +164,14 @@ class Options:
     """
 
     provider: Provider
+    provider_options: ProviderOptions = None  # as is what else has a default of a shard that an older version has made
     max_workers: MaxWorkers
     timeout: Timeout
     retries: Retries
     retry_code_errors: RetryCodeErrors
     idempotent: Idempotent
     on_failure: OnFailure
-    max_failures: MaxFailures = None  # as is what else has a default of a shard that a version without it has made
+    max_failures: MaxFailures = None
     deadline: Deadline
     reuse_sandboxes: ReuseSandboxes
     prepare: Prepare = None

@@ -35,7 +35,7 @@ async def shard(
     files = replace(files, ledger=locate_ledger(files.ledger))
     async with HeartbeatTask(files) as heartbeat:
         header, executions = files.read_work()
-        provider = await resolve_provider_with_volume(options.provider, volume_name)
+        provider = await resolve_provider_with_volume(options, volume_name)
         if header.commit is not None:
             provider.pin(header.commit)
         isolation = await provider.check()

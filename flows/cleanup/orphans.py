@@ -235,7 +235,7 @@ async def remove_sandboxes(flow: Flow[Any, Any], flow_run: FlowRun, state: State
     try:
         parameters = flow_run.parameters or {}
         options = parameters.get("options", parameters)  # a shard's, or its own
-        provider = await resolve_provider(options.get("provider") or "local")
+        provider = await resolve_provider(options.get("provider") or "local", options.get("provider_options"))
         now, sandboxes = time.time(), await provider.list_sandboxes()
         reason = f"its flow run is {state.name}"
         orphans = [

@@ -106,9 +106,9 @@ class RunContext:
             self.log.error("%s", error)
 
 
-async def resolve_provider_with_volume(name: str, volume_name: str | None) -> SandboxProvider:
-    """The provider of that name, with that volume if one is named. Raises ConfigurationError."""
-    provider = await resolve_provider(name)
+async def resolve_provider_with_volume(options: Options, volume_name: str | None) -> SandboxProvider:
+    """The provider of a flow run, with that volume if one is named. Raises ConfigurationError."""
+    provider = await resolve_provider(options.provider, options.provider_options)
     if volume_name is None:
         return provider
     return provider.model_copy(update={"volume_name": check_volume_name(volume_name)})

@@ -116,7 +116,7 @@ async def open_job(
     """
     with cancel_at_termination():
         log = get_run_logger()
-        provider = await resolve_provider_with_volume(options.provider, volume_name)
+        provider = await resolve_provider_with_volume(options, volume_name)
         plan = None if options.shards is None else await plan_shards(options.shards, total, log)
         environment = f"isolation: {await provider.check()}" if plan is None else plan.description
         named = options.results_path

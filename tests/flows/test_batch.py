@@ -1,6 +1,7 @@
 """What a person gets from the batch flow."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -275,3 +276,29 @@ def test_a_result_says_what_is_there_when_asked_for_what_is_not():
 
     with pytest.raises(AttributeError, match="submitted loss"):
         Result({"loss": 1}, Meta(submitted=True)).loos  # noqa: B018
+
+
+async def test_settings_of_the_provider_are_given_for_a_run_without_a_saved_block():
+    code = "import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20, volume=VOLUME is not None)"
+    options = {"memory_mib": "300", "volume_name": "notes"}
+    (result,) = await batch([code], provider_options=options)
+    assert result.outputs == {"mib": 300, "volume": True}
+    (result,) = await batch([code])
+    assert result.outputs == {"mib": 4096, "volume": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": 300}, "the provider local has no option 'memory': did you mean memory_mib?"),
+        ({"memory_mib": 3}, "memory_mib: Input should be greater than or equal to 64"),
+        ({"memory_mib": "much"}, "memory_mib: Input should be a valid integer"),
+        ({"packages": ["git+https://host/x"]}, "packages"),
+        ({"repo_token": "hidden"}, "repo_token is a secret, and the parameters of a flow run are none: save a block"),
+        ({"environment": {"KEY": "hidden"}}, "environment is a secret"),
+    ],
+)
+async def test_settings_that_the_provider_has_not_are_one_sentence(options, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)) as caught:
+        await batch(["SUBMIT()"], provider_options=options)
+    assert "hidden" not in str(caught.value)

@@ -108,14 +108,18 @@ async def test_a_saved_block_gives_a_deployments_run_no_isolation_either() -> No
         await block.open(block.labels(""))
 
 
-@pytest.mark.usefixtures("as_worker")
-def test_options_give_a_deployments_run_no_isolation_either(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("as_worker", "server")
+async def test_options_give_a_deployments_run_no_isolation_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "")
     with (
         pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOW_NO_ISOLATION=1"),
         LocalInterpreter(isolation="none") as interpreter,
     ):
         interpreter.execute("SUBMIT(y=1)")
+    run = await Deployed.made(code=["SUBMIT(y=1)"], provider_options={"isolation": "none"})
+    state = await run.execute()
+    assert state.is_failed()
+    assert "set RLM_BATCH_ALLOW_NO_ISOLATION=1 in the worker's environment" in str(state.message)
 
 
 async def test_a_scripts_own_calls_need_no_consent(outside: Path, tmp_path: Path) -> None:
@@ -364,6 +368,9 @@ async def test_a_block_has_volumes_where_the_worker_has_its_own_or_allows_it(
     block = LocalSandbox(volume_name="v", volume_root=str(root))
     with pytest.raises(ConfigurationError, match=ALLOWED):
         await block.open(block.labels(""))
+    from_options = await resolve_provider("local", {"volume_name": "v", "volume_root": str(root)})
+    with pytest.raises(ConfigurationError, match=ALLOWED):
+        await from_options.open(from_options.labels(""))
     assert not root.exists()
     for name in ("../elsewhere", "a/b", "/etc", ".."):
         with pytest.raises(ConfigurationError, match="is no name of a volume"):

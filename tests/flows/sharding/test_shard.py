@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 
 PARAMETERS: dict[str, Any] = {
     "provider": "local:none",
+    "provider_options": None,
     "max_workers": 2,
     "timeout": 60,
     "retries": 2,
