@@ -71,14 +71,12 @@ def restore_number(value: Any, pointer: Any, name: Any) -> None:
     steps = pointer.split("/", MAX_STEPS) if type(pointer) is str else []
     if number is None or len(steps) < 2 or steps[0]:
         raise ValueError("what is not finite is named by a JSON pointer, and is nan, inf or -inf")
-    around, place = None, None
-    for step in steps[1:]:
-        if around is not None:
-            value = around[place]
-        around, place = value, _find_place(value, step)
-    if around[place] is not None:
+    for step in steps[1:-1]:
+        value = value[_find_place(value, step)]
+    place = _find_place(value, steps[-1])
+    if value[place] is not None:
         raise ValueError("a number that is not finite is null in the JSON beside it")
-    around[place] = number
+    value[place] = number
 
 
 def _find_place(around: Any, step: str) -> Any:
