@@ -15,6 +15,7 @@ from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import build_provider, read_code, resolve_path
+from .outcome_output import OutputFormat
 
 OPTION_NAMES = {"cache_results": "resume"}  # where an option is not called as its parameter
 # Parameters without an option: what failed is printed, and the exit status tells of it; a provider's settings have an
@@ -24,6 +25,13 @@ LEFT_OUT = ("on_failure", "provider_options")
 Isolation = Annotated[
     Literal["bubblewrap", "landlock", "none"] | None,
     Parameter(help="For the local provider: insist on one level. none runs code with no isolation."),
+]
+ShowOutput = Annotated[bool, Parameter(help="Print all that the code has printed, after the table.", negative=())]
+Json = Annotated[
+    bool,
+    Parameter(
+        help="Print a line of JSON for each execution in the place of the table, with whole values.", negative=()
+    ),
 ]
 
 
@@ -63,11 +71,17 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
             hints[parameter.name] = parameter.annotation
             signature.append(_make_option(parameter))
     signature.append(inspect.Parameter("isolation", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Isolation))
+    signature += [
+        inspect.Parameter("show_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=ShowOutput),
+        inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json),
+    ]
     provider_options = make_provider_options({parameter.name for parameter in signature})
     signature += provider_options
 
     @functools.wraps(command)
-    def run(*arguments: Any, isolation: Any = None, **options: Any) -> int:
+    def run(
+        *arguments: Any, isolation: Any = None, show_output: bool = False, json: bool = False, **options: Any
+    ) -> int:
         given = {name: options.pop(_get_option_name(name)) for name in hints if _get_option_name(name) in options}
         settings = {option.name: options.pop(option.name, None) for option in provider_options}
         settings = {name: value for name, value in settings.items() if value is not None}
@@ -81,7 +95,7 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
         if settings:
             given["provider_options"] = settings
         Preparation.from_parameters(given.get("prepare"), None, given.get("prepare_seed"))
-        return command(*arguments, **options, **given)
+        return command(*arguments, **options, **given, output=OutputFormat(show_output, json))
 
     run.__signature__ = inspect.Signature(signature, return_annotation=int)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}

@@ -36,6 +36,7 @@ class ProgressDisplay(FlowListener):
         self._total = self._done = self._failed = self._skipped = self._cached = self._running = 0
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = ""
+        self._partial_lines = {"stdout": "", "stderr": ""}  # of what the only execution writes
         self.orphans: list[OrphanedSandbox] = []  # that the reap flow removed, or would
 
     def __enter__(self) -> Self:
@@ -71,7 +72,18 @@ class ProgressDisplay(FlowListener):
         if self._live:
             self._refresh()
 
+    def on_output(self, index: int, stream: str, text: str) -> None:
+        if self._total != 1:
+            return
+        *lines, self._partial_lines[stream] = (self._partial_lines[stream] + text).split("\n")
+        for line in lines:
+            self._print_output(line)
+
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
+        for stream, rest in self._partial_lines.items():
+            if rest:
+                self._partial_lines[stream] = ""
+                self._print_output(rest)
         self._done += 1
         was_skipped = isinstance(outcome, Failure) and isinstance(outcome.error, NotRun)
         self._skipped += was_skipped
@@ -106,6 +118,10 @@ class ProgressDisplay(FlowListener):
         succeeded = self._done - self._failed - self._skipped
         counts = f"{succeeded} succeeded{cached}, {self._failed} failed{skipped}"
         return f"{self._done} of {self._total} done in {seconds:.1f} s: {counts}"
+
+    def _print_output(self, line: str) -> None:
+        # What redraws a line with carriage returns, as progress bars do, is shown as it was last.
+        self._print(escape_text(line.rstrip("\r").rpartition("\r")[2], keep="\t"))
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

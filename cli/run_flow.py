@@ -1,6 +1,7 @@
 """Running a flow from the terminal: checked first, watched while it runs, and told at the end."""
 
 import asyncio
+import dataclasses
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Outcome, Result
 from ..tasks.server_errors import describe_server_error
+from .outcome_output import OutputFormat, print_json, print_json_lines, print_outputs
 from .progress import ProgressDisplay
 from .table import MAX_TABLE_ROWS, print_table
 
@@ -29,35 +31,38 @@ DELIVERY_SECONDS = 10.0  # for a server that only failed once
 TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of a parameter's types pydantic speaks of
 
 
-def run_sweep(**parameters: Any) -> int:
-    """Runs the sweep flow, prints its table, and returns the exit status."""
+def run_sweep(output: OutputFormat, **parameters: Any) -> int:
+    """Runs the sweep flow, prints its trials, and returns the exit status."""
     from ..flows.sweep import report, space, sweep
 
     grid, points = parameters["grid"], parameters["points"]
     found, failed = _check_and_run(sweep, parameters, lambda: space(grid, points), [points])
     if failed is not None:
         found = report(failed.results, parameters["objective"], parameters["direction"], failed.results_path)
-    print_table(found.rows(MAX_TABLE_ROWS), len(found.trials), mark="best")
-    return _print_end(found.results_path, failed, found.trials)
+    if output.is_json:
+        print_json_lines(found.trials, found.best)
+    else:
+        print_table(found.rows(MAX_TABLE_ROWS, shows_output=True), len(found.trials), mark="best")
+    return _print_end(found.results_path, failed, output, found.trials)
 
 
-def run_batch(files: list[str], **parameters: Any) -> int:
+def run_batch(files: list[str], output: OutputFormat, **parameters: Any) -> int:
     """Runs the batch flow, prints its table, and returns the exit status."""
     from ..flows.batch import batch, executions
 
     code, inputs = parameters["code"], parameters["inputs"]
     code_files = files if inputs is None else []
-    return _run_and_print_rows(batch, parameters, lambda: executions(code, inputs), [inputs], code_files)
+    return _run_and_print_rows(batch, parameters, output, lambda: executions(code, inputs), [inputs], code_files)
 
 
-def run_sequence(files: list[str], **parameters: Any) -> int:
+def run_sequence(files: list[str], output: OutputFormat, **parameters: Any) -> int:
     """Runs the sequence flow, prints a row for each step, and returns the exit status."""
     from ..flows.sequence import sequence, texts
 
-    return _run_and_print_rows(sequence, parameters, lambda: texts(parameters["steps"]), [], files)
+    return _run_and_print_rows(sequence, parameters, output, lambda: texts(parameters["steps"]), [], files)
 
 
-def run_rlm(**parameters: Any) -> int:
+def run_rlm(output: OutputFormat, **parameters: Any) -> int:
     """Runs the rlm flow, prints the answer, and returns the exit status."""
     from ..flows.reporting.report import describe_usage
     from ..flows.rlm import question, rlm
@@ -66,15 +71,19 @@ def run_rlm(**parameters: Any) -> int:
     texts = [parameters[name] for name in ("query", "context", "context_file", "context_volume_path")]
     found, failed = _check_and_run(rlm, parameters, lambda: question(*texts))
     if failed is not None:
-        return _print_end(failed.results_path, failed)
-    print(found)
+        return _print_end(failed.results_path, failed, output)
     asked = found.queries
+    if output.is_json:
+        queries = dataclasses.asdict(asked)
+        print_json({"answer": found.answer, "trajectory": found.trajectory, "queries": queries})
+    else:
+        print(found)
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
     print(f"{len(found.trajectory)} turns; the model was called {describe_usage(used)}", file=sys.stderr)
-    return _print_end(found.results_path, None)
+    return _print_end(found.results_path, None, output)
 
 
-def run_chunks(**parameters: Any) -> int:
+def run_chunks(output: OutputFormat, **parameters: Any) -> int:
     """Runs the chunks flow, prints its table and what the reduction submitted, and returns the exit status."""
     from ..flows.chunks import chunks, overlap, report
     from ..flows.engine.failures import Outcomes
@@ -87,13 +96,17 @@ def run_chunks(**parameters: Any) -> int:
     if failed is not None:
         count = len(failed.results) - (parameters["reduce"] is not None)
         found = report(Outcomes(failed.results, failed.failures, failed.results_path), count)
-    print_table(found.rows(MAX_TABLE_ROWS), len(found.results))
-    if isinstance(found.reduction, Result):
+    if output.is_json:
+        print_json_lines(found.results.values())
+        print_json_lines([] if found.reduction is None else [found.reduction])
+    else:
+        print_table(found.rows(MAX_TABLE_ROWS, shows_output=True), len(found.results))
+    if isinstance(found.reduction, Result) and not output.is_json:
         values = [f"{name}={format_cell(value)}" for name, value in found.reduction.outputs.items()]
         print(f"Reduction: {escape_text(', '.join(values))}")
     for path, ids in found.overlaps.items():
         print(overlap(path, ids), file=sys.stderr)
-    return _print_end(found.results_path, failed, found.results.values())
+    return _print_end(found.results_path, failed, output, found.results.values())
 
 
 def run_reap(**parameters: Any) -> int:
@@ -116,6 +129,7 @@ def run_reap(**parameters: Any) -> int:
 def _run_and_print_rows(
     flow: Any,
     parameters: dict[str, Any],
+    output: OutputFormat,
     open_inputs: Callable[[], object],
     input_files: Sequence[str | None],
     code_files: list[str],
@@ -125,19 +139,34 @@ def _run_and_print_rows(
     outcomes, failed = _check_and_run(flow, parameters, open_inputs, input_files, display)
     if failed is not None:
         outcomes = failed.results
-    rows = format_rows(outcomes, limit=MAX_TABLE_ROWS)
-    if code_files:
-        for row, cell in zip(rows, ["file", *code_files], strict=False):
-            row.insert(1, cell)
-    print_table(rows, len(outcomes))
+    if output.is_json:
+        print_json_lines(outcomes)
+    else:
+        rows = format_rows(outcomes, limit=MAX_TABLE_ROWS, shows_output=len(outcomes) > 1)
+        if code_files:
+            for row, cell in zip(rows, ["file", *code_files], strict=False):
+                row.insert(1, cell)
+        print_table(rows, len(outcomes))
     # The step after it has the names of one that submits nothing.
-    return _print_end(display.results_path, failed, outcomes if flow.name == "batch" else ())
+    return _print_end(display.results_path, failed, output, outcomes, counts_silent=flow.name == "batch")
 
 
-def _print_end(results_path: str, failed: ExecutionsFailed | None, outcomes: Iterable[Outcome] = ()) -> int:
-    """Prints what has failed and where the results are; of `outcomes` also how many have submitted nothing."""
+def _print_end(
+    results_path: str,
+    failed: ExecutionsFailed | None,
+    output: OutputFormat,
+    outcomes: Iterable[Outcome] = (),
+    *,
+    counts_silent: bool = True,
+) -> int:
+    """Prints what code has printed where that is wanted, how many have submitted nothing, what failed, and where it is.
+
+    Returns the exit status.
+    """
+    if output.shows_output and not output.is_json:
+        print_outputs(outcomes)
     silent = sum(isinstance(outcome, Result) and not outcome.meta.submitted for outcome in outcomes)
-    if silent:
+    if silent and counts_silent:
         print(f"the code of {silent} never called SUBMIT: there are no fields of it", file=sys.stderr)
     if failed is not None:
         idle = [failure for failure in failed.failures if isinstance(failure.error, NotRun)]
@@ -146,14 +175,14 @@ def _print_end(results_path: str, failed: ExecutionsFailed | None, outcomes: Ite
         print(f"{count} of {len(failed.results)} failed:", file=sys.stderr)
         for failure in failures[:10]:
             print(f"\n{failure.meta.index}: {type(failure.error).__name__}: {failure.error}", file=sys.stderr)
-            output = failure.meta.stderr.rstrip() or failure.meta.stdout.rstrip()
-            for line in output.splitlines()[-5:]:
+            printed = failure.meta.stderr.rstrip() or failure.meta.stdout.rstrip()
+            for line in printed.splitlines()[-5:]:
                 print("  |", escape_text(line, keep="\t"), file=sys.stderr)
         if count > 10:
             print(f"\n... and {count - 10} more, in the ledger", file=sys.stderr)
         if idle:
             print(f"\n{len(idle)} more, the first number {idle[0].meta.index}: {idle[0].error}", file=sys.stderr)
-    print(f"Results: {results_path}")
+    print(f"Results: {results_path}", file=sys.stderr if output.is_json else sys.stdout)
     return 0 if failed is None else 1
 
 

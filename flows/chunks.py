@@ -46,9 +46,12 @@ class ChunksReport:
     def __getitem__(self, chunk_id: str | int) -> Outcome:
         return self.results[str(chunk_id)]
 
-    def rows(self, limit: int | None = None) -> list[list[str]]:
-        """The table's rows of text, the header first; with a `limit` so many of the first."""
-        return format_rows(list(itertools.islice(self.results.values(), limit)))
+    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
+        """The table's rows of text, the header first; with a `limit` so many of the first.
+
+        With `shows_output` they have the last line that the code printed, where any did.
+        """
+        return format_rows(list(itertools.islice(self.results.values(), limit)), shows_output=shows_output)
 
     def __str__(self) -> str:
         return align_rows(self.rows())

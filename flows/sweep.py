@@ -34,12 +34,13 @@ class SweepReport:
     direction: Direction
     results_path: str
 
-    def rows(self, limit: int | None = None) -> list[list[str]]:
+    def rows(self, limit: int | None = None, *, shows_output: bool = False) -> list[list[str]]:
         """The table's rows of text, the header first: number, variables, fields, and what became of the trial.
 
-        With a `limit` they are so many of the first, and the best where that is not among them.
+        With a `limit` they are so many of the first, and the best where that is not among them. With `shows_output`
+        they have the last line that the code printed, where any did.
         """
-        return format_rows(self.trials, self.best, limit)
+        return format_rows(self.trials, self.best, limit, shows_output=shows_output)
 
     def __str__(self) -> str:
         return align_rows(self.rows())

@@ -14,8 +14,9 @@ from .task_log import LineBudget, OutputLog
 class TaskBatch:
     """Executions that one task run runs, one after the other; printed, it is the task run's name.
 
-    `on_start` is called once, when the task run begins; `on_outcome` with each outcome that is in the ledger. Once
-    `should_end` says so, no other of them is begun.
+    `on_start` is called once, when the task run begins; `on_output` with the number of an execution, a stream and the
+    text that the code writes there; `on_outcome` with each outcome that is in the ledger. Once `should_end` says so, no
+    other of them is begun.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class TaskBatch:
         *,
         ledger: Ledger,
         on_start: Callable[[], None],
+        on_output: Callable[[int, str, str], None],
         on_outcome: Callable[[Execution, Outcome], None],
         should_end: Callable[[], bool],
         line_budget: LineBudget | None,
@@ -35,6 +37,7 @@ class TaskBatch:
         self.policy = policy
         self.ledger = ledger
         self._on_start = on_start
+        self._on_output = on_output
         self._on_outcome = on_outcome
         self.should_end = should_end
         self._line_budget = line_budget
@@ -56,16 +59,21 @@ class TaskBatch:
             self._on_start()
 
     @contextmanager
-    def open_output_log(self, execution: Execution) -> Iterator[Callable[[str, str], None] | None]:
-        """A function that writes the output of an attempt to the task run's log, None where it is not wanted."""
-        if self._line_budget is None:
-            yield None
-            return
-        output = OutputLog(self._line_budget, "" if len(self._executions) == 1 else f"{execution.index}: ")
+    def open_output_log(self, execution: Execution) -> Iterator[Callable[[str, str], None]]:
+        """A function that takes what the code of an attempt writes, for the task run's log where that has it."""
+        prefix = "" if len(self._executions) == 1 else f"{execution.index}: "
+        log = None if self._line_budget is None else OutputLog(self._line_budget, prefix)
+
+        def write(stream: str, text: str) -> None:
+            self._on_output(execution.index, stream, text)
+            if log is not None:
+                log.write(stream, text)
+
         try:
-            yield output.write
+            yield write
         finally:
-            output.close()
+            if log is not None:
+                log.close()
 
     def record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Writes an outcome to the ledger, and then calls `on_outcome`."""

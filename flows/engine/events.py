@@ -34,6 +34,9 @@ class FlowListener:
     def on_execution_start(self, index: int) -> None:
         """An execution's task run has started."""
 
+    def on_output(self, index: int, stream: str, text: str) -> None:
+        """An execution's code has written that to `stream`, "stdout" or "stderr"."""
+
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
         """An execution has its outcome; `cached` where it was read from a ledger and not run."""
 

@@ -160,6 +160,7 @@ class LaneExecutor:
                 on_outcome=self._record_ended,
                 should_end=lambda: self._failures.is_limit_reached,
                 on_start=self._creation_lock.release,
+                on_output=self.recorder.listener.on_output,
                 line_budget=self._line_budget if self.context.options.log_output else None,
             )
 

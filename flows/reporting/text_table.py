@@ -17,10 +17,13 @@ _brief.maxlevel = 4
 _brief.maxstring = _brief.maxlong = _brief.maxother = CELL
 
 
-def format_rows(outcomes: Sequence[Outcome], best: Result | None = None, limit: int | None = None) -> list[list[str]]:
+def format_rows(
+    outcomes: Sequence[Outcome], best: Result | None = None, limit: int | None = None, *, shows_output: bool = False
+) -> list[list[str]]:
     """Rows of text that a terminal can show, the header first: number, variables, fields, and what became of it.
 
-    With a `limit` they are so many of the first, and the best where that is not among them.
+    With a `limit` they are so many of the first, and the best where that is not among them. With `shows_output` they
+    have the last line that the code printed, where any did.
     """
     numbered = list(enumerate(outcomes if limit is None else outcomes[:limit]))
     if limit is not None and best is not None and (best.meta.index or 0) >= limit:
@@ -29,7 +32,8 @@ def format_rows(outcomes: Sequence[Outcome], best: Result | None = None, limit: 
     variables = list(dict.fromkeys(name for outcome in outcomes for name in outcome.meta.variables))
     found = dict.fromkeys(name for outcome in outcomes if isinstance(outcome, Result) for name in outcome.outputs)
     fields = [name for name in found if name not in variables]
-    rows = [["", *variables, *fields, ""]]
+    shows_output = shows_output and any(outcome.meta.stdout.strip() for outcome in outcomes)
+    rows = [["", *variables, *fields, *(["printed last"] if shows_output else []), ""]]
     for number, outcome in numbered:
         values = [format_cell(outcome.meta.variables.get(name, "")) for name in variables]
         if isinstance(outcome, Result):
@@ -38,6 +42,8 @@ def format_rows(outcomes: Sequence[Outcome], best: Result | None = None, limit: 
         else:
             values += [""] * len(fields)
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
+        if shows_output:
+            values.append(format_cell(outcome.meta.stdout.rstrip().rpartition("\n")[2]))
         rows.append([str(number), *values, note])
     return [[escape_text(cell) for cell in row] for row in rows]
 

@@ -47,6 +47,59 @@ def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
     assert "the code of 1 never called SUBMIT" in done.stderr
 
 
+def test_what_the_only_execution_prints_is_seen_as_it_comes(run, tmp_path):
+    (tmp_path / "one.py").write_text(
+        "import sys\nprint('step 1\\x1b[31m')\nprint('oh', file=sys.stderr)\nprint('end', end='')"
+    )
+    done = run("batch", "one.py")
+    lines = done.stderr.splitlines()
+    assert set(lines) >= {"step 1\\x1b[31m", "oh", "end"}
+    assert lines.index("end") < next(number for number, line in enumerate(lines) if "1 of 1 done" in line)
+
+
+def test_of_many_executions_the_last_line_of_each_is_in_the_table_and_all_of_them_below_it(run, tmp_path):
+    (tmp_path / "code.py").write_text("print('first', x)\nprint('last', x)\nSUBMIT(y=x)")
+    (tmp_path / "inputs.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
+    done = run("batch", "code.py", "--inputs", "inputs.jsonl", "--show-output")
+    assert done.returncode == 0, done.stderr
+    table, *outputs = done.stdout.split("\n\n")
+    assert [line.split() for line in table.splitlines()] == [
+        ["x", "y", "printed", "last"],
+        ["0", "1", "1", "last", "1"],
+        ["1", "2", "2", "last", "2"],
+    ]
+    assert outputs[0] == "0:\nfirst 1\nlast 1"
+    assert outputs[1].startswith("1:\nfirst 2\nlast 2\nResults: ")
+
+
+def test_json_has_whole_values_a_line_for_each_execution_and_nothing_else(run, tmp_path):
+    (tmp_path / "code.py").write_text("print('seen')\nassert x < 3\nSUBMIT(long='y' * 500, loss=x * float('nan'))")
+    done = run("sweep", "code.py", "--grid", "x=1,2,3", "--minimize", "loss", "--json")
+    assert done.returncode == 1
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in done.stdout.splitlines()]
+    assert [(line["index"], line["status"]) for line in lines] == [(0, "succeeded"), (1, "succeeded"), (2, "failed")]
+    assert [line.get("best", False) for line in lines] == [True, False, False]
+    assert lines[0]["outputs"] == {"long": "y" * 500, "loss": None}
+    assert lines[0]["nonfinite"] == {"/loss": "nan"}
+    assert lines[2]["error"]["type"] == "AssertionError"
+    assert {line["meta"]["stdout"] for line in lines} == {"seen\n"}
+    assert done.stderr.splitlines()[-1].startswith("Results: ")
+
+
+def test_settings_of_the_provider_are_options(run, tmp_path):
+    (tmp_path / "code.py").write_text("import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)")
+    done = run("batch", "code.py", "--memory-mib", "300", "--json")
+    assert json.loads(done.stdout)["outputs"] == {"mib": 300}
+    for options, message in (
+        (["--memory-mib", "3"], "memory_mib: Input should be greater than or equal to 64"),
+        (["--cpu", "1"], "the provider local has no option 'cpu': did you mean cpus?"),
+    ):
+        done = run("batch", "code.py", *options)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_run_that_fails_early_says_what_failed_and_what_was_not_run(run, tmp_path):
     (tmp_path / "code.py").write_text("raise ValueError(x)")
     (tmp_path / "inputs.jsonl").write_text("".join(f'{{"x": {x}}}\n' for x in range(40)))

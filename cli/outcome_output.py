@@ -1,0 +1,43 @@
+"""What a command prints of outcomes beside their table: what the code has printed, or JSON for another program."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
+from ..sandbox.result import Outcome, Result, outcome_to_json
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """How a person wants outcomes printed: with all that the code has printed, or as JSON in the place of the table."""
+
+    shows_output: bool = False
+    is_json: bool = False
+
+
+def print_json_lines(outcomes: Iterable[Outcome], best: Result | None = None) -> None:
+    """Prints a line of JSON for each outcome on standard output: what a ledger has of it; `best` says so in its own."""
+    for outcome in outcomes:
+        line: dict[str, Any] = {
+            "index": outcome.meta.index,
+            "status": "succeeded" if isinstance(outcome, Result) else "failed",
+            **({"best": True} if best is not None and outcome.meta.index == best.meta.index else {}),
+            **outcome_to_json(outcome),
+        }
+        print_json(line)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Prints an object as a line of strict JSON."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace").decode("utf-8"))
+
+
+def print_outputs(outcomes: Iterable[Outcome]) -> None:
+    """Prints what each execution's code has printed on standard output, under the execution's number."""
+    for outcome in outcomes:
+        for name, text in (("", outcome.meta.stdout), (" standard error", outcome.meta.stderr)):
+            if text:
+                print(f"\n{outcome.meta.index}{name}:")
+                print(escape_text(text.rstrip("\n"), keep=LINE_CHARACTERS))
