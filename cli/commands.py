@@ -7,6 +7,7 @@ from cyclopts import App, Parameter
 from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters
 from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
+from .outcome_output import OutputFormat
 from .parameter_options import add_flow_options
 
 app = App(
@@ -23,6 +24,7 @@ def batch(
     /,
     *,
     inputs: str | None = None,
+    output: OutputFormat,
     **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run Python files, each in a sandbox of its own; or one file once for each of many inputs.
@@ -38,7 +40,7 @@ def batch(
         if len(code) > 1:
             raise ConfigurationError("--inputs goes with one FILE, and there are several")
         code = code[0]
-    return run_batch(files, code=code, inputs=arguments.resolve_path(inputs), **parameters)
+    return run_batch(files, output, code=code, inputs=arguments.resolve_path(inputs), **parameters)
 
 
 @app.command
@@ -51,6 +53,7 @@ def sweep(
     points: str | None = None,
     minimize: str | None = None,
     maximize: str | None = None,
+    output: OutputFormat,
     **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run one Python file over the points of a search space, and find the best trial.
@@ -68,6 +71,7 @@ def sweep(
     if minimize is not None and maximize is not None:
         raise ConfigurationError("--minimize and --maximize were both given: a sweep has one objective")
     return run_sweep(
+        output=output,
         code=arguments.read_code(file),
         grid=None if grid is None else arguments.parse_grid(grid),
         points=arguments.resolve_path(points),
@@ -87,6 +91,7 @@ def rlm(
     context: str = "",
     context_file: str | None = None,
     context_volume_path: str | None = None,
+    output: OutputFormat,
     **parameters: Unpack[RlmParameters],
 ) -> int:
     """Answer a question over a long text, with a recursive language model whose Python runs in a sandbox.
@@ -102,6 +107,7 @@ def rlm(
     from .run_flow import run_rlm
 
     return run_rlm(
+        output=output,
         query=query,
         language_model=language_model,
         context=context,
@@ -123,6 +129,7 @@ def chunks(
     volume_name: str | None = None,
     reduce: str | None = None,
     trust_markers: Annotated[bool, Parameter(negative=())] = False,
+    output: OutputFormat,
     **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together.
@@ -139,6 +146,7 @@ def chunks(
     from .run_flow import run_chunks
 
     return run_chunks(
+        output=output,
         code=arguments.read_code(file),
         chunks=arguments.resolve_path(chunks),
         data=arguments.resolve_path(data),
@@ -157,6 +165,7 @@ def sequence(
     /,
     *,
     stop_on_error: bool = True,
+    output: OutputFormat,
     **parameters: Unpack[SequenceParameters],
 ) -> int:
     """Run Python files one after the other in one sandbox: what one defines is there in the next.
@@ -168,7 +177,7 @@ def sequence(
     from .run_flow import run_sequence
 
     steps = [arguments.read_code(file) for file in files]
-    return run_sequence(files, steps=steps, stop_on_error=stop_on_error, **parameters)
+    return run_sequence(files, output, steps=steps, stop_on_error=stop_on_error, **parameters)
 
 
 volume = App(name="volume", help="List volumes and what is on them, bring files there and home, and remove them.")

@@ -65,6 +65,8 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
     hints: dict[str, Any] = {}  # of the shared parameters, by their names
     signature: list[inspect.Parameter] = []
     for parameter in signature_of(command).parameters.values():
+        if parameter.name == "output":  # it is made of two options
+            continue
         if field_of(parameter.annotation) is None:
             signature.append(parameter)
         elif parameter.name not in LEFT_OUT:
