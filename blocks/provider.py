@@ -18,7 +18,7 @@ from ..sandbox.process_identity import read_own_identity
 from ..sandbox.sandbox_api import Sandbox
 from . import git as repository
 from .sandbox_volume import SandboxVolume
-from .settings import SandboxSettings, is_secret
+from .settings import SandboxSettings
 from .volume import VolumeStore
 
 MANAGED_LABELS = {"managed-by": "rlm-batch"}
@@ -141,30 +141,36 @@ class SandboxProvider(SandboxSettings, ABC):
         self._commit = commit
 
     def with_options(self, options: dict[str, Any] | None) -> Self:
-        """The same with other settings, by the names of the block's fields. Raises ConfigurationError.
+        """The same with other settings for one run, by the names of the block's fields. Raises ConfigurationError.
 
-        Secrets are not taken: who sees a flow run sees its parameters.
+        Secrets are not among them, for who sees a flow run sees its parameters; nor is where a block's secret goes.
         """
         if not options:
             return self
         settings: type[SandboxSettings] = next(
             base for base in type(self).__mro__ if issubclass(base, SandboxSettings) and not issubclass(base, ABC)
         )
+        known = settings.list_run_settings()
         for name in options:
             if name not in settings.model_fields:
-                close = difflib.get_close_matches(str(name), settings.model_fields, 1)
-                known = f"did you mean {close[0]}?" if close else f"it has {', '.join(settings.model_fields)}"
-                raise ConfigurationError(f"the provider {self.provider_name} has no option {name!r}: {known}")
-            if is_secret(settings.model_fields[name]):
+                close = difflib.get_close_matches(str(name), known, 1)
+                advice = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
+                raise ConfigurationError(f"the provider {self.provider_name} has no option {name!r}: {advice}")
+            if name not in known or (name == "repo_url" and self.repo_token is not None):
                 raise ConfigurationError(
-                    f"{name} is a secret, and the parameters of a flow run are none: save a block with it, and name "
-                    f"that as the provider, such as {self.provider_name}-sandbox/NAME"
+                    f"{name} is no option of a single run: it is a secret, or says where one goes, or holds for all "
+                    f"runs or for a level of isolation. Save a block with it, and name that as the provider, such as "
+                    f"{self.provider_name}-sandbox/NAME"
                 )
         try:
             checked = settings.model_validate({name: getattr(self, name) for name in settings.model_fields} | options)
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-            raise ConfigurationError(f"the provider {self.provider_name} does not take its options: {wrong}") from None
+            problems = [
+                ".".join(map(str, item["loc"])) + ": " * bool(item["loc"]) + item["msg"] for item in error.errors()
+            ]
+            raise ConfigurationError(
+                f"the provider {self.provider_name} does not take its options: {'; '.join(problems)}"
+            ) from None
         return self.model_copy(update={name: getattr(checked, name) for name in options})
 
     def has_credentials(self) -> bool:

@@ -10,15 +10,13 @@ from .git import PASSWORD_ADVICE, has_password
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Where the code finds the volume.")]
 
 
-def is_secret(field: FieldInfo) -> bool:
-    """Whether a setting is for nobody's eyes."""
-    return "SecretStr" in str(field.annotation)
-
-
 class SandboxSettings(BaseModel):
     """What a person sets of any provider: the volume, the repository, the packages, the environment and the limits."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
+
+    # Not for one run: whoever starts a run would send a block's secrets elsewhere, or lift what holds for all.
+    block_only: ClassVar[tuple[str, ...]] = ("max_sandboxes", "creations_per_second", "limit_name")
 
     volume_name: str | None = Field(
         default=None,
@@ -63,6 +61,7 @@ class SandboxSettings(BaseModel):
     creations_per_second: float | None = Field(
         default=None,
         gt=0,
+        allow_inf_nan=False,
         title="Creations a second",
         description="How many new sandboxes a second flows may ask for, over the same. By default there is no limit.",
     )
@@ -116,6 +115,15 @@ class SandboxSettings(BaseModel):
                     f"the value of {name} has a null character, which no environment can hold: leave it out"
                 )
         return environment
+
+    @classmethod
+    def list_run_settings(cls) -> dict[str, FieldInfo]:
+        """The settings that a run may have otherwise than its block, by their names."""
+        return {
+            name: field
+            for name, field in cls.model_fields.items()
+            if name not in cls.block_only and "SecretStr" not in str(field.annotation)
+        }
 
     @property
     def has_sandbox_limit(self) -> bool:

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from ..blocks.registry import PROVIDERS
-from ..blocks.settings import is_secret
 from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
@@ -36,12 +35,12 @@ Json = Annotated[
 
 
 def make_provider_options(taken: Collection[str]) -> list[inspect.Parameter]:
-    """An option for each setting of any provider that is no secret, and whose name is not `taken` by another option."""
+    """An option for each setting that a run may have, of any provider, whose name is not `taken` by another option."""
     fields: dict[str, FieldInfo] = {}
     providers: dict[str, list[str]] = {}
     for entry in PROVIDERS.values():
-        for name, field in entry.load_settings().model_fields.items():
-            if name not in taken and not is_secret(field):
+        for name, field in entry.load_settings().list_run_settings().items():
+            if name not in taken:
                 fields.setdefault(name, field)
                 providers.setdefault(name, []).append(entry.name)
     options: list[inspect.Parameter] = []
@@ -86,7 +85,7 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         given = {name: options.pop(_get_option_name(name)) for name in hints if _get_option_name(name) in options}
         settings = {option.name: options.pop(option.name, None) for option in provider_options}
-        settings = {name: value for name, value in settings.items() if value is not None}
+        settings = {name: None if value == "none" else value for name, value in settings.items() if value is not None}
         if isolation is not None:
             given["provider"] = build_provider(given.get("provider", "local"), isolation)
         if "results_path" in given:

@@ -47,8 +47,14 @@ def get_files(provider: str, name: str, path: str, target: str, *, force: bool) 
         if not force:
             _confirm_overwriting([local_path for local_path in local_paths.values() if local_path.exists()])
         for file_path, local_path in local_paths.items():
-            local_path.parent.mkdir(parents=True, exist_ok=True)
-            local_path.write_bytes(volume.get(file_path))
+            data = volume.get(file_path)
+            try:
+                local_path.parent.mkdir(parents=True, exist_ok=True)
+                local_path.write_bytes(data)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{escape_text(str(local_path))} cannot be written ({error.strerror}): name another place for it"
+                ) from None
     print(f"{len(files)} {'file' if len(files) == 1 else 'files'} brought home from {name}", file=sys.stderr)
     return 0
 

@@ -1,5 +1,6 @@
 """The chunks flow: one piece of code over the parts of some data, on a durable volume, and one that reduces them."""
 
+import asyncio
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +123,8 @@ async def chunks(
         keys = hashlib.sha256()
         await job.executor.execute_all(_build_executions(code, parts, fingerprint, cache, keys), cache.find_result)
         if reduce is not None:
-            encoded = {"results": _encode(_collect_submitted(job.store.outcomes), "what the chunks submitted")}
+            submitted = await asyncio.to_thread(_collect_submitted, job.store.outcomes)
+            encoded = {"results": await asyncio.to_thread(_encode, submitted, "what the chunks submitted")}
             key = compute_key(reduce, {}, encoded, {**add_index(fingerprint, len(parts)), "chunks": keys.hexdigest()})
             reduction = Execution(len(parts), reduce, {}, key, encoded, cache.locate_marker(REDUCTION_MARKER))
             if failed := job.store.failures:

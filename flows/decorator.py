@@ -51,8 +51,11 @@ class BatchFlow(Flow[P, T]):
         if parameters.get("shards") is not None:
             require_server_url()  # rather than start one that has no workers
         run = copy.copy(self)  # which is told where its results are
-        async with embedded_server(lambda: run.results_path):
-            return await Flow.__call__(run, **options, **parameters)  # type: ignore[misc]
+        try:
+            async with embedded_server(lambda: run.results_path):
+                return await Flow.__call__(run, **options, **parameters)  # type: ignore[misc]
+        except RlmBatchError as error:
+            raise error.with_traceback(None) from error.__cause__  # without dozens of frames of Prefect's
 
 
 def _positional(function: Callable[..., Any]) -> inspect.Signature:

@@ -257,7 +257,7 @@ class Interpreter:
         if paths:
             await self.start()
         for name, path in paths.items():
-            await self.upload(path, large[name].encode_file(name))
+            await self.upload(path, await asyncio.to_thread(large[name].encode_file, name))
         pending: PendingExecution | None = None
 
         def encode_execution(protocol: DriverProtocol) -> bytes:

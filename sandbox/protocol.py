@@ -18,6 +18,7 @@ from .intake.large_json import Parts, read_json
 from .meta import Meta
 from .outcomes.decoding import decode_end
 from .outcomes.preparation import check_preparation
+from .requests.execution_request import strip_fence
 from .result import Result
 from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES
@@ -149,7 +150,7 @@ class DriverProtocol:
         """The code that runs before the first execution, and its frame."""
         self.sandbox.expect_preparation()
         pending = self.preparation = self._add_pending({}, preparation.timeout, None, {}, on_output)
-        body = encode_fields({"code": preparation.code})
+        body = encode_fields({"code": strip_fence(preparation.code)})
         return pending, self.encode({"op": "prepare", "id": pending.id, "timeout": pending.timeout}, body)
 
     def add_execution(

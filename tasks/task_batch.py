@@ -61,8 +61,7 @@ class TaskBatch:
     @contextmanager
     def open_output_log(self, execution: Execution) -> Iterator[Callable[[str, str], None]]:
         """A function that takes what the code of an attempt writes, for the task run's log where that has it."""
-        prefix = "" if len(self._executions) == 1 else f"{execution.index}: "
-        log = None if self._line_budget is None else OutputLog(self._line_budget, prefix)
+        log = None if self._line_budget is None else OutputLog(self._line_budget, f"{execution.index}: ")
 
         def write(stream: str, text: str) -> None:
             self._on_output(execution.index, stream, text)

@@ -1,6 +1,6 @@
 """What a person sets of Daytona's sandboxes."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -9,6 +9,8 @@ from ..settings import MountPath, SandboxSettings
 
 class DaytonaSettings(SandboxSettings):
     """The account, what sandboxes are made from, their resources, and what they may reach."""
+
+    block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "api_url")
 
     volume_mount_path: MountPath = "/home/daytona/memory"
     api_key: SecretStr | None = Field(

@@ -1,6 +1,6 @@
 """The settings of the local provider: plain pydantic, which a Prefect block and a script share."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -11,6 +11,8 @@ from .packages import check_wheel_requirements
 class LocalSettings(SandboxSettings):
     """What a person sets of the sandboxes on this machine: their isolation, their limits and where volumes are."""
 
+    block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "isolation")  # "local:none" says it
+
     isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
         default="auto",
         title="Isolation",
@@ -20,6 +22,7 @@ class LocalSettings(SandboxSettings):
     memory_mib: int = Field(
         default=4096,
         ge=64,
+        le=1 << 40,
         title="Memory",
         description="MiB of address space for each process of the code; numerical libraries want a few thousand.",
     )
@@ -27,7 +30,7 @@ class LocalSettings(SandboxSettings):
         default=128, ge=1, title="Processes", description="Processes and threads that the code may have at one time."
     )
     file_size_mib: int = Field(
-        default=1024, ge=1, title="File size", description="MiB that one file written by the code may have."
+        default=1024, ge=1, le=1 << 40, title="File size", description="MiB that one file written by the code may have."
     )
     open_files: int = Field(
         default=1024,
@@ -65,6 +68,7 @@ class LocalSettings(SandboxSettings):
     cpus: float | None = Field(
         default=None,
         ge=0.01,
+        allow_inf_nan=False,
         title="Processors",
         description="Processors that the sandbox as a whole may keep busy, such as 0.5; unlimited by default, and only "
         "where there are control groups that may be used.",

@@ -111,6 +111,8 @@ async def resolve_provider_with_volume(options: Options, volume_name: str | None
     provider = await resolve_provider(options.provider, options.provider_options)
     if volume_name is None:
         return provider
+    if (options.provider_options or {}).get("volume_name") not in (None, volume_name):
+        raise ConfigurationError("the volume was named twice: pass volume_name, or have it in provider_options")
     return provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
 
 

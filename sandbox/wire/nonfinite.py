@@ -11,8 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    Path = tuple["Path", str | int] | None  # to a value: to what it stands in, and its key or index there
-
 NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
 MAX_STEPS = 500  # of a pointer: what comes out of a sandbox is no deeper
 
@@ -39,30 +37,37 @@ def replace_nonfinite(value: Any) -> tuple[Any, dict[str, str]]:
     try:
         if is_certainly_json(value):
             return value, numbers
-        return _replace(value, None, numbers), numbers
+        return _replace(value, "", numbers), numbers
     except RecursionError:
         raise NotJsonError("it is nested too deeply") from None
 
 
-def _replace(value: Any, path: Path, numbers: dict[str, str]) -> Any:
-    if isinstance(value, float) and value - value != 0:
-        numbers[_make_pointer(path)] = repr(float(value))
+def _replace(value: Any, pointer: str, numbers: dict[str, str]) -> Any:
+    """The value at that pointer. Nothing is made for a finite number: there may be a million of them."""
+    if isinstance(value, float):
+        if value - value == 0:
+            return value
+        numbers[pointer] = repr(value)
         return None
     if isinstance(value, (list, tuple)):
-        items: Any = value  # type: ignore[reportUnknownVariableType]
-        return [_replace(item, (path, index), numbers) for index, item in enumerate(items)]
+        items: list[Any] = list(value)  # type: ignore[reportUnknownArgumentType]
+        for index, item in enumerate(items):
+            if type(item) is float:
+                if item - item != 0:
+                    numbers[f"{pointer}/{index}"] = repr(item)
+                    items[index] = None
+            elif isinstance(item, (list, tuple, dict)):
+                items[index] = _replace(item, f"{pointer}/{index}", numbers)
+        return items
     if isinstance(value, dict):
-        pairs: Any = value  # type: ignore[reportUnknownVariableType]
-        return {key: _replace(item, (path, key), numbers) for key, item in pairs.items()}
+        pairs: dict[str, Any] = value  # type: ignore[reportUnknownVariableType]
+        return {
+            key: _replace(item, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}", numbers)
+            if isinstance(item, (float, list, tuple, dict))
+            else item
+            for key, item in pairs.items()
+        }
     return value
-
-
-def _make_pointer(path: Path) -> str:
-    steps: list[str] = []
-    while path is not None:
-        path, step = path
-        steps.append("/" + str(step).replace("~", "~0").replace("/", "~1"))
-    return "".join(reversed(steps))
 
 
 def restore_number(value: Any, pointer: Any, name: Any) -> None:

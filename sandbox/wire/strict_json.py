@@ -136,6 +136,7 @@ class _Converter:
         if value is None or isinstance(value, (str, int)):
             return value
         if isinstance(value, float):
+            value = float.__float__(value)  # a subclass may do anything when it is asked
             if not self._allow_nonfinite and value - value != 0:
                 raise NotJsonError(
                     f"{place} is {value!r}, which JSON cannot hold: hand over None or a string in its place"
@@ -149,7 +150,8 @@ class _Converter:
             for key in pairs:
                 if not isinstance(key, str):
                     raise NotJsonError(f"{place} has the key {key!r}, which is no string: use str({key!r})")
-            return {key: self.convert(item, f"{place}[{key!r}]") for key, item in pairs.items()}
+            # Of an enumeration's member, which is a text, what it is a text of.
+            return {str.__str__(key): self.convert(item, f"{place}[{key!r}]") for key, item in pairs.items()}
         if isinstance(value, (bytes, bytearray)):
             raise NotJsonError(f"{place} is bytes: decode it to text, or save it to the volume and hand over its path")
         if isinstance(value, (set, frozenset)):

@@ -90,6 +90,8 @@ def test_settings_of_the_provider_are_options(run, tmp_path):
     (tmp_path / "code.py").write_text("import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)")
     done = run("batch", "code.py", "--memory-mib", "300", "--json")
     assert json.loads(done.stdout)["outputs"] == {"mib": 300}
+    done = run("batch", "code.py", "--memory-mib", "300", "--disk-mib", "none", "--volume-name", "none", "--json")
+    assert json.loads(done.stdout)["meta"]["layers"], done.stderr
     for options, message in (
         (["--memory-mib", "3"], "memory_mib: Input should be greater than or equal to 64"),
         (["--cpu", "1"], "the provider local has no option 'cpu': did you mean cpus?"),

@@ -10,7 +10,6 @@ import pytest
 from cyclopts import App
 
 from rlm_batch.blocks.registry import PROVIDERS
-from rlm_batch.blocks.settings import is_secret
 from rlm_batch.cli.commands import app
 from rlm_batch.cli.parameter_options import LEFT_OUT, OPTION_NAMES
 from rlm_batch.flows.batch import batch
@@ -32,12 +31,7 @@ FLOWS: dict[str, Any] = {
 # What a command takes in another form: files of code, a grid in words, and one option for each direction.
 WORDS = {"code", "steps", "query", "grid", "objective", "direction", *LEFT_OUT}
 OPTIONS_ALONE = {"isolation", "minimize", "maximize", "grid", "show_output", "json"}
-SETTINGS = {
-    name
-    for entry in PROVIDERS.values()
-    for name, field in entry.load_settings().model_fields.items()
-    if not is_secret(field)
-}
+SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
 NEEDED = {"rlm": ["--language-model", "m"], "reap": []}
 
 
@@ -59,9 +53,9 @@ def test_a_command_has_an_option_for_each_parameter_of_its_flow_and_no_other(nam
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_a_command_with_sandboxes_has_an_option_for_each_setting_of_a_provider_that_is_no_secret(name: str) -> None:
+def test_a_command_with_sandboxes_has_an_option_for_each_setting_that_a_run_may_have(name: str) -> None:
     assert set(options(name)) >= (SETTINGS if name != "reap" else set())
-    assert not {"repo_token", "api_key", "token_id", "token_secret", "environment"} & set(options(name))
+    assert not {"repo_token", "api_key", "token_id", "environment", "api_url", "limit_name"} & set(options(name))
 
 
 @pytest.mark.parametrize("name", FLOWS)

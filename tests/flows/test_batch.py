@@ -1,6 +1,7 @@
 """What a person gets from the batch flow."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from rlm_batch import (
     CodeError,
     CodeSyntaxError,
     ConfigurationError,
+    DaytonaSandbox,
     DeadlineExceeded,
     ExecutionsFailed,
     ExecutionTimeout,
     Failure,
+    LocalSandbox,
     Result,
     SubmitError,
     batch,
@@ -294,11 +297,27 @@ async def test_settings_of_the_provider_are_given_for_a_run_without_a_saved_bloc
         ({"memory_mib": 3}, "memory_mib: Input should be greater than or equal to 64"),
         ({"memory_mib": "much"}, "memory_mib: Input should be a valid integer"),
         ({"packages": ["git+https://host/x"]}, "packages"),
-        ({"repo_token": "hidden"}, "repo_token is a secret, and the parameters of a flow run are none: save a block"),
-        ({"environment": {"KEY": "hidden"}}, "environment is a secret"),
+        ({"repo_token": "hidden"}, "repo_token is no option of a single run: it is a secret"),
+        ({"environment": {"KEY": "hidden"}}, "environment is no option of a single run"),
+        ({"max_sandboxes": 50}, "max_sandboxes is no option of a single run"),
+        ({"isolation": "none"}, "isolation is no option of a single run"),
+        ({"cpus": math.inf}, "cpus: Input should be a finite number"),
+        ({"memory_mib": 10**20}, "memory_mib: Input should be less than or equal to"),
     ],
 )
 async def test_settings_that_the_provider_has_not_are_one_sentence(options, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)) as caught:
         await batch(["SUBMIT()"], provider_options=options)
     assert "hidden" not in str(caught.value)
+
+
+async def test_where_a_blocks_secrets_go_is_no_option_of_a_run(server):
+    await LocalSandbox(repo_url="https://host/r.git", repo_token="hidden").save("with-token", overwrite=True)
+    await DaytonaSandbox(api_key="hidden").save("with-key", overwrite=True)
+    for provider, options in (
+        ("local-sandbox/with-token", {"repo_url": "http://127.0.0.1:9/r.git"}),
+        ("daytona-sandbox/with-key", {"api_url": "http://127.0.0.1:9/api"}),
+        ("daytona", {"api_url": "http://127.0.0.1:9/api"}),
+    ):
+        with pytest.raises(ConfigurationError, match="is no option of a single run"):
+            await batch(["SUBMIT()"], provider=provider, provider_options=options)

@@ -119,7 +119,7 @@ async def test_options_give_a_deployments_run_no_isolation_either(monkeypatch: p
     run = await Deployed.made(code=["SUBMIT(y=1)"], provider_options={"isolation": "none"})
     state = await run.execute()
     assert state.is_failed()
-    assert "set RLM_BATCH_ALLOW_NO_ISOLATION=1 in the worker's environment" in str(state.message)
+    assert "isolation is no option of a single run" in str(state.message)
 
 
 async def test_a_scripts_own_calls_need_no_consent(outside: Path, tmp_path: Path) -> None:

@@ -46,6 +46,20 @@ async def test_those_of_arrays_come_back(interpreter: Interpreter) -> None:
     assert show((await interpreter.execute(dedent(code))).x) == "[1.5, NaN, -Infinity]"
 
 
+async def test_texts_and_numbers_of_classes_of_ones_own_are_texts_and_numbers(interpreter: Interpreter) -> None:
+    code = """
+        from enum import Enum
+        class Color(str, Enum):
+            RED = "red"
+        class Odd(float):
+            def __float__(self): return 3.0
+            def __sub__(self, other): raise KeyError(other)
+            def __repr__(self): return "odd"
+        SUBMIT(scores={Color.RED: float("nan")}, odd=[Odd("inf"), Odd(1.5)])
+        """
+    assert show((await interpreter.execute(dedent(code))).outputs) == show({"scores": {"red": NAN}, "odd": [INF, 1.5]})
+
+
 async def test_a_field_that_is_a_float_may_be_one_and_another_may_not(interpreter: Interpreter) -> None:
     code = "SUBMIT(float('nan'))"
     assert math.isnan((await interpreter.execute(code, output_fields=[{"name": "x", "type": "float"}])).x)
