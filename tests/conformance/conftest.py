@@ -34,14 +34,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "local_first: on a cloud it waits for the full tests; the host and the driver do it by themselves"
     )
+    config.addinivalue_line(
+        "markers", "own_machine: on a cloud it needs files or processes that are the sandbox's own, as a volume does"
+    )
     config.addinivalue_line("markers", "every_provider: among tests that are local_first, one that does not wait")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the run's own choice of marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        waits = item.get_closest_marker("local_first") and not item.get_closest_marker("every_provider")
-        if waits and not str(item.callspec.params.get("provider_name", "local")).startswith("local"):  # type: ignore[attr-defined]
+        name = str(item.callspec.params.get("provider_name", "local")) if hasattr(item, "callspec") else "local"  # type: ignore[attr-defined]
+        if name.startswith("local"):
+            continue
+        if "volume_name" in item.fixturenames or item.get_closest_marker("own_machine"):  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.requires("namespaces"))
+        if item.get_closest_marker("local_first") and not item.get_closest_marker("every_provider"):
             item.add_marker(pytest.mark.full)
 
 

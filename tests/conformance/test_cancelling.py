@@ -110,6 +110,7 @@ async def test_shutdown_during_an_execution_ends_it_with_an_error(provider: Sand
 
 
 @pytest.mark.every_provider
+@pytest.mark.own_machine
 async def test_shutdown_waits_for_nothing_that_the_code_does(provider: SandboxProvider) -> None:
     code = """
         import os, signal, time

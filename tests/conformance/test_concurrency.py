@@ -32,6 +32,7 @@ async def test_an_execution_starts_the_sandbox_once_however_many_there_are(provi
         await interpreter.shutdown()
 
 
+@pytest.mark.own_machine
 async def test_sandboxes_do_not_share_files(provider: SandboxProvider) -> None:
     async with provider.interpreter(timeout=20) as first, provider.interpreter(timeout=20) as second:
         await first.execute("open('note.txt', 'w').write('x')")
@@ -57,6 +58,7 @@ async def test_starting_twice_does_nothing(interpreter: Interpreter) -> None:
     assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
 
 
+@pytest.mark.own_machine
 async def test_a_large_result_of_one_does_not_hold_up_another(interpreter: Interpreter) -> None:
     large = [interpreter.execute("SUBMIT(text='x' * 1_000_000)") for _ in range(8)]
     small = [interpreter.execute("SUBMIT(i=i)", {"i": i}) for i in range(8)]

@@ -53,6 +53,7 @@ async def test_every_json_value_passes_both_ways(provider: SandboxProvider) -> N
 
 
 @pytest.mark.every_provider
+@pytest.mark.own_machine
 async def test_large_values_pass_both_ways(provider: SandboxProvider) -> None:
     code = """
         text = repeat("é", 10_000_000)

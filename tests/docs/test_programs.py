@@ -19,7 +19,18 @@ CODE = [block for block in blocks("python") if "rlm_batch" not in block.text]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda block: f"{block.page}: {block.text.splitlines()[-1][:40]}")
+ON_CLOUD_VOLUMES = [
+    pytest.param(
+        block,
+        marks=pytest.mark.requires("namespaces") if re.search("(Daytona|Modal).*volume", block.text, re.DOTALL) else (),
+    )
+    for block in PROGRAMS
+]
+
+
+@pytest.mark.parametrize(
+    "program", ON_CLOUD_VOLUMES, ids=lambda block: f"{block.page}: {block.text.splitlines()[-1][:40]}"
+)
 def test_a_program_runs(
     program: Block,
     server: str,

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from rlm_batch import (
     CodeCrashed,
@@ -312,8 +313,10 @@ async def test_settings_that_the_provider_has_not_are_one_sentence(options, mess
 
 
 async def test_where_a_blocks_secrets_go_is_no_option_of_a_run(server):
-    await LocalSandbox(repo_url="https://host/r.git", repo_token="hidden").save("with-token", overwrite=True)
-    await DaytonaSandbox(api_key="hidden").save("with-key", overwrite=True)
+    secret = SecretStr("hidden")
+    with_token = LocalSandbox(repo_url="https://host/r.git", repo_token=secret)
+    await with_token.save("with-token", overwrite=True)  # type: ignore[misc]
+    await DaytonaSandbox(api_key=secret).save("with-key", overwrite=True)  # type: ignore[misc]
     for provider, options in (
         ("local-sandbox/with-token", {"repo_url": "http://127.0.0.1:9/r.git"}),
         ("daytona-sandbox/with-key", {"api_url": "http://127.0.0.1:9/api"}),

@@ -8,7 +8,7 @@ import pytest
 
 from rlm_batch import CodeError, Failure, ModalSandbox, batch, sweep
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.requires("namespaces")]  # what code leaves on a volume counts its runs
 
 # Leaves a file for each time that it ran.
 ONCE = """

@@ -22,7 +22,13 @@ from .postgres import find_programs
 ORDINARY_UID = 54321  # whom a host is run as that is an ordinary user although the tests run as root
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Fixtures, and what every test that asks for one needs.
-FIXTURES = {"ui": "chromium", "modal_sandbox": "namespaces", "small_volume": "root", "small_disk": "root"}
+FIXTURES = {
+    "ui": "chromium",
+    "modal_sandbox": "namespaces",
+    "remote": "namespaces",
+    "small_volume": "root",
+    "small_disk": "root",
+}
 
 
 def _find_missing_program(*names: str, package: str, purpose: str) -> str:

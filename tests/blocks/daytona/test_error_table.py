@@ -119,6 +119,8 @@ def list_cases(*, passing: bool) -> list[Any]:
             marks = [pytest.mark.full] if number else []
             if moment == "packages":
                 marks.append(pytest.mark.requires("pip"))
+            if moment == "packages" or "volume" in moment:
+                marks.append(pytest.mark.requires("namespaces"))
             name = f"{moment} {refusal.status} {refusal.message[:40]}"
             cases.append(pytest.param(refusal, moment, id=name.replace(" ", "-"), marks=marks))
     return cases
@@ -131,7 +133,9 @@ def list_lasting_cases() -> list[Any]:
         refusal, moment = case.values
         if moment in ("delete", "status"):  # of the start Daytona sends an event, too
             continue
-        is_usual = refusal.message.startswith(("No available", "failed to get")) and not case.marks
+        is_usual = refusal.message.startswith(("No available", "failed to get")) and not any(
+            mark.name == "full" for mark in case.marks
+        )
         marks = case.marks if is_usual else [*case.marks, pytest.mark.full]
         cases.append(pytest.param(refusal, moment, id=case.id, marks=marks))
     return cases

@@ -18,6 +18,8 @@ from pydantic import SecretStr
 
 from rlm_batch import CodeError, ConfigurationError, DaytonaInterpreter, DaytonaSandbox, VolumeError
 
+pytestmark = pytest.mark.requires("namespaces")  # what is found at a path of the sandbox's own
+
 TOKEN = "token-of-the-repository"
 
 

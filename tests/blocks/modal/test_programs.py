@@ -106,6 +106,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.requires("namespaces")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_as_it_is_and_warns_of_nothing(name: str, modal_standin: Any, no_process_left: None) -> None:
     program, expected = PROGRAMS[name]
