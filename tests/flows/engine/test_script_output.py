@@ -1,0 +1,26 @@
+"""What a script that calls a flow prints of what its code printed, and of what failed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import asyncio
+from rlm_batch import batch
+asyncio.run(batch(["print('hello')\\nraise ValueError('x')", "print('two')"], max_workers=1))
+"""
+
+
+def test_a_failure_is_told_once_output_with_its_number_and_the_end_without_frames_of_prefect(
+    server: str, results: Path
+) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 1
+    lines = (done.stdout + done.stderr).splitlines()
+    told = [line for line in lines if "raised ValueError (line 2): x" in line and "ExecutionsFailed" not in line]
+    assert len(told) == 1
+    assert "execution 0 failed: CodeError" in told[0]
+    assert any(line.endswith(" - 0: hello") for line in lines)
+    assert any(line.endswith(" - 1: two") for line in lines)
+    assert not [line for line in lines if line.lstrip().startswith("File ") and "prefect" in line]
+    assert lines[-1].startswith("rlm_batch.sandbox.errors.ExecutionsFailed: 1 of 2 executions failed")
