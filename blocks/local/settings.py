@@ -7,6 +7,8 @@ from pydantic import Field, field_validator
 from ..settings import SandboxSettings
 from .packages import check_wheel_requirements
 
+MAX_MIB = 1 << 40  # a limit is a signed 64-bit number of bytes for the kernel
+
 
 class LocalSettings(SandboxSettings):
     """What a person sets of the sandboxes on this machine: their isolation, their limits and where volumes are."""
@@ -22,7 +24,6 @@ class LocalSettings(SandboxSettings):
     memory_mib: int = Field(
         default=4096,
         ge=64,
-        le=1 << 40,
         title="Memory",
         description="MiB of address space for each process of the code; numerical libraries want a few thousand.",
     )
@@ -30,7 +31,7 @@ class LocalSettings(SandboxSettings):
         default=128, ge=1, title="Processes", description="Processes and threads that the code may have at one time."
     )
     file_size_mib: int = Field(
-        default=1024, ge=1, le=1 << 40, title="File size", description="MiB that one file written by the code may have."
+        default=1024, ge=1, title="File size", description="MiB that one file written by the code may have."
     )
     open_files: int = Field(
         default=1024,
@@ -79,6 +80,14 @@ class LocalSettings(SandboxSettings):
         description="The directory that local volumes are in; by default RLM_BATCH_VOLUMES, or one below the user's "
         "data directory.",
     )
+
+    # Not a bound of the fields: blocks' schemas have their checksums, by which Prefect finds those that are saved.
+    @field_validator("memory_mib", "file_size_mib")
+    @classmethod
+    def _check_size(cls, mib: int) -> int:
+        if mib > MAX_MIB:
+            raise ValueError(f"{mib:,} MiB are more than a system can count: it is {MAX_MIB:,} at most")
+        return mib
 
     @field_validator("packages")
     @classmethod

@@ -119,7 +119,7 @@ async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Pa
 
     class Hear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage() == "first":
+            if record.getMessage() == "0: first":
                 heard.touch()
 
     code = (
@@ -137,9 +137,9 @@ async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Pa
     run_id = str(re.findall(r'"flow_run_id": "([\w-]+)"', next(ledger.glob("run-*.json")).read_text())[0])
     found = await logs(run_id)
     assert sorted((record.level, record.message) for record in found) == [
-        (logging.INFO, "first"),
-        (logging.INFO, "half"),
-        (logging.WARNING, "a\\x1b[31m red"),
+        (logging.INFO, "0: first"),
+        (logging.INFO, "0: half"),
+        (logging.WARNING, "0: a\\x1b[31m red"),
     ]
     async with get_client() as client:
         wanted = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
