@@ -2,7 +2,7 @@ VENV ?= .venv
 PYTHON ?= python3.13 python3.12 python3.11 python3
 
 export DO_NOT_TRACK = 1
-# With it each of some hundred processes of the tests would compile the project anew, which is an eighth of their time.
+# With it every process that the tests start would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 # Otherwise LiteLLM, which the benchmarks' peer imports, asks the network for a list of prices when it is imported.

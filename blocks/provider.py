@@ -18,7 +18,7 @@ from ..sandbox.process_identity import read_own_identity
 from ..sandbox.sandbox_api import Sandbox
 from . import git as repository
 from .sandbox_volume import SandboxVolume
-from .settings import SandboxSettings
+from .settings import SandboxSettings, describe_problems
 from .volume import VolumeStore
 
 MANAGED_LABELS = {"managed-by": "rlm-batch"}
@@ -159,18 +159,14 @@ class SandboxProvider(SandboxSettings, ABC):
             if name not in known or (name == "repo_url" and self.repo_token is not None):
                 raise ConfigurationError(
                     f"{name} is no option of a single run: it is a secret, or says where one goes, or holds for all "
-                    f"runs or for a level of isolation. Save a block with it, and name that as the provider, such as "
-                    f"{self.provider_name}-sandbox/NAME"
+                    "runs or is a level of isolation. Name a level with the provider (local:none), or save a block with "
+                    f"the setting and name that (provider='{self.provider_name}-sandbox/NAME')"
                 )
         try:
             checked = settings.model_validate({name: getattr(self, name) for name in settings.model_fields} | options)
         except ValidationError as error:
-            problems = [
-                ".".join(map(str, item["loc"])) + ": " * bool(item["loc"]) + item["msg"] for item in error.errors()
-            ]
-            raise ConfigurationError(
-                f"the provider {self.provider_name} does not take its options: {'; '.join(problems)}"
-            ) from None
+            wrong = describe_problems(error)
+            raise ConfigurationError(f"the provider {self.provider_name} does not take its options: {wrong}") from None
         return self.model_copy(update={name: getattr(checked, name) for name in options})
 
     def has_credentials(self) -> bool:

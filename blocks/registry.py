@@ -83,13 +83,15 @@ async def resolve_provider(text: str, options: dict[str, Any] | None = None) -> 
         return provider
     from pydantic import ValidationError
 
+    from .settings import describe_problems
+
     slug, _, name = text.partition("/")
     for entry in PROVIDERS.values():
         if entry.slug == slug:
             try:
                 saved: Any = await entry.load_block().aload(name)
             except ValidationError as error:
-                wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+                wrong = describe_problems(error)
                 raise ConfigurationError(f"the block {text} cannot be used as it was saved: {wrong}") from None
             except ValueError as error:
                 raise ConfigurationError(
@@ -115,9 +117,7 @@ def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> S
         raise ConfigurationError(
             f"unknown provider {text!r}: it is one of {known}, or a saved block such as local-sandbox/NAME"
         )
-    if not colon:
-        return entry.load_provider()().with_options(options)
-    if isolation not in entry.isolations:
+    if colon and isolation not in entry.isolations:
         raise ConfigurationError(f"unknown isolation in {text!r}: it is one of {', '.join(isolations)}")
-    settings: dict[str, Any] = {"isolation": isolation}
+    settings: dict[str, Any] = {"isolation": isolation} if colon else {}
     return entry.load_provider()(**settings).with_options(options)

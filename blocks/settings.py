@@ -2,12 +2,17 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from .git import PASSWORD_ADVICE, has_password
 
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Where the code finds the volume.")]
+
+
+def describe_problems(error: ValidationError) -> str:
+    """What is wrong with settings, a part for each, with the setting's name where it is one's alone."""
+    return "; ".join(": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in error.errors())
 
 
 class SandboxSettings(BaseModel):

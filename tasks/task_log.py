@@ -101,8 +101,9 @@ def install_task_run_log_filter() -> None:
 def _is_wanted(record: logging.LogRecord) -> bool:
     """False for Prefect's lines on a task run's start and end: its state says so, and they double what it costs.
 
-    Of one that failed too: the flow run's log has a line for each failure, and no more than a person would read.
+    Of an execution that failed too: the flow run's log has a line for it, and no more than a person would read.
     """
-    is_ours = getattr(record, "task_name", None) in TASK_NAMES
-    is_told = record.levelno <= logging.INFO or str(record.msg).startswith("Finished in state Failed")
-    return not (is_ours and is_told)
+    name = getattr(record, "task_name", None)
+    if record.levelno <= logging.INFO:
+        return name not in TASK_NAMES
+    return name != EXECUTE_TASK_NAME or not str(record.msg).startswith("Finished in state Failed")

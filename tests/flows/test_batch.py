@@ -324,3 +324,10 @@ async def test_where_a_blocks_secrets_go_is_no_option_of_a_run(server):
     ):
         with pytest.raises(ConfigurationError, match="is no option of a single run"):
             await batch(["SUBMIT()"], provider=provider, provider_options=options)
+
+
+async def test_a_file_of_json_lines_may_have_nan_and_what_prepares_a_fence(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"x": NaN}\n{"x": -Infinity}\n')
+    prepare = "```python\nlabel = 'x is'\n```"
+    found = await batch("SUBMIT(y=f'{label} {x}')", str(tmp_path / "in.jsonl"), prepare=prepare)
+    assert [result.y for result in found] == ["x is nan", "x is -inf"]
