@@ -159,8 +159,8 @@ class SandboxProvider(SandboxSettings, ABC):
             if name not in known or (name == "repo_url" and self.repo_token is not None):
                 raise ConfigurationError(
                     f"{name} is no option of a single run: it is a secret, or says where one goes, or holds for all "
-                    "runs or is a level of isolation. Name a level with the provider (local:none), or save a block with "
-                    f"the setting and name that (provider='{self.provider_name}-sandbox/NAME')"
+                    "runs or is a level of isolation. Name a level with the provider (local:none), or save a block "
+                    f"with the setting and name that (provider='{self.provider_name}-sandbox/NAME')"
                 )
         try:
             checked = settings.model_validate({name: getattr(self, name) for name in settings.model_fields} | options)
