@@ -157,9 +157,9 @@ FAILING = {
         ),
         "left these threads running: pump, valve",
     ),
-    "a thread without a name": (
-        "import _thread, time; _thread.start_new_thread(time.sleep, (1000,))",
-        "left these threads running: 1 without a name",
+    "threads without a name": (
+        "import _thread, time\nfor _ in range(20): _thread.start_new_thread(time.sleep, (1000,))",
+        "left these threads running: 20 without a name",
     ),
     "SUBMIT": ("SUBMIT(x=1)", "'SUBMIT' is not defined. SUBMIT, queries and tools are there when the code runs"),
     "a query": ("llm_query('?')", "'llm_query' is not defined. SUBMIT, queries and tools are there when the code runs"),

@@ -10,9 +10,11 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-START_SECONDS = 0.01  # in which a thread that has just been made counts itself
+START_SECONDS = 5  # in which the busiest machine lets a thread that was asked for begin
+END_SECONDS = 0.01  # for a thread that is at its end
 MAX_NAMES = 10  # in a sentence
 WORD_BITS = 32  # of which numpy takes a seed
 SEED_BYTES = 32
@@ -28,19 +30,58 @@ def import_common_modules() -> None:
         __import__(name)
 
 
+class ThreadStarts:
+    """Threads that were asked of _thread and have not begun: it counts a thread only when that has begun to run."""
+
+    def __init__(self) -> None:
+        self._start = _thread.start_new_thread
+        self._pending: list[None] = []  # as many as there are threads: append and pop are each one step
+
+    def watch(self) -> None:
+        """Sees every thread that _thread is asked for from now on; those of threading are waited for by that itself."""
+        _thread.start_new_thread = _thread.start_new = self._start_thread  # type: ignore[assignment]
+
+    def end(self) -> None:
+        """Gives _thread its own function back, and waits for the threads that have not begun."""
+        _thread.start_new_thread = _thread.start_new = self._start
+        deadline = time.monotonic() + START_SECONDS
+        while self._pending and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def _start_thread(self, function: Callable[..., Any], args: Any, kwargs: Any = None, /) -> int:
+        def begin(*args: Any, **kwargs: Any) -> None:
+            self._pending.pop()
+            function(*args, **kwargs)
+
+        if not callable(function):
+            return self._start(function, args)  # says what is wrong with it
+        self._pending.append(None)
+        try:
+            return self._start(begin, args, {} if kwargs is None else kwargs)
+        except BaseException:
+            self._pending.pop()
+            raise
+
+
 def check_threads() -> None:
     """Raises ThreadsLeftError, with the names of the threads that run beside the calling one."""
-    time.sleep(START_SECONDS)
-    threading: Any = sys.modules.get("threading")
-    threads: list[Any] = [] if threading is None else threading.enumerate()
-    own = _thread.get_ident()
-    names = [str(thread.name) for thread in threads if thread.ident != own]
-    unnamed = _thread._count() - len(names)  # type: ignore[reportPrivateUsage]
+    names, unnamed = _list_threads()
+    if names or unnamed > 0:
+        time.sleep(END_SECONDS)
+        names, unnamed = _list_threads()
     if unnamed > 0:
         names.append(f"{unnamed} that _thread started" if names else f"{unnamed} without a name, which _thread started")
     if names:
         more = len(names) - MAX_NAMES
         raise ThreadsLeftError(", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else ""))
+
+
+def _list_threads() -> tuple[list[str], int]:
+    threading: Any = sys.modules.get("threading")
+    threads: list[Any] = [] if threading is None else threading.enumerate()
+    own = _thread.get_ident()
+    names = [str(thread.name) for thread in threads if thread.ident != own]
+    return names, _thread._count() - len(names)  # type: ignore[reportPrivateUsage]
 
 
 def flush_files() -> None:

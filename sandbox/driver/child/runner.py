@@ -14,6 +14,7 @@ from ..processes import signal
 from .channel import Channel, InterruptShield
 from .fork_safety import (
     ThreadsLeftError,
+    ThreadStarts,
     check_threads,
     disarm_finalizers,
     flush_files,
@@ -160,11 +161,15 @@ class CodeRunner:
     def _execute_preparation(self, body: bytes) -> None:
         """Runs the code with the volume's names alone: the rest is an execution's."""
         self._module.__dict__.update(self._volume.make_names())
+        starts = ThreadStarts()
+        starts.watch()
         try:
             self._compile_and_run(loads(body.decode("utf-8"))["code"])
         except SystemExit as error:
             if error.code is not None and error.code != 0:
                 raise
+        finally:
+            starts.end()
         check_threads()
         import_common_modules()
         load_generators()
