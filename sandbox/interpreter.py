@@ -12,7 +12,6 @@ import inspect
 import itertools
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -290,7 +289,7 @@ class Interpreter:
             assert pending is not None
             await self._wait(protocol, channel, pending, frame)
             if queries is not None:
-                pending.meta = replace(pending.meta, queries=queries.session.summarize())
+                pending.queries = queries.session.summarize()
             return await finish_in_turns(protocol.take_result(pending))
 
     async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:

@@ -20,6 +20,9 @@ class QuerySummary:
     tree: tuple[dict[str, Any], ...] = ()
 
 
+NOTHING_ASKED = QuerySummary()
+
+
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What is known of an execution beside what it submitted.
@@ -45,4 +48,4 @@ class Meta:
     stdout: str = ""
     stderr: str = ""
     files: tuple[str, ...] = ()
-    queries: QuerySummary = field(default_factory=QuerySummary)
+    queries: QuerySummary = NOTHING_ASKED

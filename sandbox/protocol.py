@@ -10,12 +10,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
 from .intake.large_json import Parts, read_json
-from .meta import Meta
+from .meta import NOTHING_ASKED, Meta, QuerySummary
 from .outcomes.decoding import decode_end
 from .outcomes.preparation import check_preparation
 from .requests.execution_request import strip_fence
@@ -40,6 +40,8 @@ MAX_OUTPUT_BODY_BYTES = 512 * 1024
 
 MAX_ARGUMENTS = 1_000  # of a call: Python binds them one by one, and holds the event loop meanwhile
 
+NO_FILES = b"[]"  # as a driver names those that were written
+
 Tools = Mapping[str, Callable[..., Any]]
 Frame = tuple[dict[str, Any], bytes]
 
@@ -49,18 +51,20 @@ class PendingExecution:
     """An execution that has been sent, with its output so far.
 
     `end` is its last frame, once it is there; `refusal` says what its code has overdone, upon which the host ends it.
+    `queries` is what it has asked of a model, once that is known.
     """
 
     id: int
-    meta: Meta
+    sandbox: Sandbox
+    variables: dict[str, Any]
     timeout: float | None
     context: str | None
     tools: Tools
     on_output: Callable[[str, str], None] | None
-    output_cap: int
     output_fields: list[dict[str, str]] | None = None
+    queries: QuerySummary = NOTHING_ASKED
     output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
-    files: bytes = b"[]"
+    files: bytes = NO_FILES
     end: Frame | None = None
     refusal: str = ""
     listener_error: Exception | None = None
@@ -72,7 +76,7 @@ class PendingExecution:
 
         What is more than its driver would hand on is passed over: it is not our driver any more.
         """
-        text = text[: max(0, self.output_cap - self._output_sizes[stream])]
+        text = text[: max(0, self.sandbox.settings.output_cap - self._output_sizes[stream])]
         if not text:
             return
         self._output_sizes[stream] += len(text)
@@ -85,10 +89,20 @@ class PendingExecution:
             except Exception as error:  # noqa: BLE001 - it is raised where the execution was asked for
                 self.on_output, self.listener_error = None, error
 
-    def build_meta(self) -> Meta:
-        """The meta, with the output that has come."""
-        stdout, stderr = "".join(self.output["stdout"]), "".join(self.output["stderr"])
-        return replace(self.meta, stdout=stdout, stderr=stderr)
+    def build_meta(self, **more: Any) -> Meta:
+        """The meta, with the output that has come; `more` are fields that its end tells. Made once: it is not cheap."""
+        sandbox = self.sandbox
+        return Meta(
+            variables=self.variables,
+            provider=sandbox.provider,
+            sandbox_id=sandbox.id,
+            isolation=sandbox.isolation,
+            layers=sandbox.layers,
+            stdout="".join(self.output["stdout"]),
+            stderr="".join(self.output["stderr"]),
+            queries=self.queries,
+            **more,
+        )
 
     def bind_tool(self, call: Frame) -> Parts[Callable[[], Any]]:
         """The tool that the code calls, with its arguments. The code may have written them: any error is possible."""
@@ -180,18 +194,9 @@ class DriverProtocol:
         on_output: Callable[[str, str], None] | None,
         output_fields: list[dict[str, str]] | None = None,
     ) -> PendingExecution:
-        sandbox = self.sandbox
-        meta = Meta(
-            variables=variables,
-            provider=sandbox.provider,
-            sandbox_id=sandbox.id,
-            isolation=sandbox.isolation,
-            layers=sandbox.layers,
-        )
         number = next(self._execution_numbers)
-        cap = sandbox.settings.output_cap
         pending = self.pending[number] = PendingExecution(
-            number, meta, timeout, context, tools, on_output, cap, output_fields
+            number, self.sandbox, variables, timeout, context, tools, on_output, output_fields
         )
         return pending
 
@@ -242,7 +247,7 @@ class DriverProtocol:
                 raise BadFrameError("output that is no text")
             pending.add_output(stream, text, dropped)
         elif op == "files":
-            pending.files = body or b"[]"
+            pending.files = body or NO_FILES
         elif op == "end" and type(header.get("status")) is str:
             pending.end = (header, body or b"null")
             del self.pending[pending.id]
@@ -259,8 +264,9 @@ class DriverProtocol:
         """
         if pending.refusal:
             self.pending.pop(pending.id, None)
-            refused = CodeCrashed(pending.refusal, stdout=pending.build_meta().stdout)
-            refused.meta = pending.build_meta()
+            meta = pending.build_meta()
+            refused = CodeCrashed(pending.refusal, stdout=meta.stdout)
+            refused.meta = meta
             raise refused
         if pending.end is None:
             self.pending.pop(pending.id, None)
@@ -272,8 +278,9 @@ class DriverProtocol:
             self.is_spent = True
             if not self.pending:  # the others are forks that live on
                 self.close("what prepare had left there is lost")
-        meta = replace(pending.build_meta(), files=(yield from _read_file_names(pending.files)))
-        return (yield from decode_end(header, body, meta, pending.timeout, pending.output_fields))
+        files = () if pending.files == NO_FILES else (yield from _read_file_names(pending.files))
+        build_meta = functools.partial(pending.build_meta, files=files)
+        return (yield from decode_end(header, body, build_meta, pending.timeout, pending.output_fields))
 
     def check_prepared(self) -> Parts[None]:
         """Raises PrepareError where the preparation failed, and SandboxStartError where the driver has not said so."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
-from ..wire.pipes import READ_BYTES, widen_pipe
+from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame_parts
+from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
 from .child.fork_service import serve_forks
 from .child.runner import CodeRunner
@@ -106,8 +106,15 @@ class ChildProcess:
         self.send(header, body)
 
     def send(self, header: dict[str, Any], body: bytes) -> None:
-        self._backlog += encode_frame(header, body)
-        self._flush()
+        parts = encode_frame_parts(header, body)
+        if not self._backlog:  # most of the time: then nothing large is copied
+            try:
+                parts = write_available(self.writes, parts)
+            except OSError:
+                return  # it is dead or dying: the kernel will say so
+        if parts:
+            self._backlog += b"".join(parts)
+            self._flush()
 
     def _flush(self) -> None:
         # One that takes no more is dead or dying: the kernel will say so.

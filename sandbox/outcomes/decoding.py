@@ -5,7 +5,6 @@ The code may have written what stands there: nothing in it is taken for what it 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
@@ -26,6 +25,8 @@ from ..wire.nonfinite import restore_number
 from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError, check_submission
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..meta import Meta
 
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
@@ -43,21 +44,25 @@ MAX_SECONDS = 1e9  # that code may have run, thirty years: what says more is no 
 def decode_end(
     header: dict[str, Any],
     body: bytes,
-    meta: Meta,
+    build_meta: Callable[..., Meta],
     timeout: float | None,
     output_fields: list[dict[str, str]] | None,
 ) -> Parts[Result]:
-    """The result that an execution's last frame holds. Raises the error that it holds instead, with `meta`."""
+    """The result that an execution's last frame holds. Raises the error that it holds instead.
+
+    `build_meta` makes the meta of either, with the fields that it is given besides.
+    """
     seconds = header.get("seconds")
-    meta = replace(meta, seconds=seconds if type(seconds) is float and 0 <= seconds < MAX_SECONDS else 0.0)
+    seconds = seconds if type(seconds) is float and 0 <= seconds < MAX_SECONDS else 0.0
     if header["status"] == "finished":
-        return Result({}, meta)
+        return Result({}, build_meta(seconds=seconds))
     error: RlmBatchError
     if header["status"] == "submitted":
         try:
             fields = yield from _decode_submission(body, output_fields)
-            return Result(fields, replace(meta, submitted=True))
+            return Result(fields, build_meta(seconds=seconds, submitted=True))
         except SubmissionError as reason:
+            meta = build_meta(seconds=seconds)
             error = SubmitError(
                 f"what came out of the sandbox is no result, and was written past SUBMIT: {reason}. Hand values back "
                 "with SUBMIT alone"
@@ -68,6 +73,7 @@ def decode_end(
             outcome = yield from read_json(body)
         except (ValueError, RecursionError):
             header, outcome = {"status": "channel"}, {"message": "an outcome that is no JSON"}
+        meta = build_meta(seconds=seconds)
         error = _build_error(header, outcome if isinstance(outcome, dict) else {}, meta, timeout)  # type: ignore[reportUnknownArgumentType]
     error.meta = meta
     raise error

@@ -85,5 +85,5 @@ def encode_request(
     except NotJsonError as error:
         raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
     more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in (encoded or {}).items())
-    values = b"".join((values[:-1], b"," if variables and more else b"", more, b"}"))
-    return b"".join((rest[:-1], b',"variables":', values, b"}"))
+    comma = b"," if variables and more else b""
+    return b"".join((rest[:-1], b',"variables":', memoryview(values)[:-1], comma, more, b"}}"))

@@ -31,10 +31,15 @@ class BadFrameError(Exception):
 
 def encode_frame(header: dict[str, Any], body: bytes | None = None) -> bytes:
     """A frame's bytes."""
+    return b"".join(encode_frame_parts(header, body))
+
+
+def encode_frame_parts(header: dict[str, Any], body: bytes | None = None) -> list[bytes]:
+    """A frame's bytes, one part after the other, with the body as it is: it may be large."""
     if body is not None:
         header["body"] = len(body)
     line = dumps(header).encode("utf-8", "replace") + b"\n"
-    return line if body is None else b"".join((line, body, b"\n"))
+    return [line] if body is None else [line, body, b"\n"]
 
 
 def take_file(path: str) -> bytes:

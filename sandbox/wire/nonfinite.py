@@ -5,7 +5,7 @@ Where each stood is said by JSON pointer (RFC 6901), such as `{"/curve/3": "nan"
 
 from __future__ import annotations
 
-from .strict_json import NotJsonError, convert_fields, dumps, encode_fields, is_certainly_json
+from .strict_json import NotJsonError, convert_fields, dumps_fields, encode_fields, is_certainly_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def encode_values(fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
     """
     fields = convert_fields(fields, allow_nonfinite=True)
     try:
-        return dumps(fields).encode("utf-8"), {}
+        return dumps_fields(fields).encode("utf-8"), {}
     except (ValueError, RecursionError):
         plain, numbers = replace_nonfinite(fields)
         return encode_fields(plain), numbers

@@ -1,4 +1,4 @@
-"""Pipes: what is there to be read of them, and larger ones for what is large."""
+"""Pipes: what is there to be read of them, what they take, and larger ones for what is large."""
 
 from __future__ import annotations
 
@@ -14,6 +14,22 @@ def read_available(fd: int) -> bytes | None:
         return os.read(fd, READ_BYTES)
     except BlockingIOError:
         return None
+
+
+def write_available(fd: int, parts: list[bytes]) -> list[bytes]:
+    """Writes the parts one after the other; returns those, or the rest of one, that the other side does not take yet.
+
+    Raises OSError where there is no other side.
+    """
+    try:
+        written = os.writev(fd, parts)
+    except BlockingIOError:
+        return parts
+    for index, part in enumerate(parts):
+        if written < len(part):
+            return [part[written:], *parts[index + 1 :]]
+        written -= len(part)
+    return []
 
 
 def widen_pipe(fd: int, size: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_batch.sandbox.wire import strict_json
-from rlm_batch.sandbox.wire.strict_json import NotJsonError, dumps, encode_fields, loads
+from rlm_batch.sandbox.wire.strict_json import NotJsonError, dumps, dumps_fields, encode_fields, loads
 
 TEXTS = [
     "",
@@ -122,3 +122,11 @@ def test_strict_json_names_the_place() -> None:
     for thing in (math.nan, b"", {1: 2}, {3}, object(), "\ud800", itself, 10**5000):
         with pytest.raises(NotJsonError, match="loss"):
             encode_fields({"fine": 1, "loss": [thing]})
+
+
+@pytest.mark.parametrize("marks", ['"', "\\", "\n", "\x01é", '\\"\n', ""])
+def test_large_texts_are_the_same_json_however_they_are_written(marks: str) -> None:
+    plain_text, end = "a😀\u2028" * 20_000, "".join(map(chr, range(0x120)))
+    fields = {"first": 1, 'a "name"': plain_text + marks * 3 + end, "full": marks * 20_000, "small": [marks, end]}
+    assert dumps_fields(fields) == dumps(fields)
+    assert loads(dumps_fields(fields)) == fields
