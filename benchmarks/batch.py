@@ -153,7 +153,7 @@ def build_ways(count: int, workers: int, isolation: str) -> dict[str, Way]:
         **ways,
         "thread pool, a sandbox each": Way(lambda: run_sandboxes(count, workers, isolation)),
         "task runs that do nothing": Way(lambda: run_empty_tasks(count, workers), count),
-        "batch, a sandbox each": Way(lambda: run_batch(count, workers, isolation), count),
+        "batch, a sandbox each": Way(lambda: run_batch(count, workers, isolation, executions_per_task=1), count),
         "batch, reused, 50 a task": Way(lambda: run_batch(count, workers, isolation, **reused), -(-count // 50)),
     }
 
