@@ -74,7 +74,11 @@ def _read_status(pid: int) -> tuple[int, int, int]:
 
 
 def _read_shares(pid: int) -> tuple[int, int] | None:
-    """As the last two of `_read_status`, with a process's share of pages that it has in common with others."""
+    """As the last two of `_read_status`, with a process's share of pages that it has in common with others.
+
+    None where it has closed itself to others. One that has ended since shares nothing: what it had before is counted
+    with those that have it still.
+    """
     found = {"Pss_Anon": 0, "Pss_Shmem": 0, "SwapPss": 0}
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
@@ -82,8 +86,10 @@ def _read_shares(pid: int) -> tuple[int, int] | None:
                 name, _, value = line.partition(":")
                 if name in found:
                     found[name] = int(value.split()[0])
-    except OSError:  # it has ended, or closed itself to others
+    except PermissionError:
         return None
+    except OSError:
+        return 0, 0
     return (found["Pss_Anon"] + found["SwapPss"]) * 1024, found["Pss_Shmem"] * 1024
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rlm_batch import LocalSandbox
-from rlm_batch.blocks.local.totals import cgroups
+from rlm_batch.blocks.local.totals import cgroups, usage
+from rlm_batch.sandbox.wire.process_table import read_process
 
 if TYPE_CHECKING:
     from ..boxes import Box, Boxes
@@ -316,3 +318,25 @@ def test_a_delegated_group_of_version_2_serves_once_no_process_is_in_it(tmp_path
     assert cgroups.enable_controllers(own) == []
     (own.parent / "cgroup.subtree_control").write_text("memory pids cpu")
     assert cgroups.enable_controllers(own.parent) == ["memory", "pids", "cpu"]
+
+
+def test_what_a_fork_shared_is_not_counted_twice_when_it_ends_while_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = "import os, time\ndata = os.urandom(1 << 20) * 64\nprint(os.fork(), flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            fork = next(number for line in parent.stdout if (number := int(line)))
+            measure_files = usage._measure_open_files  # type: ignore[reportPrivateUsage]
+
+            def end_fork_and_measure(threads: dict[int, int]) -> Any:
+                os.kill(fork, signal.SIGKILL)
+                while read_process(fork)[2] != "Z":
+                    time.sleep(0.01)
+                return measure_files(threads)
+
+            monkeypatch.setattr(usage, "_measure_open_files", end_fork_and_measure)
+            assert 64 << 20 < usage.measure_processes([parent.pid, fork], 0, 1).total_memory < 100 << 20
+        finally:
+            parent.kill()
