@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ....sandbox.wire.process_table import read_process
+
 BLOCK_BYTES = 512  # of `st_blocks`
 INODE_BYTES = 512  # that a file takes although nothing is in it, at most
 TOO_DEEP_BYTES = 1 << 62  # beyond every limit: what cannot be reached by a path cannot be summed
@@ -38,7 +40,11 @@ def measure_processes(pids: Collection[int], shm_bytes: int, enough: int) -> Usa
     memory_files, usage.deleted_files = _measure_open_files(threads)
     if sum(anonymous.values()) + sum(shared.values()) + sum(memory_files.values()) + shm_bytes > enough:
         for pid, thread in threads.items():
-            anonymous[pid], shared[pid] = _read_shares(thread) or (anonymous[pid], shared[pid])
+            shares = _read_shares(thread)
+            if shares is not None:
+                anonymous[pid], shared[pid] = shares
+            elif _has_ended(pid):  # what it shared is counted with those that have it still
+                anonymous[pid] = shared[pid] = 0
     # The pages of a memory file that is mapped are in both.
     in_files = max(sum(shared.values()), sum(memory_files.values()) + shm_bytes)
     usage.total_memory = sum(anonymous.values()) + in_files
@@ -62,6 +68,14 @@ def _is_zombie(thread: int) -> bool:
         return file.read().rpartition(b")")[2].split()[0] == b"Z"
 
 
+def _has_ended(pid: int) -> bool:
+    """Whether all of a process has: one of its threads may have, and others go on."""
+    try:
+        return read_process(pid)[2] in "ZX"
+    except OSError:
+        return True
+
+
 def _read_status(pid: int) -> tuple[int, int, int]:
     """The threads of a process, its bytes of memory of its own, and those of memory that may be shared."""
     found = {"Threads": 0, "RssAnon": 0, "RssShmem": 0, "VmSwap": 0}
@@ -74,11 +88,7 @@ def _read_status(pid: int) -> tuple[int, int, int]:
 
 
 def _read_shares(pid: int) -> tuple[int, int] | None:
-    """As the last two of `_read_status`, with a process's share of pages that it has in common with others.
-
-    None where it has closed itself to others. One that has ended since shares nothing: what it had before is counted
-    with those that have it still.
-    """
+    """As the last two of `_read_status`, with a process's share of pages that it has in common with others."""
     found = {"Pss_Anon": 0, "Pss_Shmem": 0, "SwapPss": 0}
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
@@ -86,10 +96,8 @@ def _read_shares(pid: int) -> tuple[int, int] | None:
                 name, _, value = line.partition(":")
                 if name in found:
                     found[name] = int(value.split()[0])
-    except PermissionError:
+    except OSError:  # it has ended, or closed itself to others
         return None
-    except OSError:
-        return 0, 0
     return (found["Pss_Anon"] + found["SwapPss"]) * 1024, found["Pss_Shmem"] * 1024
 
 
