@@ -97,6 +97,7 @@ def is_busy(refused: list[str]) -> bool:
     return any(answer.startswith("503 ") and "/block_documents" in answer for answer in refused)
 
 
+@pytest.mark.full
 def test_a_runs_report_is_in_the_ui_with_its_chart_and_nothing_of_it_is_run_or_fetched(
     ui: str, page: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,9 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         program.wait()
 
 
-# One test: four processes of tests would start four servers for four.
+# One test: four processes of tests would start four servers for four. The guard itself is tested by the server that
+# has been started already (tests/deployments/test_server.py); this one takes 14 s of a processor to start.
+@pytest.mark.full
 def test_it_is_closed_to_web_pages_but_those_that_a_person_allows(embedded: str) -> None:
     for origin in ("http://evil.example", "http://127.0.0.1:1", "null"):
         headers = {**get_csrf_headers(embedded), "Origin": origin}
