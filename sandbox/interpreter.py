@@ -258,9 +258,11 @@ class Interpreter:
         for name, path in paths.items():
             await self.upload(path, await asyncio.to_thread(large[name].encode_file, name))
         pending: PendingExecution | None = None
+        sent_by: DriverProtocol | None = None
 
         def encode_execution(protocol: DriverProtocol) -> bytes:
-            nonlocal pending
+            nonlocal pending, sent_by
+            sent_by = protocol
             if queries is not None:
                 if queries.is_top_level:
                     queries.session.set_deadline(seconds)
@@ -278,6 +280,8 @@ class Interpreter:
             await self._start(encode_execution)
             protocol, channel, frame = self._protocol, self._channel, b""
             if protocol is None or channel is None:
+                if sent_by is not None and pending is not None:  # with what started the driver: it may have run
+                    return await finish_in_turns(sent_by.take_result(pending))
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             if pending is None:
                 async with self._refresh_lock:  # none begins meanwhile: what it saves would be lost
