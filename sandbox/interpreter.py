@@ -278,10 +278,9 @@ class Interpreter:
             # The first execution goes with what starts the driver: one call less at a provider, and one answer less to
             # wait for.
             await self._start(encode_execution)
-            protocol, channel, frame = self._protocol, self._channel, b""
+            # Where it went along, it may have run, whatever has become of the sandbox since.
+            protocol, channel, frame = sent_by or self._protocol, self._channel, b""
             if protocol is None or channel is None:
-                if sent_by is not None and pending is not None:  # with what started the driver: it may have run
-                    return await finish_in_turns(sent_by.take_result(pending))
                 raise SandboxLost("the sandbox was shut down before the code was sent: run it in a new one")
             if pending is None:
                 async with self._refresh_lock:  # none begins meanwhile: what it saves would be lost

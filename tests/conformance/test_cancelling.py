@@ -95,6 +95,27 @@ async def test_cancelling_while_a_large_variable_is_sent_leaves_the_sandbox_usab
     assert (await other).x == 1
 
 
+async def test_code_that_has_run_when_its_start_is_heard_of_is_not_called_unsent(provider: SandboxProvider) -> None:
+    interpreter, held, endings = provider.interpreter(timeout=20), bytearray(), list[asyncio.Task[None]]()
+    receive = interpreter._receive  # type: ignore[reportPrivateUsage]
+
+    def receive_at_once(data: bytes) -> None:  # as a host does that has been busy meanwhile
+        held.extend(data)
+        if b'"output"' in held or endings:
+            receive(bytes(held))
+            held.clear()
+
+    interpreter._receive = receive_at_once  # type: ignore[method-assign,reportPrivateUsage]
+    with pytest.raises(OutcomeUnknown, match="shut down") as caught:
+        await interpreter.execute(
+            "print('on', flush=True)\n" + HOLDING,
+            on_output=lambda *_: endings.append(asyncio.ensure_future(interpreter.shutdown())),
+        )
+    assert caught.value.meta is not None
+    assert caught.value.meta.stdout.startswith("on\n")
+    await asyncio.gather(*endings)
+
+
 @pytest.mark.every_provider
 async def test_shutdown_during_an_execution_ends_it_with_an_error(provider: SandboxProvider) -> None:
     interpreter = provider.interpreter(timeout=20)

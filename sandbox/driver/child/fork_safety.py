@@ -8,6 +8,8 @@ import os
 import sys
 import time
 
+from .thread_execution import wrap_thread_start
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +41,7 @@ class ThreadStarts:
 
     def watch(self) -> None:
         """Sees every thread that _thread is asked for from now on; those of threading are waited for by that itself."""
-        _thread.start_new_thread = _thread.start_new = self._start_thread  # type: ignore[assignment]
+        _thread.start_new_thread = _thread.start_new = wrap_thread_start(self._start, self._expect)
 
     def end(self) -> None:
         """Gives _thread its own function back, and waits for the threads that have not begun."""
@@ -48,19 +50,9 @@ class ThreadStarts:
         while self._pending and time.monotonic() < deadline:
             time.sleep(0.001)
 
-    def _start_thread(self, function: Callable[..., Any], args: Any, kwargs: Any = None, /) -> int:
-        def begin(*args: Any, **kwargs: Any) -> None:
-            self._pending.pop()
-            function(*args, **kwargs)
-
-        if not callable(function):
-            return self._start(function, args)  # says what is wrong with it
+    def _expect(self) -> Callable[[], None]:
         self._pending.append(None)
-        try:
-            return self._start(begin, args, {} if kwargs is None else kwargs)
-        except BaseException:
-            self._pending.pop()
-            raise
+        return self._pending.pop
 
 
 def check_threads() -> None:

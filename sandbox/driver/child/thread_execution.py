@@ -36,24 +36,43 @@ class ThreadExecution(_thread._local):  # type: ignore[reportPrivateUsage]
         for name in ("start_new_thread", "start_new", "start_joinable_thread"):  # the last from Python 3.13 on
             start = getattr(_thread, name, None)
             if start is not None:
-                wrapper = self._wrap_start(start)
+                wrapper = wrap_thread_start(start, self._hand_on)
                 setattr(_thread, name, wrapper)
                 if hasattr(threading, "_" + name):
                     setattr(threading, "_" + name, wrapper)
 
-    def _wrap_start(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        def start_thread(function: Any, *args: Any, **options: Any) -> Any:
-            if not callable(function):
-                return start(function, *args, **options)  # which says what is wrong
-            # In a list, which is empty once the thread has it: what stands in a frame any thread can read.
-            handed = [(self.number, self.token)]
+    def _hand_on(self) -> Callable[[], None]:
+        # In a list, which is empty once the thread has it: what stands in a frame any thread can read.
+        handed = [(self.number, self.token)]
 
-            def run(*values: Any, **keywords: Any) -> Any:
-                self.number, self.token = handed.pop()
-                return function(*values, **keywords)
+        def take() -> None:
+            self.number, self.token = handed.pop()
 
+        return take
+
+
+def wrap_thread_start(start: Callable[..., Any], expect: Callable[[], Callable[[], Any]]) -> Callable[..., Any]:
+    """A function that starts threads as `start`, one of _thread's, does.
+
+    `expect` is called where a thread is asked for. What it returns is called in the thread, before anything else, or at
+    once where none could be started.
+    """
+
+    def start_thread(function: Any, *args: Any, **options: Any) -> Any:
+        if not callable(function):
+            return start(function, *args, **options)  # which says what is wrong
+        begin = expect()
+
+        def run(*values: Any, **keywords: Any) -> Any:
+            begin()
+            return function(*values, **keywords)
+
+        try:
             return start(run, *args, **options)
+        except Exception:
+            begin()
+            raise
 
-        start_thread.__name__ = start_thread.__qualname__ = start.__name__
-        start_thread.__doc__ = start.__doc__
-        return start_thread
+    start_thread.__name__ = start_thread.__qualname__ = start.__name__
+    start_thread.__doc__ = start.__doc__
+    return start_thread

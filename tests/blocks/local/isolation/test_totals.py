@@ -340,3 +340,39 @@ def test_what_a_fork_shared_is_not_counted_twice_when_it_ends_while_it_is_looked
             assert 64 << 20 < usage.measure_processes([parent.pid, fork], 0, 1).total_memory < 100 << 20
         finally:
             parent.kill()
+
+
+def test_what_a_process_holds_is_counted_although_the_thread_that_is_looked_at_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = """
+import ctypes, os, sys, threading, time
+data = os.urandom(1 << 20) * 64
+threading.Thread(target=sys.stdin.readline).start()
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("ready", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            stdin = process.stdin
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            tasks = Path(f"/proc/{process.pid}/task")
+            while " Z " not in (tasks / str(process.pid) / "stat").read_text():
+                time.sleep(0.01)
+            measure_files = usage._measure_open_files  # type: ignore[reportPrivateUsage]
+
+            def end_thread_and_measure(threads: dict[int, int]) -> Any:
+                looked_at = threads[process.pid]
+                assert looked_at != process.pid
+                print(file=stdin, flush=True)
+                while (tasks / str(looked_at)).exists():
+                    time.sleep(0.01)
+                return measure_files(threads)
+
+            monkeypatch.setattr(usage, "_measure_open_files", end_thread_and_measure)
+            assert usage.measure_processes([process.pid], 0, 1).total_memory > 64 << 20
+        finally:
+            process.kill()
