@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 RUNGS = ("none", "landlock", "bubblewrap")
 PR_SET_CHILD_SUBREAPER = 36
+STARTED = 19  # the place of a process's start in `read_status`
 
 # Set before anything imports Prefect, which reads it once. Open to all, as /tmp is: code that runs as a user of its own
 # has to come through it.
@@ -223,10 +224,10 @@ def no_folder_left() -> Iterator[None]:
 @pytest.fixture
 def no_process_left() -> Iterator[None]:
     """Fails a test that leaves a process; the kernel gets a few seconds to end what has been killed."""
-    before = set(descendants())
+    begun = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
     yield
     until = time.monotonic() + 5
-    while (left := {pid: name for pid, name in descendants().items() if pid not in before | STANDINS}) and (
+    while (left := {pid: name for pid, name in descendants(begun).items() if pid not in STANDINS}) and (
         time.monotonic() < until
     ):
         time.sleep(0.01)
@@ -281,14 +282,18 @@ def list_children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it ended meanwhile
-            # Not by Path, which takes four times as long: most tests ask this twice.
-            stat = os.open(f"/proc/{name}/stat", os.O_RDONLY)
-            try:
-                parent = int(os.read(stat, 1024).rpartition(b")")[2].split(None, 2)[1])
-            finally:
-                os.close(stat)
-            children.setdefault(parent, []).append(int(name))
+            children.setdefault(int(read_status(name)[1]), []).append(int(name))
     return children
+
+
+def read_status(pid: int | str) -> list[bytes]:
+    """What the kernel says of a process after its name: its state, its parent, ... (proc(5), /proc/pid/stat)."""
+    # Not by Path, which takes four times as long: most tests read this of every process.
+    stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    try:
+        return os.read(stat, 1024).rpartition(b")")[2].split()
+    finally:
+        os.close(stat)
 
 
 def find_zygotes(host: int, children: dict[int, list[int]] | None = None) -> set[int]:
@@ -305,10 +310,11 @@ def find_zygotes(host: int, children: dict[int, list[int]] | None = None) -> set
     return found
 
 
-def descendants() -> dict[int, str]:
+def descendants(since: int = 0) -> dict[int, str]:
     """The command lines of the processes below this one, by their ids.
 
-    Without those that have ended, and without our own zygotes.
+    Without those that have ended, without our own zygotes, and without those that were there before: `since` is in the
+    kernel's ticks from the machine's start.
     """
     children = list_children()
     found: dict[int, str] = {}
@@ -317,9 +323,11 @@ def descendants() -> dict[int, str]:
         for pid in children.get(parents.pop(), ()):
             parents.append(pid)
             with suppress(OSError):
+                if int(read_status(pid)[STARTED]) < since:
+                    continue
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if command:  # a process that has ended, and whose parent has not asked, has none
                     found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    for pid in find_zygotes(os.getpid(), children):
+    for pid in find_zygotes(os.getpid(), children) if found else ():
         found.pop(pid, None)
     return found

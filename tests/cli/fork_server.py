@@ -1,17 +1,17 @@
 """A process that has imported what the command imports, and forks one for each command: a line of JSON each.
 
 A command by itself spends seconds on imports, and the tests run some hundred. What a fork cannot show (a first start,
-another server, an interrupt, a terminal) is tested on the command itself.
+another server, an interrupt, a terminal) is tested on the command itself. What queries import, three seconds more, is
+imported with the first request that asks a model.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 
-import dspy  # noqa: F401 - what queries import
-import litellm  # noqa: F401
 import prefect.main  # noqa: F401
 
 from rlm_batch.blocks.modal import block  # noqa: F401
@@ -25,6 +25,9 @@ def serve() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
+        if "rlm" in request["arguments"] or "--language-model" in request["arguments"]:
+            importlib.import_module("dspy")
+            importlib.import_module("litellm")
         pid = os.fork()
         if not pid:
             os.chdir(request["cwd"])

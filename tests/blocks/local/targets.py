@@ -29,13 +29,15 @@ class Marked:
         for name in os.listdir("/proc"):
             if name.isdigit():
                 try:
+                    if self.mark not in Path(f"/proc/{name}/comm").read_text():
+                        continue
                     status = Path(f"/proc/{name}/status").read_text()
-                    # With threads left it is a zombie by its first one alone.
-                    has_ended = "\nState:\tZ" in status and re.search("\nThreads:\t[01]\n", status)
-                    if self.mark in status and not has_ended:
-                        found.append(int(name))
                 except OSError:
                     continue  # it ended meanwhile
+                # With threads left it is a zombie by its first one alone.
+                has_ended = "\nState:\tZ" in status and re.search("\nThreads:\t[01]\n", status)
+                if not has_ended:
+                    found.append(int(name))
         return found
 
     def there(self, seconds: float) -> bool:
