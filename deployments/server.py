@@ -10,7 +10,7 @@ import httpx
 from prefect.settings import get_current_settings
 
 from ..flows.child_process import read_failure_reason
-from ..flows.origin_guard import APP_DIR, FACTORY, build_origin_settings
+from ..flows.server.origin_guard import APP_DIR, FACTORY, build_origin_settings
 from ..sandbox.errors import ConfigurationError
 from .process import PrefectProcess, end_process
 

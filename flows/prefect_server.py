@@ -6,7 +6,7 @@ database for 16 to 28 s, for which Prefect's own 20 s are too few. Leases in mem
 starts again, and the slots of whoever held them never come back. A task that waits for a slot of its tag's limit asks
 again after up to 10 s by default: 50 tasks of 0.1 s under a limit of 4 took 47 to 67 s, and 22 s at 0.5 s. What changes
 something has to come with a token that the server gave: a web page cannot read it (the rest of that is in
-origin_guard.py).
+server/origin_guard.py).
 """
 
 import asyncio
@@ -83,7 +83,7 @@ async def _end_with_server(
     server: "SubprocessASGIServer", find_results_path: Callable[[], str | None]
 ) -> AsyncIterator[None]:
     """What runs within this is cancelled when the server's process ends. Raises ConfigurationError where it failed."""
-    from .server_app import answer_for_ended_server
+    from .server.app import answer_for_ended_server
 
     process = server.server_process
     assert process is not None
@@ -116,7 +116,7 @@ def _describe_failure(
     server: "SubprocessASGIServer", status: int | None, error: Exception, results_path: str | None
 ) -> str:
     """What became of an embedded server, where its log is, and what is left of the run."""
-    from .server_app import GuardedSubprocessServer, get_log_path
+    from .server.app import GuardedSubprocessServer, get_log_path
 
     what, reason, log = "has failed", describe_server_error(error), ""
     if status is not None:
@@ -167,7 +167,7 @@ _start_lock = threading.Lock()  # two flows that begin at one time share one ser
 
 def _start_server(started: "Future[SubprocessASGIServer]") -> None:
     """Starts the embedded server, without the terminal's Ctrl-C, and says in `started` how that went."""
-    from .server_app import GuardedSubprocessServer, get_log_path
+    from .server.app import GuardedSubprocessServer, get_log_path
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with _start_lock:

@@ -254,3 +254,32 @@ def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
             PrefectServer(tmp_path, urlsplit(running.url).port).launch()
         assert "a password: of the tests" not in str(refused.value) + running.log.read_text()
         assert "of the tests" not in Path(f"/proc/{running.pid}/cmdline").read_text()
+
+
+COLLECT = """
+import threading, time
+from rlm_batch.flows.server.garbage_collector import collect_in_thread
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):  # waits, as a cursor does for its connection, and that for the event loop
+        is_collected.set()
+        print(has_gone_on.wait(20))
+
+is_collected, has_gone_on = threading.Event(), threading.Event()
+collect_in_thread()
+Cycle()
+until = time.monotonic() + 20
+while not is_collected.is_set() and time.monotonic() < until:
+    objects = [[] for _ in range(1000)]
+has_gone_on.set()
+time.sleep(0.2)
+"""
+
+
+def test_what_waits_as_it_is_collected_does_not_hold_up_a_server() -> None:
+    """Otherwise a server on SQLite now and then answered nobody for a minute."""
+    done = subprocess.run([sys.executable, "-c", COLLECT], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)

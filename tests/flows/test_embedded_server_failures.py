@@ -80,7 +80,7 @@ def wait_for_server(tmp_path: Path, program: subprocess.Popen[str], processes: C
         time.sleep(0.05)
     below = list_descendants(program.pid)
     (server,) = [
-        pid for pid, command in processes().items() if pid in below and "rlm_batch.flows.server_app" in command
+        pid for pid, command in processes().items() if pid in below and "rlm_batch.flows.server.app" in command
     ]
     return server
 

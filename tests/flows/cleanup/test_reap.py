@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import VariableCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
@@ -401,6 +402,22 @@ async def test_whoever_asks_first_makes_the_servers_id_and_all_have_the_same(mon
     assert len(set(found)) == 1
     assert found[0]
     assert await get_server_id() == found[0]
+
+
+async def test_an_id_that_another_process_makes_meanwhile_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "VARIABLE_NAME", f"test_{uuid.uuid4().hex[:12]}")
+    read = PrefectClient.read_variable_by_name
+    others: list[str] = []
+
+    async def read_before_the_other(client: PrefectClient, name: str) -> Any:
+        variable = await read(client, name)
+        if not others:
+            others.append(uuid.uuid4().hex)
+            await client.create_variable(VariableCreate(name=name, value=others[0]))
+        return variable
+
+    monkeypatch.setattr(PrefectClient, "read_variable_by_name", read_before_the_other)
+    assert [await get_server_id()] == others
 
 
 async def test_one_that_cannot_be_removed_keeps_no_other_and_is_told_at_the_end(

@@ -18,19 +18,24 @@ from prefect.server.api.server import SubprocessASGIServer, create_app
 from prefect.settings import PREFECT_HOME, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
 from starlette.middleware import Middleware
 
-from .child_process import build_module_command, read_failure_reason
+from ..child_process import build_module_command, read_failure_reason
+from .garbage_collector import collect_in_thread
 from .origin_guard import APP_DIR, EXTERNAL, FACTORY, OriginGuard, build_origin_settings, split_origins
 
 START_ATTEMPTS = 3  # for a port that somebody takes between the look and the start
 
 
 def create_guarded_app() -> OriginGuard:
-    """Prefect's application, as its settings in this process want it, behind the guard of its CORS origins."""
+    """Prefect's application, as its settings in this process want it, behind the guard of its CORS origins.
+
+    This process is the server's from then on: its garbage is collected in a thread of its own.
+    """
     app = create_app(final=True)
     app.user_middleware = [
         Middleware(ExternalCsrfMiddleware) if middleware.cls is CsrfMiddleware else middleware
         for middleware in app.user_middleware
     ]
+    collect_in_thread()
     return OriginGuard(app, split_origins(get_current_settings().server.api.cors_allowed_origins))
 
 

@@ -19,7 +19,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 EXTERNAL = "rlm_batch.external"  # in the scope of what came from outside of the server's own process
-FACTORY = "rlm_batch.flows.server_app:create_guarded_app"  # what uvicorn is told to serve
+FACTORY = "rlm_batch.flows.server.app:create_guarded_app"  # what uvicorn is told to serve
 APP_DIR = sys.prefix  # where uvicorn looks for modules first, in the place of the working directory: there are none
 # The names of one setting, the one that Prefect prefers first.
 ORIGIN_VARIABLES = ("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS")
