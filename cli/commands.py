@@ -8,7 +8,7 @@ from ..flows.parameters import RlmParameters, SequenceParameters, SharedParamete
 from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
 from .outcome_output import OutputFormat
-from .parameter_options import add_flow_options
+from .parameter_options import Json, ShowOutput, add_flow_options
 
 app = App(
     name="rlm-batch",
@@ -273,6 +273,8 @@ def report(
     csv: str | None = None,
     raw_csv: Annotated[bool, Parameter(negative=())] = False,
     parquet: str | None = None,
+    show_output: ShowOutput = False,
+    json: Json = False,
 ) -> int:
     """Print the table of a run, and write it with its charts and failures to one HTML file that needs no network.
 
@@ -286,7 +288,7 @@ def report(
     """
     from .report import show_report
 
-    return show_report(run, html, csv, parquet, raw_csv=raw_csv)
+    return show_report(run, html, csv, parquet, raw_csv=raw_csv, output=OutputFormat(show_output, json))
 
 
 @app.command

@@ -15,11 +15,23 @@ from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
+from .outcome_output import OutputFormat, print_json_lines, print_outputs
 from .table import print_table
 
 
-def show_report(run: str, html: str | None, csv: str | None, parquet: str | None, *, raw_csv: bool = False) -> int:
-    """Prints the table, writes the page (by default `report.html` beside the results) and what else is asked for."""
+def show_report(
+    run: str,
+    html: str | None,
+    csv: str | None,
+    parquet: str | None,
+    *,
+    raw_csv: bool = False,
+    output: OutputFormat,
+) -> int:
+    """Prints the table, writes the page (by default `report.html` beside the results) and what else is asked for.
+
+    As JSON, standard output has a line for each execution, in their order, and nothing else.
+    """
     if raw_csv and csv is None:
         raise ConfigurationError("--raw-csv says how --csv is written: name the file with --csv")
     for option, file in (("--html", html), ("--csv", csv), ("--parquet", parquet)):
@@ -39,8 +51,14 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
     record = reader.records[-1]
     for name, value in build_summary_rows(summary, reader.records):
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
-    rows = build_table_rows(summary)
-    print_table(rows, len(rows) - 1, mark="best")
+    paths = sys.stderr if output.is_json else sys.stdout
+    if output.is_json:
+        print_json_lines(reader.read_outcomes(), summary.best_trial.result)
+    else:
+        rows = build_table_rows(summary)
+        print_table(rows, len(rows) - 1, mark="best")
+        if output.shows_output:
+            print_outputs(reader.read_outcomes())
     name = record.name or record.flow
     page = parse_location(html) if html else reader.ledger.path / "report.html"
     text = render_html(build_report(summary, reader.records), name).encode("utf-8", "replace")
@@ -51,7 +69,7 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
             raise ConfigurationError(f"{page} cannot be written: {error.strerror}; name a file with --html") from None
     else:
         _write(page, lambda path: path.write_bytes(text))
-    print(f"Report: {page}")
+    print(f"Report: {page}", file=paths)
     exports: list[tuple[str | None, str, Callable[[LedgerReader, Path], object]]] = [
         (csv, "CSV", partial(write_csv, raw=raw_csv)),
         (parquet, "Parquet", write_parquet),
@@ -59,7 +77,7 @@ def show_report(run: str, html: str | None, csv: str | None, parquet: str | None
     for file, kind, write in exports:
         if file:
             _write(Path(file).expanduser(), lambda path, write=write: write(reader, path))
-            print(f"{kind}: {Path(file).expanduser().absolute()}")
+            print(f"{kind}: {Path(file).expanduser().absolute()}", file=paths)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import re
 import threading
@@ -74,6 +75,30 @@ def test_a_run_is_found_by_id_name_and_path_and_no_server_is_asked(root: Path, c
         assert f"Report: {root}/first/report.html" in said.out
         assert "3 of 4 trials succeeded, 1 failed" in said.err
         assert "the model was called 6 times: 90 + 12 tokens, for $0.750000" in said.err
+
+
+def test_whole_values_are_json_for_another_program(root: Path, capsys: pytest.CaptureFixture[str]):
+    whole = Result({"loss": 0.5, "text": "x" * 5000, "curve": [math.nan]}, Meta(index=4, variables={"lr": 1}))
+    written(root / "first", "quick-fox", [*trials(3), whole], what="trial", objective="loss")
+    assert call("report", "quick-fox", "--json", "--csv", root / "trials.csv") == 0
+    said = capsys.readouterr()
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert [(line["index"], line["status"], line.get("best")) for line in lines] == [
+        (0, "succeeded", None),
+        (1, "succeeded", None),
+        (2, "succeeded", None),
+        (3, "failed", None),
+        (4, "succeeded", True),
+    ]
+    assert lines[4]["outputs"] == {"loss": 0.5, "text": "x" * 5000, "curve": [None]}
+    assert f"CSV: {root}/trials.csv" in said.err
+
+
+def test_what_code_printed_is_there_after_the_run(root: Path, capsys: pytest.CaptureFixture[str]):
+    told = Result({"loss": 2.0}, Meta(index=0, stdout="one\ntwo\x1b[2J\n", stderr="a warning\n"))
+    written(root / "first", "quick-fox", [told], what="trial", objective="loss")
+    assert call("report", "quick-fox", "--show-output") == 0
+    assert "\n0:\none\ntwo\\x1b[2J\n\n0 standard error:\na warning\n" in capsys.readouterr().out
 
 
 def test_the_page_has_the_chart_the_failures_and_nothing_to_fetch(root: Path):
