@@ -80,6 +80,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     leave_out_tests(config, items)
 
 
+def pytest_collection_finish() -> None:
+    """What collecting has imported stays: no collection of garbage goes through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The address of a Prefect server of the tests' own, which flows here and in processes below use."""

@@ -213,8 +213,8 @@ async def test_a_save_that_is_interrupted_leaves_nothing_that_looks_complete(san
     code = """
         import os, threading, signal, time
         block = b"x" * 64 * 1024 * 1024
-        threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         try:
+            threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             while True:
                 save_to_volume("large", block)
                 os.remove(VOLUME + "/large")
