@@ -65,22 +65,25 @@ def run_sequence(files: list[str], output: OutputFormat, **parameters: Any) -> i
 def run_rlm(output: OutputFormat, **parameters: Any) -> int:
     """Runs the rlm flow, prints the answer, and returns the exit status."""
     from ..flows.reporting.report import describe_usage
-    from ..flows.rlm import question, rlm
+    from ..flows.rlm import RlmAnswer, question, rlm
     from ..sandbox.queries.budget import Usage
 
     texts = [parameters[name] for name in ("query", "context", "context_file", "context_volume_path")]
     found, failed = _check_and_run(rlm, parameters, lambda: question(*texts))
     if failed is not None:
-        return _print_end(failed.results_path, failed, output)
+        found = RlmAnswer.from_outcome(failed.results[0], failed.results_path)
     asked = found.queries
     if output.is_json:
         queries = dataclasses.asdict(asked)
-        print_json({"answer": found.answer, "trajectory": found.trajectory, "queries": queries})
-    else:
+        answer = {"answer": found.answer, "answered": found.answered}
+        print_json({**answer, "trajectory": found.trajectory, "queries": queries})
+    elif found.answered:
         print(found)
+    elif found.answer:
+        print(f"No answer. What the model printed last:\n{found}")
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
     print(f"{len(found.trajectory)} turns; the model was called {describe_usage(used)}", file=sys.stderr)
-    return _print_end(found.results_path, None, output)
+    return _print_end(found.results_path, failed, output)
 
 
 def run_chunks(output: OutputFormat, **parameters: Any) -> int:

@@ -130,6 +130,7 @@ class RlmParameters(_CommonParameters, total=False):
     """What rlm shares with other flows; its language model is a parameter of its own."""
 
     timeout: Annotated[float, Field(600, gt=0, description="Seconds for each execution")]  # a conversation takes longer
+    on_failure: OnFailure
     cache_results: CacheResults
 
 

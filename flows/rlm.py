@@ -3,14 +3,14 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, Self, Unpack
 
 from pydantic import Field
 
-from ..sandbox.errors import ConfigurationError
+from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.meta import QuerySummary
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
-from ..sandbox.result import Result
+from ..sandbox.result import Outcome, Result
 from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.failures import raise_failures
@@ -35,14 +35,30 @@ class RlmAnswer:
     """A recursive language model's answer. Printed, it is the answer alone, as a terminal can show it.
 
     `trajectory` has a dict for each of its turns: reasoning, code and output. `queries` counts what was asked of the
-    model, with tokens and cost, and has all queries as a tree.
+    model, with tokens and cost, and has all queries as a tree. Where the model came to no answer, out of budget, depth
+    or time, `answered` is False, `error` says why and which parameter to raise (a CodeError, whose `type` is such as
+    "BudgetExceeded"), and `answer` is what the last of its turns that printed something printed: the best that was paid
+    for. `result` is a Failure then.
     """
 
     answer: str
     trajectory: list[dict[str, Any]]
     queries: QuerySummary
-    result: Result
+    result: Outcome
     results_path: str
+    answered: bool = True
+    error: RlmBatchError | None = None
+
+    @classmethod
+    def from_outcome(cls, outcome: Outcome, results_path: str) -> Self:
+        """What an execution of this flow's has come to."""
+        queries = outcome.meta.queries
+        trajectory = queries.tree[0].get("trajectory", []) if queries.tree else []
+        if isinstance(outcome, Result):
+            return cls(outcome["answer"], trajectory, queries, outcome, results_path)
+        printed = [turn["output"] for turn in trajectory if turn.get("output")]
+        partial = printed[-1] if printed else ""
+        return cls(partial, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
 
     def __str__(self) -> str:
         return escape_text(self.answer, keep=LINE_CHARACTERS)
@@ -64,7 +80,8 @@ async def rlm(
     The model does not read the context: it writes Python that does, in the sandbox, and that asks models about parts
     of it. docs/reference.md says what the parameters mean.
 
-    Raises ExecutionsFailed where there is no answer, and ConfigurationError before anything runs.
+    Raises ExecutionsFailed where there is no answer (with `on_failure="return"` the RlmAnswer has the best that there
+    is, and `answered` is False), and ConfigurationError before anything runs.
     """
     code, variables, uploads = question(query, context, context_file, context_volume_path)
     options = Options.from_parameters(parameters, max_workers=1, language_model=language_model)
@@ -77,12 +94,10 @@ async def rlm(
         uploads=uploads,
         report_spec=ReportSpec("question"),
     )
-    raise_failures(outcomes, "questions")
-    (result,) = outcomes.results
-    assert isinstance(result, Result)
-    queries = result.meta.queries
-    trajectory = queries.tree[0].get("trajectory", []) if queries.tree else []
-    return RlmAnswer(result["answer"], trajectory, queries, result, outcomes.results_path)
+    if options.on_failure == "raise":
+        raise_failures(outcomes, "questions")
+    (outcome,) = outcomes.results
+    return RlmAnswer.from_outcome(outcome, outcomes.results_path)
 
 
 def question(

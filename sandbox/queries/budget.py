@@ -85,12 +85,14 @@ class Budget:
     def _check(self, tokens: int, cost: float) -> None:
         calls = self.usage.calls + len(self._reserved)
         if self._calls is not None and calls + 1 > self._calls:
-            raise BudgetExceeded(f"all {self._calls} calls of the model are used up: ask for less, or raise the limit")
+            raise BudgetExceeded(
+                f"all {self._calls} calls of the model are used up: ask for less, or raise max_llm_calls"
+            )
         tokens_taken = self.usage.tokens + sum(reserved for reserved, _ in self._reserved.values())
         if self._tokens is not None and tokens_taken + tokens > self._tokens:
             raise BudgetExceeded(
                 f"the call could take {tokens:,} tokens, and of {self._tokens:,} "
-                f"{max(0, self._tokens - tokens_taken):,} are left: ask for less, or raise the limit"
+                f"{max(0, self._tokens - tokens_taken):,} are left: ask for less, or raise max_llm_tokens"
             )
         cost_taken = (self.usage.cost or 0.0) + sum(reserved for _, reserved in self._reserved.values())
         if self._cost is not None and cost_taken + cost > self._cost * (1 + ROUNDING_TOLERANCE):

@@ -40,6 +40,16 @@ def test_a_model_that_refuses_is_an_exit_status_of_one_and_a_sentence(chat: Chat
 
 
 @pytest.mark.full
+def test_without_an_answer_what_the_model_printed_last_is_shown(chat: ChatServer, run: Run) -> None:
+    chat.script = make_script(("", "print('found it')"))
+    done = run("rlm", "q", "--language-model", NAME, "--max-llm-calls", "1")
+    assert done.returncode == 1
+    assert done.stdout.startswith("No answer. What the model printed last:\nfound it\n")
+    assert "raise max_llm_calls" in done.stderr
+    assert "1 turns; the model was called 1 times: " in done.stderr
+
+
+@pytest.mark.full
 def test_a_batch_may_ask_within_its_limits(chat: ChatServer, run: Run, tmp_path: Path) -> None:
     (tmp_path / "ask.py").write_text("SUBMIT(n=[str(a)[:4] for a in llm_query_batched(['a'] * 3, on_error='return')])")
     done = run("batch", "ask.py", "--language-model", NAME, "--max-llm-calls", "2", "--batch-concurrency", "1")

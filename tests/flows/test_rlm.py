@@ -11,9 +11,9 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 
-from rlm_batch import ConfigurationError, ExecutionsFailed, LocalSandbox, batch, rlm
+from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, LocalSandbox, batch, rlm
 
-from ..infra.scripted_turns import make_script
+from ..infra.scripted_turns import format_turn, make_script
 from ..standins.openai_chat import Reply
 
 pytestmark = pytest.mark.anyio
@@ -112,6 +112,32 @@ async def test_the_root_is_at_depth_one_so_that_a_greatest_depth_of_one_forbids_
         ("", "try:\n    rlm_query('x')\nexcept DepthExceeded as error:\n    SUBMIT(answer=str(error))")
     )
     assert "at depth 2, and the greatest is 1" in (await rlm("q", NAME, max_depth=1)).answer
+
+
+@pytest.mark.parametrize(
+    ("parameters", "delay", "error", "remedy"),
+    [
+        ({"max_llm_calls": 2}, 0, "BudgetExceeded", "raise max_llm_calls"),
+        ({"max_cost": 0.0105}, 0, "BudgetExceeded", "raise max_cost"),
+        pytest.param({"timeout": 15}, 1.5, "DeadlineExceeded", "longer timeout", marks=pytest.mark.full),
+    ],
+)
+async def test_what_was_paid_for_is_there_when_budget_or_time_are_used_up(chat, parameters, delay, error, remedy):
+    """The typed answer has the last that the model printed, its turns, and what was spent."""
+    turns = iter(range(1, 1000))
+
+    chat.script = lambda _: Reply(format_turn(f"print('found', {next(turns)})"), delay=delay)
+    found = await rlm("how many?", NAME, on_failure="return", **parameters)
+    assert not found.answered
+    assert isinstance(found.error, CodeError)
+    assert found.error.type == error
+    assert remedy in str(found.error)
+    printed = [turn["output"] for turn in found.trajectory if turn["output"].startswith("found ")]
+    assert found.answer == str(found) == printed[-1] == f"found {len(printed)}\n"
+    assert found.queries.calls >= len(found.trajectory)
+    assert found.queries.cost > 0
+    with pytest.raises(ExecutionsFailed, match=remedy):
+        await rlm("how many?", NAME, **parameters)
 
 
 async def test_a_model_that_never_answers_well_fails_the_flow_with_the_reason(chat):
