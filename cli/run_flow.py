@@ -75,7 +75,8 @@ def run_rlm(output: OutputFormat, **parameters: Any) -> int:
     asked = found.queries
     if output.is_json:
         queries = dataclasses.asdict(asked)
-        answer = {"answer": found.answer, "answered": found.answered}
+        error = None if found.error is None else found.error.summary
+        answer = {"answer": found.answer, "answered": found.answered, "error": error}
         print_json({**answer, "trajectory": found.trajectory, "queries": queries})
     elif found.answered:
         print(found)

@@ -56,7 +56,7 @@ class RlmAnswer:
         trajectory = queries.tree[0].get("trajectory", []) if queries.tree else []
         if isinstance(outcome, Result):
             return cls(outcome["answer"], trajectory, queries, outcome, results_path)
-        printed = [turn["output"] for turn in trajectory if turn.get("output")]
+        printed = [turn["output"] for turn in trajectory if turn.get("output") and not turn.get("failed")]
         partial = printed[-1] if printed else ""
         return cls(partial, trajectory, queries, outcome, results_path, answered=False, error=outcome.error)
 

@@ -195,13 +195,13 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
         )
 
     def run(code: str, variables: dict[str, Any], _tools: Any, output_fields: list[dict[str, Any]] | None) -> Result:
-        turn = {"code": code, "output": ""}
+        turn: dict[str, Any] = {"code": code, "output": ""}
         if "query" in variables:  # otherwise it is DSPy that sets the context up
             query.trajectory.append(turn)
         try:
             result = bridge.run(execute(code, variables, output_fields))
         except RlmBatchError as error:
-            turn["output"] = _shorten(str(error))
+            turn |= {"output": _shorten(str(error)), "failed": True}
             raise
         turn["output"] = _shorten(result.meta.stdout + result.meta.stderr)
         return result

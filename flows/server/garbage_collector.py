@@ -23,7 +23,7 @@ def collect_in_thread() -> None:
     Python itself waits for.
     """
     gc.collect()
-    gc.freeze()  # the modules: half a million objects, which a full collection would go through each time
+    gc.freeze()  # the modules, which a full collection would go through each time
     gc.disable()
     threading.Thread(target=_collect, name="garbage", daemon=True).start()
 

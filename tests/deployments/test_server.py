@@ -258,7 +258,7 @@ def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
 
 COLLECT = """
 import threading, time
-from rlm_batch.flows.server.garbage_collector import collect_in_thread
+from rlm_batch.flows.server.app import create_guarded_app
 
 class Cycle:
     def __init__(self):
@@ -269,7 +269,7 @@ class Cycle:
         print(has_gone_on.wait(20))
 
 is_collected, has_gone_on = threading.Event(), threading.Event()
-collect_in_thread()
+app = create_guarded_app()
 Cycle()
 until = time.monotonic() + 20
 while not is_collected.is_set() and time.monotonic() < until:

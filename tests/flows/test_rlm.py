@@ -118,7 +118,7 @@ async def test_the_root_is_at_depth_one_so_that_a_greatest_depth_of_one_forbids_
     ("parameters", "delay", "error", "remedy"),
     [
         ({"max_llm_calls": 2}, 0, "BudgetExceeded", "raise max_llm_calls"),
-        ({"max_cost": 0.0105}, 0, "BudgetExceeded", "raise max_cost"),
+        ({"max_cost": 0.011}, 0, "BudgetExceeded", "raise max_cost"),
         pytest.param({"timeout": 15}, 1.5, "DeadlineExceeded", "longer timeout", marks=pytest.mark.full),
     ],
 )
@@ -126,14 +126,18 @@ async def test_what_was_paid_for_is_there_when_budget_or_time_are_used_up(chat, 
     """The typed answer has the last that the model printed, its turns, and what was spent."""
     turns = iter(range(1, 1000))
 
-    chat.script = lambda _: Reply(format_turn(f"print('found', {next(turns)})"), delay=delay)
+    def write_turn(_):
+        number = next(turns)
+        return Reply(format_turn(f"print('found', {number})" if number == 1 else "print('lost')\n1 / 0"), delay=delay)
+
+    chat.script = write_turn
     found = await rlm("how many?", NAME, on_failure="return", **parameters)
     assert not found.answered
     assert isinstance(found.error, CodeError)
     assert found.error.type == error
     assert remedy in str(found.error)
-    printed = [turn["output"] for turn in found.trajectory if turn["output"].startswith("found ")]
-    assert found.answer == str(found) == printed[-1] == f"found {len(printed)}\n"
+    assert found.answer == str(found) == found.trajectory[0]["output"] == "found 1\n"  # not what an error says
+    assert "ZeroDivisionError" in found.trajectory[1]["output"]
     assert found.queries.calls >= len(found.trajectory)
     assert found.queries.cost > 0
     with pytest.raises(ExecutionsFailed, match=remedy):
