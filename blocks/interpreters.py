@@ -78,7 +78,9 @@ class _ProviderInterpreter(SyncInterpreter):
     async def _open_sandbox(self) -> Sandbox:
         provider = self._provider
         if self._language_model is not None and self._model_access is None:
-            self._model_access = await open_model_access(self._language_model, **self._limits)
+            access = await open_model_access(self._language_model, **self._limits)
+            await access.check_first_call()
+            self._model_access = access
         # Without that address, asking for a block would start a server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
             try:

@@ -186,15 +186,15 @@ VolumeProvider = Annotated[str, Parameter(help="local, or a saved block such as 
 
 
 @volume.command(name="list")
-def list_volumes(*, provider: VolumeProvider = "local") -> int:
+def list_volumes(*, provider: VolumeProvider = "local", json: Json = False) -> int:
     """List the volumes: the names of all that there are, whoever made them."""
     from .volume import print_volumes
 
-    return print_volumes(provider)
+    return print_volumes(provider, is_json=json)
 
 
 @volume.command
-def ls(name: str, path: str = "", /, *, provider: VolumeProvider = "local") -> int:
+def ls(name: str, path: str = "", /, *, provider: VolumeProvider = "local", json: Json = False) -> int:
     """List the files on a volume, with their sizes in bytes.
 
     Args:
@@ -203,7 +203,7 @@ def ls(name: str, path: str = "", /, *, provider: VolumeProvider = "local") -> i
     """
     from .volume import list_files
 
-    return list_files(provider, name, path)
+    return list_files(provider, name, path, is_json=json)
 
 
 @volume.command
@@ -274,6 +274,7 @@ def report(
     raw_csv: Annotated[bool, Parameter(negative=())] = False,
     parquet: str | None = None,
     show_output: ShowOutput = False,
+    show_queries: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
     """Print the table of a run, and write it with its charts and failures to one HTML file that needs no network.
@@ -285,10 +286,12 @@ def report(
             apostrophe before it.
         raw_csv: Write text to the file of CSV as it is, for programs other than spreadsheets.
         parquet: The same as Parquet, which needs pyarrow.
+        show_queries: Print what the code asked of a language model, and the turns of recursive ones, after the table.
     """
     from .report import show_report
 
-    return show_report(run, html, csv, parquet, raw_csv=raw_csv, output=OutputFormat(show_output, json))
+    output = OutputFormat(show_output, json)
+    return show_report(run, html, csv, parquet, raw_csv=raw_csv, shows_queries=show_queries, output=output)
 
 
 @app.command
@@ -297,6 +300,7 @@ def reap(
     provider: str = "local",
     older_than: float | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
 ) -> int:
     """Remove the sandboxes that nobody uses any more: their flow run is over, their host died, or their time is up.
 
@@ -308,7 +312,7 @@ def reap(
     """
     from .run_flow import run_reap
 
-    return run_reap(provider=provider, older_than=older_than, dry_run=dry_run)
+    return run_reap(is_json=json, provider=provider, older_than=older_than, dry_run=dry_run)
 
 
 @app.command
@@ -344,8 +348,8 @@ def deploy(*, work_pool: str = "rlm-batch", reset: Annotated[bool, Parameter(neg
 
 
 @app.command
-def doctor() -> int:
+def doctor(*, json: Json = False) -> int:
     """Say which providers and which isolation this machine can use, and what to do about the rest."""
     from .doctor import run_doctor
 
-    return run_doctor()
+    return run_doctor(is_json=json)

@@ -15,10 +15,11 @@ from ..blocks.local.volume import find_volumes_root
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
+from .outcome_output import print_json
 from .table import print_whole_lines
 
 
-def run_doctor() -> int:
+def run_doctor(*, is_json: bool = False) -> int:
     """Prints a row for each check: its name, ok or no, and details. Returns 0 if a local isolation works, else 2."""
     rows = [("Python", True, f"{platform.python_version()} at {sys.executable}")]
     can_isolate = False
@@ -32,6 +33,10 @@ def run_doctor() -> int:
     rows.append(_check_directory("results", get_results_root(), "RLM_BATCH_RESULTS"))
     rows.append(_check_directory("volumes", find_volumes_root(None), "RLM_BATCH_VOLUMES"))
     rows.append(_check_server())
+    if is_json:
+        for name, works, text in rows:
+            print_json({"check": name, "works": works, "details": text})
+        return 0 if can_isolate else 2
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, works, text in rows:
         table.add_row(name, Text("ok", "green") if works else Text("no", "red"), text)

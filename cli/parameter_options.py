@@ -27,10 +27,7 @@ Isolation = Annotated[
 ]
 ShowOutput = Annotated[bool, Parameter(help="Print all that the code has printed, after the table.", negative=())]
 Json = Annotated[
-    bool,
-    Parameter(
-        help="Print a line of JSON for each execution in the place of the table, with whole values.", negative=()
-    ),
+    bool, Parameter(help="Print a line of JSON for each row in the place of the table, with whole values.", negative=())
 ]
 
 

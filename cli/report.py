@@ -16,6 +16,7 @@ from ..flows.reporting.report import build_report, build_summary_rows, build_tab
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from .outcome_output import OutputFormat, print_json_lines, print_outputs
+from .query_output import print_queries
 from .table import print_table
 
 
@@ -26,6 +27,7 @@ def show_report(
     parquet: str | None,
     *,
     raw_csv: bool = False,
+    shows_queries: bool = False,
     output: OutputFormat,
 ) -> int:
     """Prints the table, writes the page (by default `report.html` beside the results) and what else is asked for.
@@ -59,6 +61,8 @@ def show_report(
         print_table(rows, len(rows) - 1, mark="best")
         if output.shows_output:
             print_outputs(reader.read_outcomes())
+        if shows_queries:
+            print_queries(reader.read_outcomes())
     name = record.name or record.flow
     page = parse_location(html) if html else reader.ledger.path / "report.html"
     text = render_html(build_report(summary, reader.records), name).encode("utf-8", "replace")

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from prefect.exceptions import ParameterTypeError, TerminationSignal
 
+from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_model_access
 from ..blocks.registry import make_unsaved_provider
 from ..blocks.storage.location_parsing import parse_scheme
 from ..blocks.volume import check_volume_name
@@ -113,7 +114,7 @@ def run_chunks(output: OutputFormat, **parameters: Any) -> int:
     return _print_end(found.results_path, failed, output, found.results.values())
 
 
-def run_reap(**parameters: Any) -> int:
+def run_reap(*, is_json: bool, **parameters: Any) -> int:
     """Runs the reap flow, prints a row for each sandbox and what all have cost, and returns the exit status."""
     from ..flows.cleanup.orphans import describe_removal
     from ..flows.reap import reap
@@ -122,11 +123,16 @@ def run_reap(**parameters: Any) -> int:
     try:
         _check_and_run(reap, parameters, display=display)
     finally:
-        if display.orphans:
+        if is_json:
+            for item in display.orphans:
+                labels = {"flow_run": item.info.run, "host": item.info.host}
+                print_json({"sandbox": item.info.id, **labels, "reason": item.reason, "seconds": item.seconds})
+        elif display.orphans:
             rows = [[item.info.id, item.info.host, item.reason] for item in display.orphans]
             print_table([["sandbox", "host", "why"], *rows], len(rows))
     verb = "would be removed" if parameters["dry_run"] else "removed"
-    print(describe_removal(display.orphans, parameters["provider"], verb))
+    told = describe_removal(display.orphans, parameters["provider"], verb)
+    print(told, file=sys.stderr if is_json else sys.stdout)
     return 0
 
 
@@ -224,7 +230,17 @@ def _check_parameters(flow: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     provider = make_unsaved_provider(parameters.get("provider", "local"), parameters.get("provider_options"))
     if provider is not None and parameters.get("shards") is None:  # shards are opened where the workers are
         asyncio.run(provider.check())
+    language_model = parameters.get("language_model")
+    # What a saved block says is on the server, and shards ask where the workers are.
+    if language_model is not None and not is_saved_model(language_model) and parameters.get("shards") is None:
+        limits = {name: parameters[name] for name in LIMITS if name in parameters}
+        asyncio.run(_check_first_call(language_model, limits, is_recursive=flow.name == "rlm"))
     return short
+
+
+async def _check_first_call(language_model: str, limits: dict[str, Any], *, is_recursive: bool) -> None:
+    access = await open_model_access(language_model, **limits)
+    await access.check_first_call(is_recursive=is_recursive)
 
 
 def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None = None) -> Any:

@@ -7,18 +7,26 @@ from ..blocks.sync_volume import Volume, list_volumes
 from ..blocks.volume import check_volume_name, split_volume_path
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
+from .outcome_output import print_json
 
 
-def print_volumes(provider: str) -> int:
+def print_volumes(provider: str, *, is_json: bool = False) -> int:
     """Prints the name of each volume."""
     for name in list_volumes(provider):
-        print(escape_text(name))
+        if is_json:
+            print_json({"name": name})
+        else:
+            print(escape_text(name))
     return 0
 
 
-def list_files(provider: str, name: str, path: str) -> int:
+def list_files(provider: str, name: str, path: str, *, is_json: bool = False) -> int:
     """Prints a line for each file: its size in bytes, and its path."""
     files = Volume(check_volume_name(name), provider=provider).ls(path)
+    if is_json:
+        for file in files:
+            print_json({"path": file.path, "bytes": file.size})
+        return 0
     width = max((len(f"{file.size:,}") for file in files), default=0)
     for file in files:
         print(f"{file.size:>{width},}  {escape_text(file.path)}")  # code chose the name

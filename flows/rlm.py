@@ -93,6 +93,7 @@ async def rlm(
         label=lambda _: f"rlm: {title}",
         uploads=uploads,
         report_spec=ReportSpec("question"),
+        is_recursive=True,
     )
     if options.on_failure == "raise":
         raise_failures(outcomes, "questions")

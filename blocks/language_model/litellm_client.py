@@ -1,9 +1,10 @@
 """A model that LiteLLM serves: one request, with its retries, its errors and what it cost.
 
-LiteLLM is imported when the first request is made, in a thread: it takes seconds.
+LiteLLM is imported when a model is checked or asked first, in a thread: it takes seconds.
 """
 
 import asyncio
+import difflib
 import importlib
 import logging
 import os
@@ -22,6 +23,18 @@ BACKOFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry that wa
 LONGEST_BACKOFF_SECONDS = 60.0  # seconds that a server may ask to be left alone
 OVERHEAD_TOKENS = 16  # tokens at most that surround a message: its role and separators
 MAX_MESSAGE_LENGTH = 500  # characters of a server's message that an error tells
+# Where LiteLLM looks for the keys of those that answer nobody without one. Of the others, and where a model has an
+# address or whoever runs the program has given LiteLLM a key, it is not known here whether one is needed.
+KEY_VARIABLES = {
+    "openai": ("OPENAI_API_KEY",),
+    "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+    "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+    "mistral": ("MISTRAL_API_KEY",),
+    "deepseek": ("DEEPSEEK_API_KEY",),
+    "groq": ("GROQ_API_KEY",),
+    "openrouter": ("OPENROUTER_API_KEY", "OR_API_KEY"),
+}
+ADDRESS_VARIABLES = ("{}_API_BASE", "{}_BASE_URL")
 INSTALL_HINT = "queries need LiteLLM and DSPy, which are not installed: pip install 'rlm-batch[rlm]'"
 
 
@@ -62,6 +75,39 @@ class LiteLLMModel:
     retries: int
     own_price: tuple[float | None, float | None]
     _litellm: Any = field(default=None, init=False)
+
+    async def check(self) -> None:
+        """Raises ConfigurationError where LiteLLM does not know who serves the model, or has no key for them.
+
+        It asks the model nothing.
+        """
+        self._litellm = self._litellm or await _import_litellm()
+        provider = self._find_provider()
+        names = KEY_VARIABLES.get(provider, ())
+        given = (self.api_key, self.api_base, self._litellm.api_key, getattr(self._litellm, f"{provider}_key", None))
+        addresses = [pattern.format(provider.upper()) for pattern in ADDRESS_VARIABLES]
+        if any(given) or self._litellm.secret_manager_client is not None:
+            return
+        if names and not any(os.environ.get(name) for name in (*names, *addresses)):
+            raise ConfigurationError(
+                f"there is no key for the model {self.name}: set {names[0]}, or save a LanguageModel block with an "
+                "api_key and name that one, as language-model/NAME"
+            )
+
+    def _find_provider(self) -> str:
+        """The name by which LiteLLM knows who serves the model. Raises ConfigurationError."""
+        named = str(self.sampling.get("custom_llm_provider") or self.name.partition("/")[0])
+        if named in self._litellm.provider_list:  # LiteLLM's own function would sign in with some of them
+            return named
+        try:
+            return self._litellm.get_llm_provider(model=self.name, api_base=self.api_base)[1]
+        except Exception:  # noqa: BLE001 - its errors are those of requests
+            similar = difflib.get_close_matches(self.name, self._litellm.model_cost, 1)
+            hint = f"; {similar[0]} is one" if similar else ""
+            raise ConfigurationError(
+                f"{self.name} is no model that LiteLLM knows{hint}. A name begins with who serves the model, as "
+                "openai/gpt-4o-mini does"
+            ) from None
 
     async def ask(self, messages: list[Message]) -> Answer:
         """The answer, after retries where that can help. Raises QueryError, Unanswered and ConfigurationError."""

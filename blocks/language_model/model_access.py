@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...sandbox.errors import ConfigurationError
+from ...sandbox.errors import BudgetExceeded, ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.budget import Budget
 from ...sandbox.queries.recursion import Queries, QueryContext
@@ -16,6 +16,7 @@ from .litellm_client import import_in_thread
 from .settings import LanguageModelSettings
 
 SLUG = "language-model"
+LIMITS = ("batch_concurrency", "max_depth", "max_llm_calls", "max_llm_tokens", "max_cost")  # of `open_model_access`
 
 
 @dataclass(kw_only=True)
@@ -43,13 +44,38 @@ class ModelAccess:
                 raise ConfigurationError(f"{name} is {value}: it is {least} or more")
         self._models = self.model.make_root_model(), self.model.make_flat_model()
 
+    async def check_first_call(self, *, is_recursive: bool = False) -> None:
+        """Raises ConfigurationError where it is sure that not one call of a model can be made.
+
+        Where all that is asked `is_recursive`, the calls are those of the model for recursive queries. It asks nobody.
+        """
+        if is_recursive and self.max_depth == 0:
+            raise ConfigurationError("max_depth is 0, and a recursive query runs at depth 1: raise it")
+        for model in self._models:
+            await model.check()
+        refusals: list[str] = []
+        for model in self._models[:1] if is_recursive else self._models:
+            budget = self._make_budget()
+            most = await model.estimate_max_usage([]) if budget.needs_estimates else (0, 0.0)
+            try:
+                budget.reserve(*most).release()
+            except BudgetExceeded as error:
+                refusals.append(f"no call of the model {model.name} can be made: {error}")
+            else:
+                return
+        raise ConfigurationError(refusals[0])
+
+    def _make_budget(self) -> Budget:
+        """What one execution may use up."""
+        return Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent)
+
     def queries(self, interpreter: Interpreter, *, depth: int = 0, index: int = 0) -> Queries:
         """The queries of the execution with that number, whose code is at that depth, in the interpreter's sandbox."""
         root, flat = self._models
         session = QuerySession(
             root_model=root,
             flat_model=flat,
-            budget=Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent),
+            budget=self._make_budget(),
             concurrency=self.batch_concurrency,
             track=self.track,
         )
@@ -77,14 +103,19 @@ async def open_model_access(
     return access
 
 
+def is_saved_model(text: str) -> bool:
+    """Whether a flow's parameter names a block on the Prefect server rather than a model."""
+    return text.partition("/")[0] == SLUG
+
+
 async def resolve_language_model(text: str) -> LanguageModelSettings:
     """The language model that a flow's parameter names.
 
     `language-model/NAME` is a block that was saved under that name; anything else is a model in LiteLLM's naming, with
     the credentials that LiteLLM finds in the environment. Raises ConfigurationError.
     """
-    slug, _, name = text.partition("/")
-    if slug == SLUG:
+    if is_saved_model(text):
+        name = text.partition("/")[2]
         from prefect.context import FlowRunContext
 
         from .block import LanguageModel

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.queries.session import Model
 from .litellm_client import INSTALL_HINT, LiteLLMModel
 
 # What a request is made of besides its options.
@@ -83,15 +82,15 @@ class LanguageModelSettings(BaseModel):
             )
         return options
 
-    def make_root_model(self) -> Model:
+    def make_root_model(self) -> LiteLLMModel:
         """The model that recursive queries run on."""
         return self._make_model(self.model)
 
-    def make_flat_model(self) -> Model:
+    def make_flat_model(self) -> LiteLLMModel:
         """The model that flat queries are asked of."""
         return self._make_model(self.sub_model or self.model)
 
-    def _make_model(self, name: str) -> Model:
+    def _make_model(self, name: str) -> LiteLLMModel:
         return LiteLLMModel(
             name,
             api_key=None if self.api_key is None else self.api_key.get_secret_value(),

@@ -86,9 +86,12 @@ async def execute_items(
     label: Label,
     uploads: dict[str, Path] | None = None,
     report_spec: ReportSpec | None = None,
+    is_recursive: bool = False,
 ) -> Outcomes:
     """The outcomes of pairs of code and variables, in a flow run that is opened for them; see `open_job`."""
-    async with open_job(total=total, options=options, label=label, uploads=uploads, report_spec=report_spec) as job:
+    async with open_job(
+        total=total, options=options, label=label, uploads=uploads, report_spec=report_spec, is_recursive=is_recursive
+    ) as job:
         count_occurrence = job.store.count_occurrence if isinstance(job.store, ShardStore) else None
         executions = assign_keys(items, await job.compute_fingerprint(), count_occurrence)
         await job.executor.execute_all(executions, job.cache.find_result)
@@ -106,12 +109,14 @@ async def open_job(
     uploads: dict[str, Path] | None = None,
     state_context: str | None = None,
     stop_on_failure: bool = False,
+    is_recursive: bool = False,
 ) -> AsyncIterator[Job]:
     """An open job of the flow run that this is called in, for `total` executions.
 
     `label` names an execution's task run; `report_spec` says what the report calls executions; `uploads` are files that
     each execution finds, by their paths there. With a `state_context` all executions share one process and its state;
-    with `stop_on_failure` none is started after one that failed.
+    with `stop_on_failure` none is started after one that failed. All that is asked of a language model `is_recursive`
+    where a recursive query is what is executed.
     Raises ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
     with cancel_at_termination():
@@ -122,6 +127,8 @@ async def open_job(
         named = options.results_path
         ledger = Ledger(get_results_root() / flow_run.id if not named else locate_ledger(named))
         context = await open_run_context(provider, options, label, ledger, total)
+        if context.model_access is not None and plan is None:  # shards ask where the workers are
+            await context.model_access.check_first_call(is_recursive=is_recursive)
         await asyncio.to_thread(ledger.create)
         announce_results_path(str(ledger.path))
         log.info("%d executions on %s; %s; results in %s", total, provider.provider_name, environment, ledger.path)

@@ -272,6 +272,11 @@ def test_doctor_says_what_this_machine_can_use(run):
     assert re.search(r"results\s+ok", done.stdout)
     assert re.search(r"volumes\s+ok", done.stdout)
     assert re.search(r"Prefect\s+ok\s+the server at \S+ answers", done.stdout)
+    as_json = run("doctor", "--json")
+    checks = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert as_json.returncode == done.returncode
+    assert {"check": "modal", "works": False} in [{name: check[name] for name in ("check", "works")} for check in checks]
+    assert len(checks) == len(done.stdout.splitlines())
 
 
 def test_a_server_that_does_not_answer_is_one_sentence(run_alone, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """`rlm-batch reap`, as a person calls it."""
 
 import asyncio
+import json
 import os
 import subprocess
 import tempfile
@@ -31,8 +32,10 @@ def test_reap_says_what_it_would_remove_then_removes_it_and_says_what_it_cost(ru
     ]
     assert "1 sandbox of local would be removed, after 0 sandbox seconds (of 1 it is not known)" in would.stdout
     assert left.exists()
-    done = run("reap")
-    assert "1 sandbox of local removed" in done.stdout
+    done = run("reap", "--json")
+    assert "1 sandbox of local removed" in done.stderr
+    (line,) = [json.loads(text) for text in done.stdout.splitlines()]
+    assert (line["sandbox"], line["reason"]) == (left.name, "its host has died")
     assert not left.exists()
 
 

@@ -77,6 +77,36 @@ def test_a_run_is_found_by_id_name_and_path_and_no_server_is_asked(root: Path, c
         assert "the model was called 6 times: 90 + 12 tokens, for $0.750000" in said.err
 
 
+def test_what_was_asked_of_a_model_is_a_tree_with_the_turns_of_recursive_queries(
+    root: Path, capsys: pytest.CaptureFixture[str]
+):
+    used = {"calls": 2, "prompt_tokens": 1200, "completion_tokens": 4, "cost": 0.5}
+    flat = {"kind": "llm_query", "depth": 2, "model": "small", "prompt": "one\ntwo", "seconds": 0.25, **used}
+    turn = {"reasoning": "Look.", "code": "print(1)\nprint(2)", "output": "1\n\x1b[2J2\n"}
+    deep = {"kind": "rlm_query", "depth": 1, "model": "large", "prompt": "why?", "seconds": 3.0, **used}
+    tree = ({**deep, "error": "no budget", "trajectory": [turn], "queries": [flat]},)
+    asked = Result({"x": 1}, Meta(index=0, queries=QuerySummary(asked=2, calls=4, tree=tree)))
+    written(root / "first", "quick-fox", [asked, Result({"x": 2}, Meta(index=1))])
+    assert call("report", "quick-fox") == 0
+    assert "llm_query" not in capsys.readouterr().out
+    assert call("report", "quick-fox", "--show-queries") == 0
+    said = capsys.readouterr().out
+    assert said[said.index("\n0:") : said.index("\nReport: ")] == r"""
+0:
+rlm_query at depth 1, large, 3.0 s, called 2 times: 1,200 + 4 tokens, for $0.500000
+  ? why?
+  turn 1
+    # Look.
+    > print(1)
+    > print(2)
+    | 1
+    | \x1b[2J2
+  ! no budget
+  llm_query at depth 2, small, 0.2 s, called 2 times: 1,200 + 4 tokens, for $0.500000
+    ? one
+    ? two"""
+
+
 def test_whole_values_are_json_for_another_program(root: Path, capsys: pytest.CaptureFixture[str]):
     whole = Result({"loss": 0.5, "text": "x" * 5000, "curve": [math.nan]}, Meta(index=4, variables={"lr": 1}))
     written(root / "first", "quick-fox", [*trials(3), whole], what="trial", objective="loss")

@@ -136,6 +136,8 @@ def test_volumes_are_listed_and_files_are_removed_but_no_directory_unasked(run, 
     (volumes / ".hidden").mkdir()
     (volumes / "a-file").write_text("")
     assert run("volume", "list").stdout.splitlines() == ["a", "b"]
+    assert run("volume", "list", "--json").stdout.splitlines() == ['{"name": "a"}', '{"name": "b"}']
+    assert run("volume", "ls", "a", "one.txt", "--json").stdout == '{"path": "one.txt", "bytes": 1}\n'
     assert run("volume", "rm", "a", "one.txt").stderr.splitlines() == ["1 file removed from a"]
     assert "deep is a directory with 1 file: --recursive removes it" in refused("volume", "rm", "a", "deep")
     assert (volumes / "a" / "deep" / "two.txt").exists()

@@ -153,12 +153,26 @@ except BudgetExceeded as error:
         ({"language_model": "openai/no-such-model", "max_cost": 1.0}, "no price of the model openai/no-such-model"),
         ({"language_model": "language-model/nosuch"}, "no block language-model/nosuch"),
         ({"language_model": ""}, "LiteLLM's naming"),
+        ({"language_model": "gpt-4o-minni"}, "gpt-4o-minni is no model that LiteLLM knows; gpt-4o-mini is one"),
+        ({"language_model": "mistral/mistral-small-latest"}, "no key for the model mistral/.*: set MISTRAL_API_KEY"),
+        ({"language_model": NAME, "max_llm_calls": 0}, f"no call of the model {NAME} can be made: .* max_llm_calls"),
+        ({"language_model": NAME, "max_llm_tokens": 100}, "could take 16,384 tokens, and of 100 100 .* max_llm_tokens"),
+        ({"language_model": NAME, "max_cost": 0.005}, r"could cost \$0.009830, and of \$0.005 .* raise max_cost"),
     ],
 )
-async def test_a_model_that_cannot_be_held_to_the_limits_is_refused_before_anything_runs(parameters, message, results):
+async def test_a_model_that_cannot_be_asked_within_the_limits_is_refused_before_anything_runs(
+    parameters, message, results, monkeypatch
+):
+    monkeypatch.delenv("MISTRAL_API_KEY", raising=False)
     with pytest.raises(ConfigurationError, match=message):
         await batch(["SUBMIT(1)"], **parameters)
-    assert not list(results.glob("*/part-*"))
+    assert not list(results.iterdir())
+
+
+async def test_a_budget_for_one_of_two_models_is_one(chat):
+    model = await saved(chat, model="openai/gpt-4", sub_model=NAME, max_tokens=1000)
+    (result,) = await batch(["SUBMIT(answer=llm_query('q'))"], language_model=model, max_cost=0.001)
+    assert result.answer == "answer to: q"
 
 
 @pytest.mark.full

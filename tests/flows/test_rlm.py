@@ -11,7 +11,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 
-from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, LocalSandbox, batch, rlm
+from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, LanguageModel, LocalSandbox, batch, rlm
 
 from ..infra.scripted_turns import format_turn, make_script
 from ..standins.openai_chat import Reply
@@ -112,6 +112,15 @@ async def test_the_root_is_at_depth_one_so_that_a_greatest_depth_of_one_forbids_
         ("", "try:\n    rlm_query('x')\nexcept DepthExceeded as error:\n    SUBMIT(answer=str(error))")
     )
     assert "at depth 2, and the greatest is 1" in (await rlm("q", NAME, max_depth=1)).answer
+
+
+async def test_an_answer_that_no_budget_allows_is_refused_before_a_sandbox_is_opened(chat, results):
+    model = LanguageModel(model="openai/gpt-4", sub_model=NAME, api_key="sk-x", api_base=chat.url, max_tokens=1000)
+    await model.save("dear", overwrite=True)  # type: ignore[misc]
+    for parameters, message in (({"max_depth": 0}, "max_depth is 0"), ({"max_cost": 0.001}, "raise max_cost")):
+        with pytest.raises(ConfigurationError, match=message):
+            await rlm("q", "language-model/dear", **parameters)
+    assert not list(results.iterdir())
 
 
 @pytest.mark.parametrize(

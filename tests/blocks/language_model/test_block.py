@@ -16,6 +16,7 @@ from rlm_batch import ConfigurationError, LanguageModel, LocalInterpreter, Query
 from rlm_batch.blocks.language_model import litellm_client
 from rlm_batch.blocks.language_model.credentials import find_environment_credentials
 from rlm_batch.blocks.language_model.model_access import resolve_language_model
+from rlm_batch.blocks.local.provider import LocalProvider
 from rlm_batch.sandbox.queries.budget import Usage
 
 from ...standins.openai_chat import Reply
@@ -320,6 +321,49 @@ def test_limits_that_are_none_are_refused(chat, limits):
     interpreter = LocalInterpreter(language_model=model(chat), **limits)
     with pytest.raises(ConfigurationError, match=next(iter(limits))):
         interpreter.start()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "of-my-own"}, "of-my-own is no model that LiteLLM knows. A name begins with who serves the model"),
+        ({"sub_model": "groq/llama-3.1-8b-instant"}, "no key for the model groq/llama-3.1-8b-instant: set GROQ_API_KEY"),
+        ({}, "no key for the model openai/gpt-4o-mini: set OPENAI_API_KEY"),
+    ],
+)
+def test_a_model_that_nobody_serves_or_that_has_no_key_is_refused_before_a_sandbox_is_opened(
+    settings, message, monkeypatch
+):
+    for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "GROQ_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    interpreter = LocalInterpreter(language_model=LanguageModel(**{"model": NAME, **settings}))
+    if "sub_model" in settings:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    opened = []
+    monkeypatch.setattr(LocalProvider, "open", lambda *arguments: opened.append(arguments))
+    with pytest.raises(ConfigurationError, match=message):
+        interpreter.start()
+    assert not opened
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables"),
+    [
+        ({"model": "ollama_chat/llama3.2"}, {}),
+        ({"api_base": "http://127.0.0.1:9"}, {}),
+        ({"api_key": "sk-given"}, {}),
+        ({}, {"OPENAI_API_KEY": "sk-of-the-environment"}),
+        ({}, {"OPENAI_BASE_URL": "http://127.0.0.1:9"}),
+        ({"model": "gemini/gemini-2.5-flash"}, {"GOOGLE_API_KEY": "of-the-environment"}),
+    ],
+)
+def test_a_model_that_may_need_no_key_or_that_has_one_is_not_refused(settings, variables, monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with LocalInterpreter(language_model=LanguageModel(**{"model": NAME, **settings})) as interpreter:
+        assert interpreter.execute("SUBMIT(x=1)").x == 1
 
 
 def test_two_event_loops_one_after_the_other_may_ask(chat, recwarn):
