@@ -7,10 +7,14 @@ imported with the first request that asks a model.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
 import sys
+import threading
+import traceback
+from typing import Any, NoReturn
 
 import prefect.main  # noqa: F401
 
@@ -30,13 +34,32 @@ def serve() -> None:
             importlib.import_module("litellm")
         pid = os.fork()
         if not pid:
-            os.chdir(request["cwd"])
-            os.environ.clear()
-            os.environ.update(request["environment"])
-            for number, name in enumerate((os.devnull, request["stdout"], request["stderr"])):
-                os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
-            main(request["arguments"])
+            run_command(request)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def run_command(request: dict[str, Any]) -> NoReturn:
+    """Runs the command, and ends the process as Python does, but for freeing what it has.
+
+    That it shares with the process it was forked from: to free it is to copy it first, which takes a second.
+    """
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for number, name in enumerate((os.devnull, request["stdout"], request["stderr"])):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+    status = 1
+    try:
+        main(request["arguments"])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 serve()
