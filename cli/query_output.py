@@ -1,4 +1,4 @@
-"""What code asked of a language model, as a tree on standard output: each query, a recursive one's turns and queries."""
+"""What code asked of a language model as a tree on standard output: each query, a recursive one's turns and its own."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -53,7 +53,7 @@ def run_command(request: dict[str, Any]) -> NoReturn:
         main(request["arguments"])
     except SystemExit as end:
         status = int(end.code or 0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - as Python does it
         traceback.print_exc()
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

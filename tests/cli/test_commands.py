@@ -275,7 +275,9 @@ def test_doctor_says_what_this_machine_can_use(run):
     as_json = run("doctor", "--json")
     checks = [json.loads(line) for line in as_json.stdout.splitlines()]
     assert as_json.returncode == done.returncode
-    assert {"check": "modal", "works": False} in [{name: check[name] for name in ("check", "works")} for check in checks]
+    assert {"check": "modal", "works": False} in [
+        {name: check[name] for name in ("check", "works")} for check in checks
+    ]
     assert len(checks) == len(done.stdout.splitlines())
 
 

@@ -91,7 +91,9 @@ def test_what_was_asked_of_a_model_is_a_tree_with_the_turns_of_recursive_queries
     assert "llm_query" not in capsys.readouterr().out
     assert call("report", "quick-fox", "--show-queries") == 0
     said = capsys.readouterr().out
-    assert said[said.index("\n0:") : said.index("\nReport: ")] == r"""
+    assert (
+        said[said.index("\n0:") : said.index("\nReport: ")]
+        == r"""
 0:
 rlm_query at depth 1, large, 3.0 s, called 2 times: 1,200 + 4 tokens, for $0.500000
   ? why?
@@ -105,6 +107,7 @@ rlm_query at depth 1, large, 3.0 s, called 2 times: 1,200 + 4 tokens, for $0.500
   llm_query at depth 2, small, 0.2 s, called 2 times: 1,200 + 4 tokens, for $0.500000
     ? one
     ? two"""
+    )
 
 
 def test_whole_values_are_json_for_another_program(root: Path, capsys: pytest.CaptureFixture[str]):

@@ -166,7 +166,7 @@ async def test_a_model_that_cannot_be_asked_within_the_limits_is_refused_before_
     monkeypatch.delenv("MISTRAL_API_KEY", raising=False)
     with pytest.raises(ConfigurationError, match=message):
         await batch(["SUBMIT(1)"], **parameters)
-    assert not list(results.iterdir())
+    assert not list(results.glob("*"))
 
 
 async def test_a_budget_for_one_of_two_models_is_one(chat):

@@ -115,12 +115,12 @@ async def test_the_root_is_at_depth_one_so_that_a_greatest_depth_of_one_forbids_
 
 
 async def test_an_answer_that_no_budget_allows_is_refused_before_a_sandbox_is_opened(chat, results):
-    model = LanguageModel(model="openai/gpt-4", sub_model=NAME, api_key="sk-x", api_base=chat.url, max_tokens=1000)
+    model = LanguageModel(model="openai/gpt-4", sub_model=NAME, api_base=chat.url, max_tokens=1000)
     await model.save("dear", overwrite=True)  # type: ignore[misc]
     for parameters, message in (({"max_depth": 0}, "max_depth is 0"), ({"max_cost": 0.001}, "raise max_cost")):
         with pytest.raises(ConfigurationError, match=message):
             await rlm("q", "language-model/dear", **parameters)
-    assert not list(results.iterdir())
+    assert not list(results.glob("*"))
 
 
 @pytest.mark.parametrize(

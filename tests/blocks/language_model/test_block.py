@@ -327,7 +327,10 @@ def test_limits_that_are_none_are_refused(chat, limits):
     ("settings", "message"),
     [
         ({"model": "of-my-own"}, "of-my-own is no model that LiteLLM knows. A name begins with who serves the model"),
-        ({"sub_model": "groq/llama-3.1-8b-instant"}, "no key for the model groq/llama-3.1-8b-instant: set GROQ_API_KEY"),
+        (
+            {"sub_model": "groq/llama-3.1-8b-instant"},
+            "no key for the model groq/llama-3.1-8b-instant: set GROQ_API_KEY",
+        ),
         ({}, "no key for the model openai/gpt-4o-mini: set OPENAI_API_KEY"),
     ],
 )
