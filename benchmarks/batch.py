@@ -82,7 +82,7 @@ def run_processes(command: list[str], executions: int, workers: int) -> None:
         assert list(threads.map(run_one, range(executions))) == list(range(1, executions + 1))
 
 
-def run_sandboxes(executions: int, workers: int, isolation: str) -> None:
+def run_sandboxes(executions: int, workers: int, isolation: Any) -> None:
     """A peer: a thread pool over sandboxes, one for each execution."""
 
     def run_one(x: int) -> int:

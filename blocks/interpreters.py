@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from pydantic import ValidationError
 
@@ -15,11 +15,15 @@ from .registry import PROVIDERS, ProviderEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Unpack
 
     from ..sandbox.interpreter import Interpreter
     from ..sandbox.queries.recursion import Queries
     from ..sandbox.sandbox_api import Sandbox
+    from .daytona.settings import DaytonaFields
     from .language_model.settings import LanguageModelSettings
+    from .local.settings import LocalFields
+    from .modal.settings import ModalFields
     from .provider import SandboxProvider
 
 DEFAULT_BLOCK_NAME = "default"  # the saved block that is asked for credentials that nobody else has
@@ -107,6 +111,31 @@ def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> Sandbox
         raise ConfigurationError(f"{entry.block_name} cannot be configured like that: {wrong}") from None
 
 
+class InterpreterKeywords(TypedDict, total=False):
+    """The keywords of `_ProviderInterpreter` but for its block's fields, for type checkers."""
+
+    timeout: float | None
+    tools: dict[str, Callable[..., Any]] | None
+    language_model: LanguageModelSettings | str | None
+    batch_concurrency: int
+    max_depth: int
+    max_llm_calls: int | None
+    max_llm_tokens: int | None
+    max_cost: float | None
+    prepare: str | None
+    prepare_timeout: float | None
+    prepare_seed: int | None
+
+
+if TYPE_CHECKING:  # No interpreter imports the fields of another's block.
+
+    class LocalKeywords(InterpreterKeywords, LocalFields, total=False): ...
+
+    class ModalKeywords(InterpreterKeywords, ModalFields, total=False): ...
+
+    class DaytonaKeywords(InterpreterKeywords, DaytonaFields, total=False): ...
+
+
 class LocalInterpreter(_ProviderInterpreter):
     """Runs code in a sandbox on this machine, step by step.
 
@@ -122,6 +151,10 @@ class LocalInterpreter(_ProviderInterpreter):
 
     entry = PROVIDERS["local"]
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **keywords: Unpack[LocalKeywords]) -> None: ...
+
 
 class ModalInterpreter(_ProviderInterpreter):
     """Runs code in a sandbox of Modal, step by step.
@@ -131,6 +164,10 @@ class ModalInterpreter(_ProviderInterpreter):
     """
 
     entry = PROVIDERS["modal"]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **keywords: Unpack[ModalKeywords]) -> None: ...
 
 
 class DaytonaInterpreter(_ProviderInterpreter):
@@ -147,3 +184,7 @@ class DaytonaInterpreter(_ProviderInterpreter):
     """
 
     entry = PROVIDERS["daytona"]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **keywords: Unpack[DaytonaKeywords]) -> None: ...

@@ -1,6 +1,7 @@
 """The settings that every provider of sandboxes has: plain pydantic, which a Prefect block and a script share."""
 
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -134,3 +135,20 @@ class SandboxSettings(BaseModel):
     def has_sandbox_limit(self) -> bool:
         """Whether there is a limit on sandboxes, so that removing one has to last until it has gone."""
         return self.max_sandboxes is not None
+
+
+class SandboxFields(TypedDict, total=False):
+    """The same settings for type checkers, as keywords of an interpreter: what pydantic makes of text is text too."""
+
+    volume_name: str | None
+    volume_mount_path: str
+    repo_url: str | None
+    repo_ref: str | None
+    repo_token: SecretStr | str | None
+    packages: list[str] | tuple[str, ...]
+    environment: Mapping[str, SecretStr | str]
+    max_sandboxes: int | None
+    creations_per_second: float | None
+    limit_name: str | None
+    lifetime: int
+    start_timeout: int

@@ -4,7 +4,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from ..settings import MountPath, SandboxSettings
+from ..settings import MountPath, SandboxFields, SandboxSettings
 
 
 class DaytonaSettings(SandboxSettings):
@@ -66,3 +66,19 @@ class DaytonaSettings(SandboxSettings):
         if self.image is None and (self.cpu or self.memory or self.disk):
             raise ValueError("cpu, memory and disk go with an image: a snapshot brings its own")
         return self
+
+
+class DaytonaFields(SandboxFields, total=False):
+    """The same for type checkers, as keywords of `DaytonaInterpreter`."""
+
+    api_key: SecretStr | str | None
+    api_url: str | None
+    target: str | None
+    snapshot: str | None
+    image: str | None
+    cpu: int | None
+    memory: int | None
+    disk: int | None
+    network_block_all: bool
+    network_allow_list: str | None
+    domain_allow_list: str | None

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ..settings import SandboxSettings
+from ..settings import SandboxFields, SandboxSettings
 from .packages import check_wheel_requirements
 
 MAX_MIB = 1 << 40  # a limit is a signed 64-bit number of bytes for the kernel
@@ -94,3 +94,19 @@ class LocalSettings(SandboxSettings):
     def _check_wheels(cls, packages: list[str]) -> list[str]:
         check_wheel_requirements(packages)
         return packages
+
+
+class LocalFields(SandboxFields, total=False):
+    """The same for type checkers, as keywords of `LocalInterpreter`."""
+
+    isolation: Literal["auto", "bubblewrap", "landlock", "none"]
+    memory_mib: int
+    processes: int
+    file_size_mib: int
+    open_files: int
+    cpu_seconds: int | None
+    total_memory_mib: int | None
+    total_processes: int | None
+    disk_mib: int | None
+    cpus: float | None
+    volume_root: str | None

@@ -2,7 +2,7 @@
 
 from pydantic import Field, SecretStr
 
-from ..settings import SandboxSettings
+from ..settings import SandboxFields, SandboxSettings
 
 PYTHON = "3.12"  # of the default image; without a version it would be that of the host
 
@@ -76,3 +76,21 @@ class ModalSettings(SandboxSettings):
         title="Start timeout",
         description="Seconds in which Modal has to open a sandbox: it may be looking for a machine.",
     )
+
+
+class ModalFields(SandboxFields, total=False):
+    """The same for type checkers, as keywords of `ModalInterpreter`."""
+
+    token_id: SecretStr | str | None
+    token_secret: SecretStr | str | None
+    app_name: str
+    image: str | None
+    cpu: float | None
+    memory_mib: int | None
+    gpu: str | None
+    region: str | None
+    block_network: bool
+    allowed_domains: list[str] | tuple[str, ...] | None
+    allowed_cidrs: list[str] | tuple[str, ...] | None
+    workdir: str
+    idle_timeout: int

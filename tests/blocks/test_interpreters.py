@@ -1,5 +1,6 @@
 """What a script pays for an interpreter: its provider, and no Prefect."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 import rlm_batch
+from rlm_batch.blocks.interpreters import InterpreterKeywords
 
 from ..infra.isolation_levels import find_strongest_level
 
@@ -67,6 +69,13 @@ def test_every_interpreter_takes_what_prepares_it(
     ):
         with pytest.raises(rlm_batch.ConfigurationError, match=said):
             make(**wrong)
+
+
+@pytest.mark.parametrize("name", ["LocalInterpreter", "DaytonaInterpreter", "ModalInterpreter"])
+def test_type_checkers_know_the_keywords_of_every_interpreter(name: str) -> None:
+    parameters = inspect.signature(getattr(rlm_batch, name)).parameters.values()
+    taken = {item.name: item.annotation for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert taken == {name: hint.__forward_arg__ for name, hint in InterpreterKeywords.__annotations__.items()}
 
 
 def test_an_interpreter_that_has_no_room_for_what_is_prepared_is_refused_at_once() -> None:

@@ -238,7 +238,7 @@ def test_settings_that_exclude_each_other() -> None:
     with pytest.raises(ValidationError, match="go with an image"):
         DaytonaSandbox(memory=2)
     with pytest.raises(ConfigurationError, match="no field snapsot"):
-        DaytonaInterpreter(snapsot="a")
+        DaytonaInterpreter(snapsot="a")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,7 @@ async def test_the_environment_of_the_block_reaches_the_code_and_nothing_else_do
     assert "given-to-code" not in record + repr(block) + repr(result.meta) + str(await block.fingerprint())
 
 
-def test_a_sandbox_outlives_the_thread_that_started_it(level: str) -> None:
+def test_a_sandbox_outlives_the_thread_that_started_it(level: Any) -> None:
     """The kernel tells a process of its parent's death when the thread that forked it has ended."""
     interpreter = LocalInterpreter(isolation=level)
     starting = threading.Thread(target=interpreter.start)
