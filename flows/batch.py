@@ -12,6 +12,7 @@ from .decorator import batch_flow
 from .engine.execution_labels import execution_label
 from .engine.failures import raise_failures
 from .engine.job import execute_items
+from .inputs.conversion import Items, PathText, Variables
 from .inputs.readers import Inputs, read_inputs
 from .inputs.spilling import check_code, read_code_reference
 from .parameters import Options, SharedParameters
@@ -19,9 +20,9 @@ from .parameters import Options, SharedParameters
 
 @batch_flow("batch")
 async def batch(
-    code: Annotated[list[str] | str, Field(description="Pieces of Python code; or one piece, with inputs")],
+    code: Annotated[Items[str] | str, Field(description="Pieces of Python code; or one piece, with inputs")],
     inputs: Annotated[
-        list[dict[str, Any]] | str | None,
+        Items[Variables] | PathText | None,
         Field(description="Variables for each execution of one piece of code, or a path to JSON lines or CSV"),
     ] = None,
     **parameters: Unpack[SharedParameters],
@@ -34,7 +35,7 @@ async def batch(
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.
     """
-    items = executions(code, inputs)
+    items = executions(code, inputs)  # type: ignore[arg-type]  # lists and text by now
     options = Options.from_parameters(parameters)
     outcomes = await execute_items(items, total=len(items), options=options, label=execution_label)
     if options.on_failure == "raise":

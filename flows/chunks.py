@@ -12,7 +12,7 @@ from pydantic import Field
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.requests.encoded_variable import EncodedVariable, encode_variable
-from ..sandbox.result import Outcome, Result
+from ..sandbox.result import MaybeNone, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError
 from ..tasks.execution import Execution, add_index, compute_key
 from ..tasks.ledger.completion_markers import compute_marker_folder, compute_marker_name
@@ -23,6 +23,7 @@ from .engine.failures import Outcomes, raise_failures
 from .engine.job import open_job
 from .engine.marker_cache import MarkerCache
 from .inputs.chunking import ChunkSource, build_chunks
+from .inputs.conversion import DataById, Items, PathText
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters, TrustMarkers, VolumeName
 from .reporting.text_table import align_rows, format_rows
@@ -40,7 +41,7 @@ class ChunksReport:
     """
 
     results: Mapping[str, Outcome]
-    reduction: Outcome | None
+    reduction: Outcome | MaybeNone
     overlaps: dict[str, list[str]]
     results_path: str
 
@@ -78,11 +79,11 @@ class _ById(Mapping[str, Outcome]):
 async def chunks(
     code: Annotated[str, Field(description="Python code that reads chunk_id and data, and submits its fields")],
     chunks: Annotated[
-        dict[str, Any] | str | None,
+        DataById | PathText | None,
         Field(description="The data of each chunk by its id, or a path to JSON lines or CSV with id and data"),
     ] = None,
     data: Annotated[
-        list[Any] | str | None,
+        Items[Any] | PathText | None,
         Field(description="Data to be cut into chunks, or a path to JSON lines or CSV, of which a line is an item"),
     ] = None,
     chunk_size: Annotated[int | None, Field(ge=1, description="Items of the data in one chunk")] = None,
@@ -107,7 +108,7 @@ async def chunks(
     """
     code = read_text_reference(code)
     reduce = None if reduce is None else read_text_reference(reduce)
-    parts = build_chunks(chunks, data, chunk_size)
+    parts = build_chunks(chunks, data, chunk_size)  # type: ignore[arg-type]  # lists and text by now
     options = Options.from_parameters(parameters)
     async with open_job(
         total=len(parts) + (reduce is not None),

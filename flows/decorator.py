@@ -33,9 +33,14 @@ class BatchFlow(Flow[P, T]):
     listener: FlowListener | None = None
     results_path: str | None = None  # of a run that goes on in this process, as soon as it has a ledger
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Runs the flow; a coroutine, as the function's own call would be."""
-        return self._call(args, kwargs)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:  # type: ignore[override]
+        """Runs the flow; a coroutine, as the function's own call would be.
+
+        Prefect's `return_state` and `wait_for` are taken too. Type checkers are not told of them: they would have to be
+        overloads, and what is wrong with a call is then no longer said of one argument.
+        """
+        coroutine: Any = self._call(args, kwargs)
+        return coroutine
 
     def with_listener(self, listener: FlowListener) -> Self:
         """The same flow, whose runs report to the listener as they go."""

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
+from .inputs.conversion import PathText
 
 # Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
 MAX_TASK_RUNS = 1000
@@ -87,7 +88,8 @@ ExecutionsPerTask = Annotated[
 ]
 CacheResults = Annotated[bool, Field(False, description="Take results of identical executions of earlier flow runs")]
 ResultsPath = Annotated[
-    str | None, Field(None, description="The ledger's directory or location; by default one below the results root")
+    PathText | None,
+    Field(None, description="The ledger's directory or location; by default one below the results root"),
 ]
 Shards = Annotated[
     Annotated[int, Field(ge=1)] | Literal["auto"] | None,

@@ -15,6 +15,7 @@ from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import execute_items
+from .inputs.conversion import PathText
 from .inputs.host_paths import check_input_path
 from .parameters import Options, RlmParameters
 
@@ -71,8 +72,10 @@ async def rlm(
         str, Field(description="A model in LiteLLM's naming, or a saved block such as language-model/NAME")
     ],
     context: Annotated[str, Field(description="The text that the question is about")] = "",
-    context_file: Annotated[str | None, Field(description="A file that has it instead")] = None,
-    context_volume_path: Annotated[str | None, Field(description="Its path on the provider's volume instead")] = None,
+    context_file: Annotated[PathText | None, Field(description="A file that has it instead")] = None,
+    context_volume_path: Annotated[
+        PathText | None, Field(description="Its path on the provider's volume instead")
+    ] = None,
     **parameters: Unpack[RlmParameters],
 ) -> RlmAnswer:
     """Answers a question over a context of any length, with a recursive language model in a sandbox.
@@ -83,7 +86,7 @@ async def rlm(
     Raises ExecutionsFailed where there is no answer (with `on_failure="return"` the RlmAnswer has the best that there
     is, and `answered` is False), and ConfigurationError before anything runs.
     """
-    code, variables, uploads = question(query, context, context_file, context_volume_path)
+    code, variables, uploads = question(query, context, context_file, context_volume_path)  # type: ignore[arg-type]  # text by now
     options = Options.from_parameters(parameters, max_workers=1, language_model=language_model)
     title = query if len(query) <= 100 else query[:97] + "..."
     outcomes = await execute_items(

@@ -12,6 +12,7 @@ from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import open_job
+from .inputs.conversion import Items
 from .inputs.spilling import check_code, read_code_reference
 from .parameters import Options, SequenceParameters
 
@@ -20,7 +21,7 @@ STATE_CONTEXT = "main"
 
 @batch_flow("sequence")
 async def sequence(
-    steps: Annotated[list[str] | str, Field(description="Pieces of Python code, which share one sandbox's state")],
+    steps: Annotated[Items[str] | str, Field(description="Pieces of Python code, which share one sandbox's state")],
     stop_on_error: Annotated[bool, Field(description="Run no further step once one has failed")] = True,
     **parameters: Unpack[SequenceParameters],
 ) -> Sequence[Outcome]:
@@ -34,7 +35,7 @@ async def sequence(
     Raises ExecutionsFailed if a step failed (with `on_failure="return"` a `Failure` stands in its place, and in that of
     each step that was not run), and ConfigurationError before anything runs.
     """
-    codes = texts(steps)
+    codes = texts(steps)  # type: ignore[arg-type]  # lists and text by now
     options = Options.from_parameters(parameters, max_workers=1, reuse_sandboxes=True, executions_per_task=1)
     async with open_job(
         total=len(codes),

@@ -7,12 +7,13 @@ from typing import Annotated, Any, Unpack
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
-from ..sandbox.result import Outcome, Result
+from ..sandbox.result import MaybeNone, Outcome, Result
 from ..tasks.ledger.run_record import Direction, ReportSpec
 from .decorator import batch_flow
 from .engine.execution_labels import trial_label
 from .engine.failures import raise_failures
 from .engine.job import execute_items
+from .inputs.conversion import GridValues, Items, PathText, Variables
 from .inputs.readers import Grid, Inputs, read_points
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters
@@ -29,7 +30,7 @@ class SweepReport:
     """
 
     trials: Sequence[Outcome]
-    best: Result | None
+    best: Result | MaybeNone
     objective: str | None
     direction: Direction
     results_path: str
@@ -50,10 +51,10 @@ class SweepReport:
 async def sweep(
     code: Annotated[str, Field(description="Python code that reads the trial's variables and submits the objective")],
     grid: Annotated[
-        dict[str, list[Any]] | None, Field(description="Values of each variable; every combination is a trial")
+        GridValues | None, Field(description="Values of each variable; every combination is a trial")
     ] = None,
     points: Annotated[
-        list[dict[str, Any]] | str | None, Field(description="The trials' variables, or a path to JSON lines or CSV")
+        Items[Variables] | PathText | None, Field(description="The trials' variables, or a path to JSON lines or CSV")
     ] = None,
     objective: Annotated[
         str | None, Field(description="The submitted field that decides which trial is the best")
@@ -70,7 +71,7 @@ async def sweep(
     their place), and ConfigurationError before anything runs, or at the end if no trial submitted the objective.
     """
     code = read_text_reference(code)
-    points_of_space = space(grid, points)
+    points_of_space = space(grid, points)  # type: ignore[arg-type]  # lists and text by now
     options = Options.from_parameters(parameters)
     items = ((code, point) for point in points_of_space)
     outcomes = await execute_items(

@@ -93,6 +93,8 @@ class Failure:
 
 
 Outcome = Result | Failure
+# `Result | MaybeNone` is None in cases that its reader knows: no type checker asks for a look before each use.
+MaybeNone = Any
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 
 VALUES = ("code", "steps", "inputs", "points", "grid", "data", "chunks")  # parameters that hold values for code
+
+# The types of parameters: for type checkers what callers may pass, and at run time, for Prefect's checks, schemas and
+# forms, what is made of that before Prefect sees it.
+if TYPE_CHECKING:
+    T = TypeVar("T")
+
+    class Array(Protocol):
+        """numpy's, pandas', `array`'s."""
+
+        def tolist(self) -> Any: ...
+
+    Items = Sequence[T] | Iterator[T] | Array
+    Variables = object  # of what a person writes without a type: mypy takes [{"x": 1}, {"x": "one"}] for list[object],
+    GridValues = Mapping[str, object]  # and of a grid, unless all its values are of one type, for dict[str, object]
+    DataById = Mapping[Any, object]
+    PathText = str | PurePath
+
+else:
+    Items, Variables, PathText = list, dict[str, Any], str
+    GridValues, DataById = dict[str, list[Any]], dict[str, Any]
 
 
 def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:

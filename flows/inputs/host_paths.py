@@ -4,9 +4,9 @@ import errno
 import os
 import re
 import stat
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from ...blocks.storage.location import PathOrLocation
+from ...blocks.storage.location import Location, PathOrLocation
 from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.safe_paths import enter_directory_below
 from ...blocks.worker_consent import check_path, is_deployment_run, resolve_links
@@ -51,7 +51,7 @@ def pin_file(path: Path) -> Path:
         return Path(f"/proc/self/fd/{fd}")
 
 
-def locate_ledger(place: str | PathOrLocation) -> PathOrLocation:
+def locate_ledger(place: str | PurePath | Location) -> PathOrLocation:
     """The directory or the location of a ledger, which is below the results root or where the worker allows it.
 
     Raises ConfigurationError.

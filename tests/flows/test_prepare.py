@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -124,7 +125,7 @@ async def test_it_is_in_the_key_and_so_is_its_seed_and_its_timeout_is_not():
 
 
 async def test_with_a_seed_each_execution_draws_by_its_number_whoever_runs_it(tmp_path):
-    async def draw(count: int, **options: object) -> list[float]:
+    async def draw(count: int, **options: Any) -> list[float]:
         inputs = [{"x": x} for x in range(count)]
         results = await batch("SUBMIT(drawn=random.random())", inputs=inputs, prepare="import random", **options)
         return [result.drawn for result in results]
@@ -145,10 +146,11 @@ async def test_a_long_one_comes_by_a_file(monkeypatch):
 
 
 async def test_what_cannot_be_is_refused_in_a_sentence_before_anything_runs(results):
-    for wrong, said in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"prepare_seed": 1}, "prepare_seed goes with prepare"),
         ({"prepare": "  \n"}, "prepare is empty"),
-    ):
+    )
+    for wrong, said in refused:
         with pytest.raises(ConfigurationError, match=said):
             await batch("SUBMIT()", **wrong)
     assert not results.exists() or not os.listdir(results)
@@ -175,14 +177,15 @@ SUBMIT(total=sum(data))
 
 
 async def test_sandboxes_that_cannot_hold_what_is_prepared_are_refused_before_anything_runs(results):
-    for fields, more, said in (
+    refused: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
         ({"processes": 2}, {}, "processes is 2, and prepare takes 3"),
         (
             {"lifetime": 60},
             {"prepare_timeout": 50},
             "50 s and an execution then 20 s, and a sandbox's lifetime is 60 s",
         ),
-    ):
+    )
+    for fields, more, said in refused:
         await LocalSandbox(**fields).save("narrow", overwrite=True)  # type: ignore[misc]
         with pytest.raises(ConfigurationError, match=said):
             await batch("SUBMIT()", provider="local-sandbox/narrow", prepare="x = 1", timeout=20, **more)

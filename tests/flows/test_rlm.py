@@ -148,7 +148,7 @@ async def test_what_was_paid_for_is_there_when_budget_or_time_are_used_up(chat, 
     assert found.answer == str(found) == found.trajectory[0]["output"] == "found 1\n"  # not what an error says
     assert "ZeroDivisionError" in found.trajectory[1]["output"]
     assert found.queries.calls >= len(found.trajectory)
-    assert found.queries.cost > 0
+    assert (found.queries.cost or 0) > 0
     with pytest.raises(ExecutionsFailed, match=remedy):
         await rlm("how many?", NAME, **parameters)
 

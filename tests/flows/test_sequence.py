@@ -41,7 +41,7 @@ async def test_functions_imports_and_files_stay_from_step_to_step():
         "SUBMIT(data=data)",
     ]
     first, second, third = await sequence(steps)
-    assert (len(first), len(second)) == (0, 0)
+    assert (first.outputs, second.outputs) == ({}, {})
     assert third.data == [2, 4]
 
 

@@ -140,11 +140,11 @@ async def test_a_sweep_of_which_every_trial_diverged_has_its_first_for_the_best(
 
 
 async def test_a_grid_may_have_infinity_and_a_key_tells_nan_from_none(tmp_path):
-    options = {"results_path": str(tmp_path / "run")}
+    path = tmp_path / "run"
     values = [math.inf, math.nan, None]
-    found = await sweep("SUBMIT(y=str(x), z=x)", {"x": values}, **options)
+    found = await sweep("SUBMIT(y=str(x), z=x)", {"x": values}, results_path=path)
     assert [trial.y for trial in found.trials] == ["inf", "nan", "None"]
-    again = await sweep("SUBMIT(y=str(x), z=x)", {"x": values[::-1]}, **options)
+    again = await sweep("SUBMIT(y=str(x), z=x)", {"x": values[::-1]}, results_path=path)
     assert [trial.y for trial in again.trials] == ["None", "nan", "inf"]
     assert {trial.meta.sandbox_id for trial in again.trials} == {trial.meta.sandbox_id for trial in found.trials}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from textwrap import dedent
 from typing import Any
 
@@ -19,7 +20,7 @@ SUBMIT(y=x * x, text=text)
 """
 
 
-def run(counter: ExecutionCounter, size: int, workers: int, **options: Any) -> list[Any]:
+def run(counter: ExecutionCounter, size: int, workers: int, **options: Any) -> Sequence[Any]:
     inputs = [{"x": x, "address": counter.address, "text": "t" * (x % 5) * 20_000} for x in range(size)]
     return asyncio.run(
         batch(

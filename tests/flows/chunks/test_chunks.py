@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,7 +172,9 @@ async def test_bad_input_is_one_sentence_before_anything_runs(tmp_path, paramete
     (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
     (tmp_path / "twice.jsonl").write_text('{"id": 1, "data": 1}\n{"id": "1", "data": 2}\n')
     (tmp_path / "null.jsonl").write_text('{"id": null, "data": 1}\n')
-    given = {name: v.format(here=tmp_path) if isinstance(v, str) else v for name, v in parameters.items()}
+    given: dict[str, Any] = {
+        name: v.format(here=tmp_path) if isinstance(v, str) else v for name, v in parameters.items()
+    }
     with pytest.raises(ConfigurationError, match=message):
         await chunks("SUBMIT(x=1)", **given)
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +313,7 @@ async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_
     code, inputs = "SUBMIT(x=x, text='y' * 20_000)", [{"x": x} for x in range(20)]
     ledger = small_disk / "ledger"
 
-    async def run() -> list[Any]:
+    async def run() -> Sequence[Any]:
         return await batch(code, inputs, provider="local:none", max_workers=2, results_path=str(ledger))
 
     with pytest.raises(OSError, match="No space left on device") as caught:

@@ -1,5 +1,7 @@
 """What a person gets of a run in which too much fails: an early end, and a word at once."""
 
+from typing import Any
+
 import pytest
 from prefect.exceptions import ParameterTypeError
 
@@ -108,6 +110,6 @@ async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(ca
 
 
 @pytest.mark.parametrize("max_failures", [0, -1, "some"])
-async def test_a_limit_that_is_none_is_one_sentence(max_failures: object) -> None:
+async def test_a_limit_that_is_none_is_one_sentence(max_failures: Any) -> None:
     with pytest.raises(ParameterTypeError, match="max_failures"):
         await batch("SUBMIT()", inputs(1), max_failures=max_failures)

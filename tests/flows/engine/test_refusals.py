@@ -1,6 +1,7 @@
 """What a run keeps whose provider refuses every sandbox from some moment on, and when it ends."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ async def refuse_after_start(daytona: Any, counter: ExecutionCounter, status: st
 
 async def run_and_refuse(
     daytona: Any, counter: ExecutionCounter, ledger: Path, provider: str, status: str, **options: Any
-) -> list[Any]:
+) -> Sequence[Any]:
     inputs = [{"x": x, "address": counter.address} for x in range(TOTAL)]
     common = {"provider": provider, "max_workers": WORKERS, "results_path": str(ledger), "timeout": 60}
     results, _ = await asyncio.gather(
@@ -53,7 +54,9 @@ async def run_and_refuse(
     return results
 
 
-def check_what_was_kept(results: list[Any], counter: ExecutionCounter, ledger: Path, error: type[Exception]) -> None:
+def check_what_was_kept(
+    results: Sequence[Any], counter: ExecutionCounter, ledger: Path, error: type[Exception]
+) -> None:
     """What was under way has its result, ran once, and the ledger has it once; the rest fails, most of it not begun."""
     assert [result.y for result in results[:WORKERS]] == [0, 1, 4]
     assert counter.counts == {str(x): 1 for x in range(WORKERS)}

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -56,12 +57,13 @@ def most(spans: list[tuple[float, float]]) -> int:
     return peak
 
 
-def spans(*runs: list[Any]) -> list[tuple[float, float]]:
+def spans(*runs: Sequence[Any]) -> list[tuple[float, float]]:
     return [(result.began, result.ended) for run in runs for result in run]
 
 
-async def naps(count: int, nap: float, **options: Any) -> list[Any]:
-    return await batch(NAP, inputs=[{"nap": nap}] * count, **{"provider": "local-sandbox/limited", **options})
+async def naps(count: int, nap: float, **options: Any) -> Sequence[Any]:
+    options = {"provider": "local-sandbox/limited", **options}
+    return await batch(NAP, inputs=[{"nap": nap}] * count, **options)
 
 
 async def in_use(name: str) -> int:

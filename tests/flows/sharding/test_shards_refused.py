@@ -31,8 +31,9 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
 
 
 async def refusal(**parameters: Any) -> str:
+    parameters = {"shards": 2, **parameters}
     with pytest.raises(ConfigurationError) as caught:
-        await batch("SUBMIT(y=x)", inputs=[{"x": 1}, {"x": 2}], **{"shards": 2, **parameters})
+        await batch("SUBMIT(y=x)", inputs=[{"x": 1}, {"x": 2}], **parameters)
     text = str(caught.value)
     assert "\n" not in text
     return text
