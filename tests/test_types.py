@@ -1,0 +1,227 @@
+"""What a type checker tells whose program uses the package: nothing where it is right, and which line is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlm_batch
+
+RIGHT = """
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from rlm_batch import (
+    ChunksReport,
+    ConfigurationError,
+    DaytonaInterpreter,
+    ExecutionsFailed,
+    Failure,
+    InterpreterFactory,
+    LocalInterpreter,
+    LocalSandbox,
+    ModalInterpreter,
+    Result,
+    RlmAnswer,
+    SweepReport,
+    Volume,
+    batch,
+    chunks,
+    reap,
+    rlm,
+    sequence,
+    sweep,
+)
+
+
+class Case(TypedDict):
+    city: str
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def generate() -> Iterator[dict[str, int]]:
+    yield {"a": 1}
+
+
+async def run_batches() -> list[int]:
+    results: Sequence[Result | Failure] = await batch("SUBMIT(x=1)", inputs=[{"a": 1}, {"b": "x"}], max_workers=8)
+    seconds = 0.0
+    for result in results:
+        if isinstance(result, Failure):
+            print(result.error.summary, result.meta.index)
+        else:
+            outputs: dict[str, Any] = result.outputs
+            print(outputs, result.x + 1, result["x"], len(result))
+            seconds += result.meta.seconds
+    cases: list[Case] = [{"city": "Paris"}]
+    options: dict[str, Any] = {"retries": 0}
+    await batch("SUBMIT(city)", cases, timeout=3, **options)
+    mixed = [{"a": 1}, {"a": "one"}]
+    await batch("SUBMIT(a)", mixed)
+    await batch("SUBMIT(a)", generate())
+    await batch("SUBMIT(a)", ({"a": n} for n in range(3)), on_failure="return", shards="auto")
+    await batch("SUBMIT(a)", Path("inputs.jsonl"), results_path=Path("results"), max_failures=0.1)
+    await batch("SUBMIT(a)", [{"a": np.zeros(3)}], provider_options={"packages": ["numpy"]})
+    await batch(f"SUBMIT({n})" for n in range(3))
+    return [result.x for result in await batch(("SUBMIT(x=1)", "SUBMIT(x=2)"))]
+
+
+async def run_others() -> None:
+    grid = {"rate": np.linspace(0, 1, 5), "layers": range(3), "name": ("adam", "sgd")}
+    swept: SweepReport = await sweep("SUBMIT(loss=1)", grid, objective="loss", direction="maximize")
+    print(swept.best.loss, swept.best is None, [trial.meta.index for trial in swept.trials])
+    await sweep("SUBMIT(loss=1)", points=[{"rate": 1}, {"rate": 0.5}])
+    cut: ChunksReport = await chunks("SUBMIT(n=len(data))", data=range(100), chunk_size=10, reduce="SUBMIT(n=1)")
+    print(cut["0"].n, cut.reduction.n)
+    await chunks("SUBMIT(n=len(data))", data=np.arange(100), chunk_size=10, volume_name="counts")
+    for given in ({1: "one", 2: "two"}, {3: "three"}):
+        await chunks("SUBMIT(n=len(data))", given)
+    by_id = {"one": [1, 2], 2: None}
+    await chunks("SUBMIT(n=len(data))", by_id)
+    steps: Sequence[Result | Failure] = await sequence(["x = 1", "SUBMIT(x)"], stop_on_error=False)
+    answer: RlmAnswer = await rlm("how many?", "openai/gpt-4o-mini", context_file=Path("report.txt"), max_cost=1)
+    removed: list[str] = await reap("local", older_than=600, dry_run=True)
+    print(steps, answer.answer, answer.queries.cost, removed)
+
+
+try:
+    print(asyncio.run(run_batches()))
+except ExecutionsFailed as failed:
+    print(failed.results_path, [failure.error for failure in failed.failures])
+except ConfigurationError as error:
+    print(error.text)
+
+with LocalInterpreter(isolation="landlock", memory_mib=512, environment={"A": "b"}, timeout=60) as interpreter:
+    first: Result = interpreter.execute("SUBMIT(x=factor)", {"factor": 2})
+    print(first.x)
+daytona = DaytonaInterpreter(api_key="key", packages=["numpy"], tools={"double": double})
+modal = ModalInterpreter(gpu="T4", token_id="id", token_secret="secret", prepare="import math")
+factories = InterpreterFactory(LocalInterpreter), InterpreterFactory(lambda: LocalInterpreter(timeout=60))
+content: bytes = Volume("results").get("notes.txt")
+sandbox = LocalSandbox(memory_mib=512)
+
+patient = batch.with_options(retries=2, timeout_seconds=60)
+again: Sequence[Result | Failure] = asyncio.run(patient("SUBMIT(x=1)", max_workers=2))
+batch.serve("nightly", cron="0 3 * * *", parameters={"code": "SUBMIT(x=1)"})
+"""
+
+# What follows `# wrong: ` is in what a checker says of that line.
+WRONG = """
+import asyncio
+
+from rlm_batch import DaytonaInterpreter, LocalInterpreter, ModalInterpreter, batch, chunks, reap, rlm, sequence, sweep
+from rlm_batch import no_such_name  # wrong: no_such_name
+
+
+async def main() -> None:
+    await batch("SUBMIT(x=1)", max_worker=8)  # wrong: max_worker
+    await batch("SUBMIT(x=1)", on_failure="retrun")  # wrong: on_failure
+    await batch("SUBMIT(x=1)", [{"a": 1}], provider=3)  # wrong: provider
+    await batch(
+        "SUBMIT(x=1)",
+        timeout="long",  # wrong: timeout
+        retries=1,
+    )
+    await batch(3)  # wrong: Sequence[str]
+    await batch()  # wrong: code
+    await batch("SUBMIT(x=1)", inputs={"a": 1})  # wrong: inputs
+    await batch("SUBMIT(x=1)", inputs={"a": 1}.values())  # wrong: inputs
+    await sweep("SUBMIT(x=1)", direction="minimise")  # wrong: direction
+    await sweep("SUBMIT(x=1)", ["rate"])  # wrong: list[str]
+    await chunks("SUBMIT(x=1)", data=[1], chunk_size="ten")  # wrong: chunk_size
+    await sequence(["SUBMIT(x=1)"], max_workers=2)  # wrong: max_workers
+    await rlm("how many?")  # wrong: language_model
+    await reap(older="600")  # wrong: older
+    texts: list[str] = await batch("SUBMIT(x=1)")  # wrong: list[str]
+    report = await sweep("SUBMIT(x=1)")
+    print(texts, report.bets)  # wrong: bets
+    number: int = report.best  # wrong: int
+    results = batch("SUBMIT(x=1)")
+    print(number, results[0])  # wrong: Coroutine
+    await batch.with_options(retries=2)(3)  # wrong: __call__
+
+
+asyncio.run(main())
+LocalInterpreter(isolation="landlok")  # wrong: isolation
+LocalInterpreter(memory_mib="much")  # wrong: memory_mib
+LocalInterpreter(memory_mb=512)  # wrong: memory_mb
+DaytonaInterpreter(gpu="T4")  # wrong: gpu
+ModalInterpreter(packages="numpy")  # wrong: packages
+with LocalInterpreter() as interpreter:
+    text: str = interpreter.execute("SUBMIT(x=1)")  # wrong: Result
+    print(text, interpreter.execute(1))  # wrong: execute
+"""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `right.py` and `wrong.py`, beside an environment that the package is installed in."""
+    folder = tmp_path_factory.mktemp("types")
+    # A checker does not run the finder of an editable install. The link is what a wheel would have put there.
+    environment = folder / "environment"
+    venv.create(environment)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = environment / "lib" / version / "site-packages"
+    (packages / "rlm_batch").symlink_to(Path(rlm_batch.__file__).parent)
+    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    mine = folder / "mine"
+    mine.mkdir()
+    (mine / "right.py").write_text(RIGHT)
+    (mine / "wrong.py").write_text(WRONG)
+    (mine / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    return mine
+
+
+def run_checker(folder: Path, *command: str) -> str:
+    """What a checker prints that is run on both programs."""
+    python = str(folder.parent / "environment" / "bin" / "python")
+    words = [sys.executable, "-m", *command, python, "right.py", "wrong.py"]
+    # It has no other settings than those of its command.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MYPY", "PYTHONPATH"))}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=590, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr  # there are errors, and the checker itself had none
+    return done.stdout
+
+
+def check_findings(findings: list[tuple[str, int, str]]) -> None:
+    """Fails unless the wrong lines are told, each with what is wrong, and no others. A finding has its line from 1."""
+    assert [finding for finding in findings if finding[0] != "wrong.py"] == []
+    told: dict[int, str] = {}
+    for _, line, message in findings:
+        told[line] = told.get(line, "") + message
+    lines = enumerate(WRONG.split("\n"), 1)
+    expected = {number: line.partition("# wrong: ")[2] for number, line in lines if "# wrong: " in line}
+    assert told.keys() == expected.keys(), told
+    assert {line: message for line, message in told.items() if expected[line] not in message} == {}
+
+
+def test_pyright_finds_each_line_that_is_wrong_and_no_other(programs: Path) -> None:
+    report: dict[str, Any] = json.loads(run_checker(programs, "basedpyright", "--outputjson", "--pythonpath"))
+    check_findings(
+        [
+            (Path(found["file"]).name, found["range"]["start"]["line"] + 1, found["message"])
+            for found in report["generalDiagnostics"]
+        ]
+    )
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_mypy_finds_each_line_that_is_wrong_and_no_other(programs: Path) -> None:
+    settings = ("--strict", "--config-file=", f"--cache-dir={programs}/cache", "--output=json", "--python-executable")
+    printed = run_checker(programs, "mypy", *settings)
+    found: list[dict[str, Any]] = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    check_findings([(item["file"], item["line"], item["message"]) for item in found if item["severity"] == "error"])
