@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ..sandbox.outcomes.outcome_json import outcome_to_json
 from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
-from ..sandbox.result import Outcome, Result, outcome_to_json
+from ..sandbox.result import Outcome, Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from .errors import RlmBatchError, error_from_json, error_to_json
-from .meta import Meta, QuerySummary
 from .outcomes.text_escape import escape_text
-from .wire.nonfinite import replace_nonfinite, restore_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from .meta import Meta
+    from .outcomes.base_error import RlmBatchError
 
 
 class Result:
@@ -95,49 +94,3 @@ class Failure:
 Outcome = Result | Failure
 # `Result | MaybeNone` is None in cases that its reader knows: no type checker asks for a look before each use.
 MaybeNone = Any
-
-
-def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """A result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`.
-
-    Numbers that are not finite are None, and stand by JSON pointer under `nonfinite`: those of the outputs beside them,
-    those of the variables in the meta.
-    """
-    meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
-    queries = outcome.meta.queries
-    meta["queries"] = {i.name: getattr(queries, i.name) for i in fields(QuerySummary)} if queries.asked else None
-    meta["variables"], nonfinite = replace_nonfinite(outcome.meta.variables)
-    if nonfinite:
-        meta["nonfinite"] = nonfinite
-    if isinstance(outcome, Result):
-        outputs, nonfinite = replace_nonfinite(outcome.outputs)
-        return {"outputs": outputs, **({"nonfinite": nonfinite} if nonfinite else {}), "meta": meta}
-    return {"error": error_to_json(outcome.error), "meta": meta}
-
-
-def restore_outcome(data: dict[str, Any]) -> None:
-    """Puts what was not finite back into what `outcome_to_json` made. Raises ValueError where it names nothing there.
-
-    Once that is done it has no effect.
-    """
-    restore_numbers(data.get("outputs"), data.pop("nonfinite", {}))
-    restore_numbers(data["meta"].get("variables"), data["meta"].pop("nonfinite", {}))
-
-
-def outcome_from_json(data: dict[str, Any]) -> Outcome:
-    """What `outcome_to_json` was given. What a later version knows and this one does not is passed over.
-
-    Raises ValueError where `nonfinite` names what is not there.
-    """
-    restore_outcome(data)
-    values = {item.name: data["meta"][item.name] for item in fields(Meta) if item.name in data["meta"]}
-    for name in ("layers", "earlier_errors", "files"):
-        values[name] = tuple(values.get(name, ()))
-    queries: dict[str, Any] = values.get("queries") or {}
-    counts: dict[str, Any] = {item.name: queries[item.name] for item in fields(QuerySummary) if item.name in queries}
-    counts["tree"] = tuple(counts.get("tree", ()))
-    values["queries"] = QuerySummary(**counts)
-    meta = Meta(**values)
-    if "error" in data:
-        return Failure(error_from_json(data["error"]), meta)
-    return Result(data["outputs"], meta)

@@ -100,7 +100,9 @@ async def run_others() -> None:
 try:
     print(asyncio.run(run_batches()))
 except ExecutionsFailed as failed:
-    print(failed.results_path, [failure.error for failure in failed.failures])
+    failures: Sequence[Failure] = failed.failures
+    kept: list[Result] = [outcome for outcome in failed.results if isinstance(outcome, Result)]
+    print(failed.results_path, kept, [failure.error.summary for failure in failures])
 except ConfigurationError as error:
     print(error.text)
 
@@ -122,7 +124,8 @@ batch.serve("nightly", cron="0 3 * * *", parameters={"code": "SUBMIT(x=1)"})
 WRONG = """
 import asyncio
 
-from rlm_batch import DaytonaInterpreter, LocalInterpreter, ModalInterpreter, batch, chunks, reap, rlm, sequence, sweep
+from rlm_batch import DaytonaInterpreter, ExecutionsFailed, LocalInterpreter, ModalInterpreter
+from rlm_batch import batch, chunks, reap, rlm, sequence, sweep
 from rlm_batch import no_such_name  # wrong: no_such_name
 
 
@@ -154,7 +157,11 @@ async def main() -> None:
     await batch.with_options(retries=2)(3)  # wrong: __call__
 
 
-asyncio.run(main())
+try:
+    asyncio.run(main())
+except ExecutionsFailed as failed:
+    failed_texts: list[str] = failed.failures  # wrong: Sequence[Failure]
+    print(failed_texts)
 LocalInterpreter(isolation="landlok")  # wrong: isolation
 LocalInterpreter(memory_mib="much")  # wrong: memory_mib
 LocalInterpreter(memory_mb=512)  # wrong: memory_mb

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...sandbox.result import Outcome, Result, outcome_from_json, outcome_to_json, restore_outcome
+from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json, restore_outcome
+from ...sandbox.result import Outcome, Result
 
 VERSION = 1
 # The fields of an outcome's meta that are computed with, and the type that each has to have for that.

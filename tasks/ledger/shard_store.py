@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.result import Failure, Outcome, outcome_from_json, outcome_to_json
+from ...sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json
+from ...sandbox.result import Failure, Outcome
 from ..execution import Execution, execution_from_json, execution_to_json, with_index
 from .ledger import Ledger
 from .ledger_line import LedgerLine, LinePosition, read_line

@@ -8,8 +8,8 @@ import pytest
 
 from rlm_batch import CodeError, Failure, Result
 from rlm_batch.sandbox.meta import Meta
+from rlm_batch.sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json
 from rlm_batch.sandbox.outcomes.text_escape import escape_text
-from rlm_batch.sandbox.result import outcome_from_json, outcome_to_json
 
 META = Meta(
     index=2, variables={"lr": 0.1, "tags": ["é"]}, provider="local", sandbox_id="s-1", isolation="landlock",

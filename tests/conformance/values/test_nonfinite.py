@@ -10,7 +10,7 @@ import pytest
 
 from rlm_batch import SubmitError
 from rlm_batch.sandbox.interpreter import Interpreter
-from rlm_batch.sandbox.result import outcome_from_json, outcome_to_json
+from rlm_batch.sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
