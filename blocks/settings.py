@@ -138,7 +138,7 @@ class SandboxSettings(BaseModel):
 
 
 class SandboxFields(TypedDict, total=False):
-    """The same settings for type checkers, as keywords of an interpreter: what pydantic makes of text is text too."""
+    """The same settings for type checkers, as keywords of a block and an interpreter: a secret may be text."""
 
     volume_name: str | None
     volume_mount_path: str

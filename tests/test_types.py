@@ -28,6 +28,7 @@ from rlm_batch import (
     ExecutionsFailed,
     Failure,
     InterpreterFactory,
+    LanguageModel,
     LocalInterpreter,
     LocalSandbox,
     ModalInterpreter,
@@ -113,7 +114,8 @@ daytona = DaytonaInterpreter(api_key="key", packages=["numpy"], tools={"double":
 modal = ModalInterpreter(gpu="T4", token_id="id", token_secret="secret", prepare="import math")
 factories = InterpreterFactory(LocalInterpreter), InterpreterFactory(lambda: LocalInterpreter(timeout=60))
 content: bytes = Volume("results").get("notes.txt")
-sandbox = LocalSandbox(memory_mib=512)
+LocalSandbox(memory_mib=512, environment={"A": "b"}).save("narrow", overwrite=True)
+LanguageModel(model="openai/gpt-4o-mini", api_key="key").save("small")
 
 patient = batch.with_options(retries=2, timeout_seconds=60)
 again: Sequence[Result | Failure] = asyncio.run(patient("SUBMIT(x=1)", max_workers=2))
@@ -124,7 +126,7 @@ batch.serve("nightly", cron="0 3 * * *", parameters={"code": "SUBMIT(x=1)"})
 WRONG = """
 import asyncio
 
-from rlm_batch import DaytonaInterpreter, ExecutionsFailed, LocalInterpreter, ModalInterpreter
+from rlm_batch import DaytonaInterpreter, ExecutionsFailed, LocalInterpreter, LocalSandbox, ModalInterpreter
 from rlm_batch import batch, chunks, reap, rlm, sequence, sweep
 from rlm_batch import no_such_name  # wrong: no_such_name
 
@@ -166,6 +168,7 @@ LocalInterpreter(isolation="landlok")  # wrong: isolation
 LocalInterpreter(memory_mib="much")  # wrong: memory_mib
 LocalInterpreter(memory_mb=512)  # wrong: memory_mb
 DaytonaInterpreter(gpu="T4")  # wrong: gpu
+LocalSandbox(memory_mib="much")  # wrong: memory_mib
 ModalInterpreter(packages="numpy")  # wrong: packages
 with LocalInterpreter() as interpreter:
     text: str = interpreter.execute("SUBMIT(x=1)")  # wrong: Result

@@ -69,7 +69,7 @@ class DaytonaSettings(SandboxSettings):
 
 
 class DaytonaFields(SandboxFields, total=False):
-    """The same for type checkers, as keywords of `DaytonaInterpreter`."""
+    """The same for type checkers, as keywords of `DaytonaSandbox` and `DaytonaInterpreter`."""
 
     api_key: SecretStr | str | None
     api_url: str | None

@@ -1,11 +1,11 @@
 """The language model as a Prefect block."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from prefect.blocks.core import Block
 from pydantic import HttpUrl
 
-from .settings import LanguageModelSettings
+from .settings import LanguageModelFields, LanguageModelSettings
 
 
 class LanguageModel(LanguageModelSettings, Block):
@@ -24,3 +24,7 @@ class LanguageModel(LanguageModelSettings, Block):
     _block_type_slug: ClassVar[str] = "language-model"  # type: ignore[misc]
     _description: ClassVar[str] = "Answers the queries of sandboxed code, through LiteLLM."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.litellm.ai/docs/providers")  # type: ignore[misc]
+
+    if TYPE_CHECKING:  # In what they make of pydantic's fields no secret may be text.
+
+        def __init__(self, **fields: Unpack[LanguageModelFields]) -> None: ...

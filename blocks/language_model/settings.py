@@ -1,7 +1,8 @@
 """What a person sets of a language model, and the models that are made of it. Nothing here needs Prefect."""
 
 import importlib.util
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Required, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -116,3 +117,20 @@ class LanguageModelSettings(BaseModel):
         """The settings that an answer depends on, no secrets and no limits: JSON."""
         names = ("model", "sub_model", "api_base", "temperature", "top_p", "max_tokens", "options")
         return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, {})}
+
+
+class LanguageModelFields(TypedDict, total=False):
+    """The same settings for type checkers, as keywords of `LanguageModel`."""
+
+    model: Required[str]
+    sub_model: str | None
+    api_key: SecretStr | str | None
+    api_base: str | None
+    temperature: float | None
+    top_p: float | None
+    max_tokens: int | None
+    options: Mapping[str, Any]
+    request_timeout: float
+    retries: int
+    input_cost_per_token: float | None
+    output_cost_per_token: float | None

@@ -1,11 +1,12 @@
 """The Prefect block of the local provider."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from prefect.blocks.core import Block
 from pydantic import HttpUrl
 
 from .provider import LocalProvider
+from .settings import LocalFields
 
 
 class LocalSandbox(LocalProvider, Block):
@@ -29,3 +30,7 @@ class LocalSandbox(LocalProvider, Block):
     _description: ClassVar[str] = "Runs code in isolated processes on this machine, with no account."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://github.com/containers/bubblewrap")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
+
+    if TYPE_CHECKING:  # In what they make of pydantic's fields no secret may be text.
+
+        def __init__(self, **fields: Unpack[LocalFields]) -> None: ...

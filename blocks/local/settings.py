@@ -97,7 +97,7 @@ class LocalSettings(SandboxSettings):
 
 
 class LocalFields(SandboxFields, total=False):
-    """The same for type checkers, as keywords of `LocalInterpreter`."""
+    """The same for type checkers, as keywords of `LocalSandbox` and `LocalInterpreter`."""
 
     isolation: Literal["auto", "bubblewrap", "landlock", "none"]
     memory_mib: int

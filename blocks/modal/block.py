@@ -1,11 +1,12 @@
 """Modal's sandboxes as a Prefect block."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from prefect.blocks.core import Block
 from pydantic import HttpUrl
 
 from .provider import ModalProvider
+from .settings import ModalFields
 
 
 class ModalSandbox(ModalProvider, Block):
@@ -28,3 +29,7 @@ class ModalSandbox(ModalProvider, Block):
     _description: ClassVar[str] = "Runs code in sandboxes of Modal."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://modal.com/docs/guide/sandbox")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
+
+    if TYPE_CHECKING:  # In what they make of pydantic's fields no secret may be text.
+
+        def __init__(self, **fields: Unpack[ModalFields]) -> None: ...

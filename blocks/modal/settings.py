@@ -79,7 +79,7 @@ class ModalSettings(SandboxSettings):
 
 
 class ModalFields(SandboxFields, total=False):
-    """The same for type checkers, as keywords of `ModalInterpreter`."""
+    """The same for type checkers, as keywords of `ModalSandbox` and `ModalInterpreter`."""
 
     token_id: SecretStr | str | None
     token_secret: SecretStr | str | None

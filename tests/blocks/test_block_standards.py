@@ -1,10 +1,17 @@
-"""What a person finds in a block's form: every field explained, secrets hidden, an example, where to read on."""
+"""What a person finds in a block's form: every field explained, secrets hidden, an example, where to read on.
 
+And what type checkers know of its fields.
+"""
+
+import operator
 import re
 import subprocess
 import sys
 import typing
-from typing import ClassVar
+from collections.abc import Mapping
+from functools import reduce
+from types import UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from prefect.blocks.core import Block
@@ -59,3 +66,24 @@ def test_prefect_registers_them_by_the_name_of_their_room() -> None:
 def _parts(annotation: object) -> set[object]:
     found = set(typing.get_args(annotation))
     return found.union(*(_parts(part) for part in found)) if found else found
+
+
+def widen(hint: Any) -> Any:
+    """What a caller may pass for a field of that type: pydantic makes secrets of texts, and lists and dicts."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is SecretStr:
+        return SecretStr | str
+    if origin is list:
+        return hint | tuple[arguments[0], ...]
+    if origin is dict:
+        return Mapping[arguments[0], widen(arguments[1])]  # type: ignore[reportInvalidTypeArguments]
+    return reduce(operator.or_, map(widen, arguments)) if origin in (Union, UnionType) else hint
+
+
+@pytest.mark.parametrize("block", OURS)
+def test_type_checkers_know_the_fields_of_a_block_as_its_keywords_and_its_interpreters(block: type[Block]) -> None:
+    settings = next(base for base in block.__mro__ if base.__name__.endswith("Settings"))
+    known: Any = getattr(sys.modules[settings.__module__], settings.__name__.removesuffix("Settings") + "Fields")
+    fields = block.model_fields
+    assert get_type_hints(known) == {name: widen(field.annotation) for name, field in fields.items()}
+    assert known.__required_keys__ == {name for name, field in fields.items() if field.is_required()}

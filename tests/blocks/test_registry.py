@@ -1,18 +1,12 @@
 """What somebody finds who adds a provider: each line that its entry asks for, by the file that it belongs in."""
 
 import ast
-import operator
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
-from functools import reduce
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from pydantic import SecretStr
 
 import rlm_batch
 from rlm_batch.blocks.registry import PROVIDERS, ProviderEntry
@@ -42,25 +36,6 @@ def test_prefect_registers_the_block_of_an_entry(entry: ProviderEntry) -> None:
     line = f"from .{module} import {name}"
     assert f".{module}:{name}" in find_imports("blocks/block_types.py"), f"add to blocks/block_types.py: {line}"
     assert entry.load_block().get_block_type_slug() == entry.slug
-
-
-def widen(hint: Any) -> Any:
-    """What a caller may pass for a field of that type: pydantic makes secrets of texts, and lists and dicts."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is SecretStr:
-        return SecretStr | str
-    if origin is list:
-        return hint | tuple[arguments[0], ...]
-    if origin is dict:
-        return Mapping[arguments[0], widen(arguments[1])]  # type: ignore[reportInvalidTypeArguments]
-    return reduce(operator.or_, map(widen, arguments)) if origin in (Union, UnionType) else hint
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_type_checkers_know_the_fields_of_an_entry_as_keywords_of_its_interpreter(entry: ProviderEntry) -> None:
-    settings = entry.load_settings()
-    known = get_type_hints(getattr(sys.modules[settings.__module__], f"{entry.name.title()}Fields"))
-    assert known == {name: widen(field.annotation) for name, field in settings.model_fields.items()}
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,9 +52,10 @@ def credentials(chat, monkeypatch):
     monkeypatch.setenv("OPENAI_API_BASE", chat.url)
 
 
-async def saved(chat, **settings):
+async def saved(chat, **settings: Any):
     """A saved block's name, as a flow is given it."""
-    block = LanguageModel(**{"model": NAME, "api_key": KEY, "api_base": chat.url, **settings})
+    settings = {"model": NAME, "api_key": KEY, "api_base": chat.url, **settings}
+    block = LanguageModel(**settings)
     await block.save("chat", overwrite=True)  # type: ignore[misc]
     return "language-model/chat"
 

@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import replace
 from textwrap import dedent
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -27,8 +28,9 @@ KEY = "sk-of-this-room-83bc"
 NAME = "openai/gpt-4o-mini"
 
 
-def model(chat, **settings):
-    return LanguageModel(**{"model": NAME, "api_key": KEY, "api_base": chat.url, **settings})
+def model(chat, **settings: Any):
+    settings = {"model": NAME, "api_key": KEY, "api_base": chat.url, **settings}
+    return LanguageModel(**settings)
 
 
 async def ask(block, prompt="a question"):
