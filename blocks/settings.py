@@ -1,13 +1,14 @@
 """The settings that every provider of sandboxes has: plain pydantic, which a Prefect block and a script share."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from .git import PASSWORD_ADVICE, has_password
 
+ENVIRONMENT = "environment"  # as packages: those of the running environment
 MountPath = Annotated[str, Field(title="Mount path", pattern="^/.", description="Where the code finds the volume.")]
 
 
@@ -23,6 +24,8 @@ class SandboxSettings(BaseModel):
 
     # Not for one run: whoever starts a run would send a block's secrets elsewhere, or lift what holds for all.
     block_only: ClassVar[tuple[str, ...]] = ("max_sandboxes", "creations_per_second", "limit_name")
+
+    takes_environment: ClassVar[bool] = False  # whether its sandboxes can have this machine's packages as they are
 
     volume_name: str | None = Field(
         default=None,
@@ -50,7 +53,8 @@ class SandboxSettings(BaseModel):
     packages: list[str] = Field(
         default_factory=list,
         title="Packages",
-        description="Requirements (numpy, pandas>=2) that are installed before the first execution.",
+        description="Requirements (numpy, pandas>=2) that are installed before the first execution; or environment, "
+        "for a local sandbox: what the running environment has.",
     )
     environment: dict[str, SecretStr] = Field(
         default_factory=dict,
@@ -93,9 +97,25 @@ class SandboxSettings(BaseModel):
         "run whose sandboxes are refused for so long begins nothing more.",
     )
 
+    @field_validator("packages", mode="before")
+    @classmethod
+    def _read_environment(cls, packages: Any) -> Any:
+        return [packages] if packages == ENVIRONMENT else packages
+
     @field_validator("packages")
     @classmethod
     def _check_packages(cls, packages: list[str]) -> list[str]:
+        if ENVIRONMENT in packages and not cls.takes_environment:
+            raise ValueError(
+                f"{ENVIRONMENT!r} stands for the packages of this machine's environment, which local sandboxes alone "
+                "can have: name the requirements, such as numpy or pandas>=2"
+            )
+        if ENVIRONMENT in packages and len(packages) > 1:
+            raise ValueError(
+                f"{ENVIRONMENT!r} stands for all packages of the running environment, and nothing is installed beside "
+                f"them: install the others there, or name requirements alone (a package of that name is "
+                f"{ENVIRONMENT + '>=0'!r})"
+            )
         for package in packages:
             if not package.strip() or package.lstrip().startswith("-"):
                 raise ValueError(
@@ -145,7 +165,6 @@ class SandboxFields(TypedDict, total=False):
     repo_url: str | None
     repo_ref: str | None
     repo_token: SecretStr | str | None
-    packages: list[str] | tuple[str, ...]
     environment: Mapping[str, SecretStr | str]
     max_sandboxes: int | None
     creations_per_second: float | None

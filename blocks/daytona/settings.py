@@ -71,6 +71,7 @@ class DaytonaSettings(SandboxSettings):
 class DaytonaFields(SandboxFields, total=False):
     """The same for type checkers, as keywords of `DaytonaSandbox` and `DaytonaInterpreter`."""
 
+    packages: list[str] | tuple[str, ...]
     api_key: SecretStr | str | None
     api_url: str | None
     target: str | None

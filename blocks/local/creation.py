@@ -1,10 +1,11 @@
 """Making a local sandbox: its folder, its settings, and how its driver is started."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...sandbox.driver_settings import DriverSettings
-from ...sandbox.errors import SandboxStartError
+from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import compute_mark, pick_folder, write_locked_labels
@@ -20,19 +21,24 @@ from .volume import UMASK, find_volume
 
 
 def create_sandbox(
-    settings: LocalSettings, level: IsolationLevel, labels: dict[str, str], packages: Path | None = None
+    settings: LocalSettings, level: IsolationLevel, labels: dict[str, str], packages: Sequence[Path] = ()
 ) -> LocalSandboxHandle:
-    """A new sandbox, whose driver does not run yet. Raises ConfigurationError, SandboxStartError."""
+    """A new sandbox, whose driver does not run yet. Raises ConfigurationError, SandboxStartError.
+
+    `packages` are the directories that the code imports from besides the standard library's.
+    """
     is_bubblewrap = level == "bubblewrap"
     volume, gid, mount = None, None, None
     if settings.volume_name is not None:
         volume = find_volume(settings.volume_root, settings.volume_name)
         gid = volume.create()
         mount = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
+    has_own_user = os.geteuid() == 0 and level != "none"
+    if has_own_user:
+        _check_open_to_others(packages)
     folder = pick_folder()
     plan = plan_totals(settings, level)
     group = build_group(folder.name, plan.grouped)
-    has_own_user = os.geteuid() == 0 and level != "none"
     uid = FIRST_UID + int.from_bytes(os.urandom(3), "big") if has_own_user else None
     try:
         folder.mkdir(mode=0o700)
@@ -54,10 +60,11 @@ def create_sandbox(
             f"no folder or group for a sandbox could be made ({error.filename or folder.parent}): {error.strerror}"
         ) from error
     work, tmp = ("/sandbox", "/tmp") if is_bubblewrap else (str(folder / "work"), str(folder / "tmp"))
-    installed = None if packages is None else PACKAGES_MOUNT if is_bubblewrap else str(packages)
+    libraries = _mount_packages(packages)
+    places = [library.target if is_bubblewrap else library.source for library in libraries]
     programs = [os.path.dirname(find_python()), "/usr/local/bin", "/usr/bin", "/bin"]
     environment = {
-        "PATH": ":".join([*programs, f"{installed}/bin"] if installed else programs),
+        "PATH": ":".join([*programs, *(f"{place}/bin" for place in places)]),
         "HOME": work,
         "TMPDIR": tmp,
         "LANG": "C.UTF-8",
@@ -68,17 +75,16 @@ def create_sandbox(
         cwd=work,
         volume=mount,
         environment=environment,
-        path=[installed] if installed else [],
+        path=places,
         heartbeat=None,  # the wire's end is enough on one machine
         lifetime=settings.lifetime,
-        confinement=build_confinement(settings, level, uid, (work, tmp), mount, installed),
+        confinement=build_confinement(settings, level, uid, (work, tmp), mount, tuple(places)),
     )
     driver_settings.confinement["limits"]["RSS"] = compute_mark(folder)
     if gid is not None:
         driver_settings.confinement.update(gid=gid, umask=UMASK)
     mounts = [] if volume is None or mount is None else [Mount(str(volume.path), mount, is_writable=True)]
-    if packages is not None:
-        mounts.append(Mount(str(packages), PACKAGES_MOUNT))
+    mounts += libraries
     # Of the sandbox's memory half at most: what is there stays when the code that wrote it has been killed.
     shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
     launch = Launch(folder, is_bubblewrap, tuple(mounts) if is_bubblewrap else (), shm_mib * MIB)
@@ -86,3 +92,20 @@ def create_sandbox(
     watched = WatchedSandbox(folders, plan.watched, has_own_shm=is_bubblewrap) if plan.watched else None
     layers = (*list_layers(level), *plan.layers)
     return LocalSandboxHandle(folder, level, layers, driver_settings, launch.start, volume, lock, group, watched)
+
+
+def _mount_packages(packages: Sequence[Path]) -> list[Mount]:
+    """Where a sandbox has them on bubblewrap."""
+    if len(packages) == 1:
+        return [Mount(str(packages[0]), PACKAGES_MOUNT)]
+    return [Mount(str(path), f"{PACKAGES_MOUNT}/{number}") for number, path in enumerate(packages)]
+
+
+def _check_open_to_others(packages: Sequence[Path]) -> None:
+    """Raises ConfigurationError where code that runs as a user of its own could not read them."""
+    for path in packages:
+        if os.stat(path).st_mode & 0o005 != 0o005:
+            raise ConfigurationError(
+                f"packages: {path} is closed to other users, and as root a sandbox's code runs as one of its own: open "
+                f"it (chmod -R o+rX {path}), or run as an ordinary user"
+            )

@@ -1,21 +1,25 @@
-"""Packages for local sandboxes: installed on the host, by pip or uv, as wheels from the index and as nothing else.
+"""Packages for local sandboxes: installed on the host as wheels from the index, or those of the running environment.
 
 To build a package is to run its code, here with all that this process may do. So what names a place of its own (an
 address, a path, a repository) is refused, and the installer may start no program, which building one takes: a wheel of
-an index may name such a place among what it needs.
+an index may name such a place among what it needs. Of the environment's packages none is built, for they are there.
 """
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
 import shutil
 import sys
+import sysconfig
+from functools import cache
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError
 from ..subprocess_runner import run_command
+from ..worker_consent import check_path
 from .cache import make_once, resolve_cache_root
 
 INSTALL_TIMEOUT_SECONDS = 900.0
@@ -103,6 +107,29 @@ async def install_packages(requirements: list[str]) -> Path:
     parts = [sys.version, platform.machine(), *sorted(requirements)]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     return await make_once(resolve_cache_root() / "packages" / name, install)
+
+
+def find_environment_packages() -> list[Path]:
+    """The directories that the running environment's packages are in: one, or two where compiled ones are apart.
+
+    Raises ConfigurationError where there is none, or where a deployment's run may not use it.
+    """
+    named = dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+    found = [check_path(Path(path)) for path in named if os.path.isdir(path)]
+    if not found:
+        raise ConfigurationError(
+            f"packages: the environment of {sys.executable} has no directory of packages ({', '.join(named)}): install "
+            "some, or name requirements"
+        )
+    return found
+
+
+@cache
+def digest_installed_versions(directories: tuple[Path, ...]) -> str:
+    """A hash of the names and versions of what is installed in the directories; as it was when this was first asked."""
+    there = importlib.metadata.distributions(path=[str(path) for path in directories])
+    lines = sorted(f"{package.metadata['Name']}=={package.version}" for package in there)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
 
 
 def _find_installer() -> list[str]:

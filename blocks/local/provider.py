@@ -1,6 +1,8 @@
 """The local provider: opens sandboxes on this machine, at the level of isolation that works here, and lists them."""
 
+import asyncio
 import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ...sandbox.cancellation import run_shielded
@@ -14,7 +16,7 @@ from .inventory import list_sandboxes, pick_folder
 from .isolation import list_layers
 from .isolation_level import resolve_level
 from .launch.launcher import Launch, zygotes
-from .packages import install_packages
+from .packages import digest_installed_versions, find_environment_packages, install_packages
 from .settings import LocalSettings
 from .totals.plan import describe_totals, plan_totals
 from .volume import LocalVolume, find_volume, find_volumes_root, list_volumes
@@ -31,7 +33,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
     async def open(self, labels: dict[str, str]) -> LocalSandboxHandle:
         """Opens a sandbox. Raises ConfigurationError where this machine cannot isolate, SandboxStartError otherwise."""
         level = await resolve_level(self.isolation)
-        packages = await install_packages(self.packages) if self.packages else None
+        packages = await self._find_packages()
         if self.repo_url is None:
             return create_sandbox(self, level, labels, packages)
         clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
@@ -42,6 +44,11 @@ class LocalProvider(LocalSettings, SandboxProvider):
             await run_shielded(sandbox.remove())
             raise
         return sandbox
+
+    async def _find_packages(self) -> list[Path]:
+        if self.has_environment_packages:
+            return find_environment_packages()
+        return [await install_packages(self.packages)] if self.packages else []
 
     def check_preparation(self) -> None:
         if self.processes < PREPARED_PROCESSES and self.isolation != "none":
@@ -73,6 +80,9 @@ class LocalProvider(LocalSettings, SandboxProvider):
     async def fingerprint(self) -> dict[str, Any]:
         """The common settings and the Python's version: limits decide whether there is a result, and not which."""
         settings = {**await super().fingerprint(), "python": sys.version.split()[0]}
+        if self.has_environment_packages:
+            directories = tuple(find_environment_packages())
+            settings["packages"] += [await asyncio.to_thread(digest_installed_versions, directories)]
         if self.volume_name is not None:  # the same name elsewhere is another volume
             settings["volume"] += [str(find_volumes_root(self.volume_root))]
         return settings

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ..settings import SandboxFields, SandboxSettings
+from ..settings import ENVIRONMENT, SandboxFields, SandboxSettings
 from .packages import check_wheel_requirements
 
 MAX_MIB = 1 << 40  # a limit is a signed 64-bit number of bytes for the kernel
@@ -14,6 +14,7 @@ class LocalSettings(SandboxSettings):
     """What a person sets of the sandboxes on this machine: their isolation, their limits and where volumes are."""
 
     block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "isolation")  # "local:none" says it
+    takes_environment: ClassVar[bool] = True
 
     isolation: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
         default="auto",
@@ -89,6 +90,11 @@ class LocalSettings(SandboxSettings):
             raise ValueError(f"{mib:,} MiB are more than a system can count: it is {MAX_MIB:,} at most")
         return mib
 
+    @property
+    def has_environment_packages(self) -> bool:
+        """Whether sandboxes have the packages of the running environment, and none that are installed for them."""
+        return self.packages == [ENVIRONMENT]
+
     @field_validator("packages")
     @classmethod
     def _check_wheels(cls, packages: list[str]) -> list[str]:
@@ -99,6 +105,7 @@ class LocalSettings(SandboxSettings):
 class LocalFields(SandboxFields, total=False):
     """The same for type checkers, as keywords of `LocalSandbox` and `LocalInterpreter`."""
 
+    packages: list[str] | tuple[str, ...] | Literal["environment"]
     isolation: Literal["auto", "bubblewrap", "landlock", "none"]
     memory_mib: int
     processes: int

@@ -81,6 +81,7 @@ class ModalSettings(SandboxSettings):
 class ModalFields(SandboxFields, total=False):
     """The same for type checkers, as keywords of `ModalSandbox` and `ModalInterpreter`."""
 
+    packages: list[str] | tuple[str, ...]
     token_id: SecretStr | str | None
     token_secret: SecretStr | str | None
     app_name: str

@@ -121,7 +121,8 @@ def resolve_mount_point(path: str) -> str:
     """The path of a volume in the sandbox. Raises ConfigurationError for one that the sandbox needs for itself."""
     mount = Path(os.path.normpath("/" + path.lstrip("/")))
     system = [*confinement_policy.SYSTEM, "/etc", "/proc", "/dev", "/sys", *isolation.find_python_prefixes()]
-    is_above = any(Path(other).is_relative_to(mount) for other in (*system, "/sandbox", "/tmp", PACKAGES_MOUNT))
+    system += [PACKAGES_MOUNT]
+    is_above = any(Path(other).is_relative_to(mount) for other in (*system, *OWN_DIRECTORIES))
     if is_above or any(mount.is_relative_to(other) for other in system):
         raise ConfigurationError(
             f"volume_mount_path is {path}, which a local sandbox needs for itself: name another place, such as /data"

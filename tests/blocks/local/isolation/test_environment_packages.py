@@ -1,0 +1,194 @@
+"""The packages of the running environment in local sandboxes: there, read only, and a part of the key."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sysconfig
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, LocalInterpreter, LocalSandbox, batch
+from rlm_batch.blocks.registry import resolve_provider
+
+WRITE = """
+import os, shutil
+import {module}
+folder = os.path.dirname({module}.__file__)
+done = []
+for name, attempt in {{
+    "append": lambda: open({module}.__file__, "a").write("x"),
+    "truncate": lambda: os.truncate({module}.__file__, 0),
+    "add": lambda: open(os.path.join(folder, "added.py"), "w").close(),
+    "make": lambda: os.mkdir(os.path.join(folder, "made")),
+    "remove": lambda: os.unlink({module}.__file__),
+    "move": lambda: os.rename({module}.__file__, {module}.__file__ + ".moved"),
+    "link": lambda: os.link({module}.__file__, os.path.join(folder, "linked.py")),
+    "cover": lambda: os.replace(shutil.copy({module}.__file__, os.environ["HOME"]), {module}.__file__),
+    "open to all": lambda: os.chmod(folder, 0o777),
+}}.items():
+    try:
+        attempt()
+        done.append(name)
+    except OSError:
+        pass
+SUBMIT(value={module}.VALUE, done=done)
+"""
+
+
+def put_package(folder: Path, name: str, version: str = "1.0") -> None:
+    """An installed package with a module of its name."""
+    (folder / f"{name}.py").write_text("VALUE = 42\n")
+    information = folder / f"{name}-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The running environment is one of the test's own, that has compiled packages apart."""
+    tmp_path.chmod(0o755)
+    folders = {"purelib": tmp_path / "lib", "platlib": tmp_path / "lib64"}
+    for name, folder in folders.items():
+        folder.mkdir(mode=0o755)
+        put_package(folder, f"of_{name}")
+    get_path = sysconfig.get_path
+
+    def get_own_path(name: str, *arguments: Any, **options: Any) -> str:
+        return str(folders[name]) if name in folders else get_path(name, *arguments, **options)
+
+    monkeypatch.setattr(sysconfig, "get_path", get_own_path)
+    return folders
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """All that is in a folder, and who may do what with it."""
+    return {
+        str(path): (path.stat().st_mode, path.stat().st_uid, path.read_bytes() if path.is_file() else None)
+        for path in [folder, *sorted(folder.rglob("*"))]
+    }
+
+
+def test_code_imports_what_is_installed_where_its_program_runs(level: Any) -> None:
+    with LocalInterpreter(isolation=level, packages="environment") as interpreter:
+        found = interpreter.execute("import numpy\nSUBMIT(total=numpy.arange(4).sum(), version=numpy.__version__)")
+    import numpy
+
+    assert found.outputs == {"total": 6, "version": numpy.__version__}
+
+
+@pytest.mark.parametrize("name", ["purelib", "platlib"])
+def test_code_cannot_change_it_unless_nothing_is_isolated(level: Any, name: str, environment: dict[str, Path]) -> None:
+    before = describe(environment[name])
+    with LocalInterpreter(isolation=level, packages="environment") as interpreter:
+        found = interpreter.execute(WRITE.format(module=f"of_{name}"))
+    assert found.value == 42
+    assert (describe(environment[name]) == before) == (level != "none")
+    if level != "none":
+        # For an ordinary user on landlock a change of a mode says that it was done, and nothing has changed.
+        assert set(found.done) <= {"open to all"}
+    else:
+        assert "add" in found.done
+
+
+@pytest.mark.parametrize("name", ["purelib", "platlib"])
+def test_nothing_beside_it_can_be_seen(level: Any, name: str, environment: dict[str, Path]) -> None:
+    secret = environment[name].parent / "secret"
+    secret.write_text("of the host")
+    secret.chmod(0o644)
+    (environment[name] / "way_out").symlink_to(secret)
+    code = f"""
+import os, of_{name}
+folder = os.path.dirname(of_{name}.__file__)
+read = []
+for path in (os.path.join(folder, "way_out"), os.path.join(folder, "..", "secret"), {str(secret)!r}):
+    try:
+        read.append(open(path).read())
+    except OSError:
+        pass
+SUBMIT(read=read)
+"""
+    with LocalInterpreter(isolation=level, packages="environment") as interpreter:
+        found = interpreter.execute(code)
+    assert found["read"] == (["of the host"] * 3 if level == "none" else [])
+
+
+def test_no_installer_runs_for_it(tmp_path: Path, environment: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("RLM_BATCH_CACHE", str(cache))
+    with LocalInterpreter(isolation="none", packages=["environment"]) as interpreter:
+        assert interpreter.execute("import of_purelib\nSUBMIT(y=of_purelib.VALUE)").y == 42
+    assert not cache.exists()
+
+
+@pytest.mark.requires("root", "isolation")
+def test_as_root_one_that_is_closed_to_others_is_refused_before_code_runs(environment: dict[str, Path]) -> None:
+    environment["platlib"].chmod(0o700)
+    with pytest.raises(ConfigurationError, match="closed to other users"), LocalInterpreter(packages="environment"):
+        pass
+
+
+def test_an_upgrade_is_another_key(environment: dict[str, Path]) -> None:
+    from rlm_batch.blocks.local.packages import digest_installed_versions
+
+    provider = LocalSandbox(packages="environment")  # type: ignore[arg-type]
+    first = asyncio.run(provider.fingerprint())
+    assert first["packages"][0] == "environment"
+    (environment["platlib"] / "of_platlib-1.0.dist-info").rename(environment["platlib"] / "of_platlib-2.0.dist-info")
+    metadata = environment["platlib"] / "of_platlib-2.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("1.0", "2.0"))
+    assert asyncio.run(provider.fingerprint()) == first  # a process asks once
+    digest_installed_versions.cache_clear()
+    assert asyncio.run(provider.fingerprint()) != first
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LocalInterpreter(packages=["environment", "numpy"]), "nothing is installed beside them"),
+        (lambda: LocalInterpreter(packages="numpy"), "list"),
+        (lambda: DaytonaInterpreter(packages="environment"), "local sandboxes alone"),
+        (lambda: asyncio.run(resolve_provider("modal", {"packages": "environment"})), "local sandboxes alone"),
+        (lambda: asyncio.run(resolve_provider("daytona", {"packages": ["environment"]})), "local sandboxes alone"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused_in_a_sentence(make: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make()
+
+
+def test_a_package_of_that_name_can_be_had() -> None:
+    assert LocalSandbox(packages=["environment>=0"]).packages == ["environment>=0"]
+    assert not LocalSandbox(packages=["environment>=0"]).has_environment_packages
+    assert DaytonaSandbox(packages=["environment>=0"]).packages == ["environment>=0"]
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("server", "environment")
+async def test_a_flow_has_it_by_provider_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
+    found = await batch(
+        ["import of_purelib, of_platlib\nSUBMIT(y=of_purelib.VALUE + of_platlib.VALUE)"],
+        provider="local:none",
+        provider_options={"packages": "environment"},
+    )
+    assert found[0].outputs == {"y": 84}
+
+
+@pytest.mark.anyio
+async def test_a_deployments_run_has_it_only_where_its_worker_allows_it(
+    environment: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
+    monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
+    provider = LocalSandbox(isolation="none", packages="environment")  # type: ignore[arg-type]
+    for ask in (provider.fingerprint, lambda: provider.open({})):
+        with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+            await ask()
+    allowed = os.pathsep.join(map(str, environment.values()))
+    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", allowed)
+    async with provider.interpreter() as interpreter:
+        assert (await interpreter.execute("import of_platlib\nSUBMIT(y=of_platlib.VALUE)")).y == 42
