@@ -14,7 +14,7 @@ from .language_model.model_access import ModelAccess, open_model_access
 from .registry import PROVIDERS, ProviderEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Unpack
 
     from ..sandbox.interpreter import Interpreter
@@ -36,6 +36,7 @@ class _ProviderInterpreter(SyncInterpreter):
     see `ModelAccess` for the limits on one execution; `max_cost` is in US dollars, for all of them together. `prepare`
     is code that runs when the sandbox is open, for `prepare_timeout` seconds at most, in a process of which that of the
     executions is a fork; its random generators start from `prepare_seed`, or by default from the operating system.
+    `python_path` are directories of this machine that code imports one's own modules from, as they are now.
     """
 
     entry: ClassVar[ProviderEntry]
@@ -54,10 +55,12 @@ class _ProviderInterpreter(SyncInterpreter):
         prepare: str | None = None,
         prepare_timeout: float | None = PREPARE_TIMEOUT_SECONDS,
         prepare_seed: int | None = None,
+        python_path: Sequence[str] | None = None,
         **fields: Any,
     ) -> None:
         self._fields = fields
-        self._provider = _configure_provider(self.entry, fields)
+        provider = _configure_provider(self.entry, fields)
+        self._provider = provider if python_path is None else provider.with_files(python_path)
         self._limits: dict[str, Any] = {
             "batch_concurrency": batch_concurrency,
             "max_depth": max_depth,
@@ -93,7 +96,8 @@ class _ProviderInterpreter(SyncInterpreter):
                 pass  # there is none of that name: the provider says what is missing
             else:
                 fields = {name: getattr(saved, name) for name in saved.model_fields_set}
-                provider = self._provider = _configure_provider(self.entry, {**fields, **self._fields})
+                configured = _configure_provider(self.entry, {**fields, **self._fields})
+                provider = self._provider = configured.with_files_of(provider)
         return await provider.open(provider.labels(""))
 
 
@@ -125,6 +129,7 @@ class InterpreterKeywords(TypedDict, total=False):
     prepare: str | None
     prepare_timeout: float | None
     prepare_seed: int | None
+    python_path: Sequence[str] | None
 
 
 if TYPE_CHECKING:  # No interpreter imports the fields of another's block.

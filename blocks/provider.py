@@ -1,11 +1,14 @@
 """What every provider of sandboxes does: it opens them, lists them and removes them. Nothing here needs Prefect."""
 
+import asyncio
 import difflib
+import hashlib
+import json
 import math
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -17,6 +20,7 @@ from ..sandbox.interpreter import Interpreter
 from ..sandbox.process_identity import read_own_identity
 from ..sandbox.sandbox_api import Sandbox
 from . import git as repository
+from .host_files.files import HostFiles, read_host_files
 from .sandbox_volume import SandboxVolume
 from .settings import SandboxSettings, describe_problems
 from .volume import VolumeStore
@@ -75,7 +79,9 @@ class SandboxProvider(SandboxSettings, ABC):
 
     provider_name: ClassVar[str]
     gradual: ClassVar[bool] = True  # whether a flow run opens many sandboxes one after the other: others are served too
+    uploads_files: ClassVar[bool] = True  # whether its sandboxes are on other machines
     _commit: str | None = PrivateAttr(default=None)
+    _files: HostFiles = PrivateAttr(default=HostFiles())
 
     @abstractmethod
     async def open(self, labels: dict[str, str]) -> Sandbox:
@@ -111,7 +117,9 @@ class SandboxProvider(SandboxSettings, ABC):
         """The volume of that name from the host's side: from a sandbox, where the provider's API has no other way."""
         # What belongs to the code and not to the volume is left out: it would only take time.
         plain = {"volume_name": name, "repo_url": None, "repo_ref": None, "repo_token": None, "packages": []}
-        return SandboxVolume(self.model_copy(update=plain).interpreter)
+        provider = self.model_copy(update=plain)
+        provider._files = HostFiles()
+        return SandboxVolume(provider.interpreter)
 
     async def fingerprint(self) -> dict[str, Any]:
         """The settings that a result depends on, no secrets and no limits: JSON.
@@ -125,7 +133,7 @@ class SandboxProvider(SandboxSettings, ABC):
             settings["packages"] = sorted(self.packages)
         if self.volume_name is not None:
             settings["volume"] = [self.volume_name, self.volume_mount_path]
-        return settings
+        return {**settings, **await asyncio.to_thread(self._files.build_fingerprint)}
 
     async def commit(self) -> str | None:
         """The commit that every sandbox of this block has, None without a repository; found out once.
@@ -168,6 +176,27 @@ class SandboxProvider(SandboxSettings, ABC):
             wrong = describe_problems(error)
             raise ConfigurationError(f"the provider {self.provider_name} does not take its options: {wrong}") from None
         return self.model_copy(update={name: getattr(checked, name) for name in options})
+
+    def with_files(self, python_path: Sequence[str] | None) -> Self:
+        """The same, whose sandboxes have the host's files that are named, as they are now.
+
+        `python_path` are directories that code imports from, ahead of all others. They are read here. Raises
+        ConfigurationError.
+        """
+        provider = self.model_copy()
+        provider._files = read_host_files(python_path, is_uploaded=self.uploads_files)
+        return provider
+
+    async def compute_files_digest(self) -> str | None:
+        """A hash of the host's files that its sandboxes have, None where they have none."""
+        found = await asyncio.to_thread(self._files.build_fingerprint)
+        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else None
+
+    def with_files_of(self, other: "SandboxProvider") -> Self:
+        """The same with the host's files that another one of its kind has."""
+        provider = self.model_copy()
+        provider._files = other._files
+        return provider
 
     def has_credentials(self) -> bool:
         """Whether it can sign in with what it was given and what the environment has."""

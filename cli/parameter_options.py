@@ -2,13 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from ..blocks.host_files.python_path import locate_directories
 from ..blocks.registry import PROVIDERS
 from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
@@ -87,6 +88,8 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
             given["provider"] = build_provider(given.get("provider", "local"), isolation)
         if "results_path" in given:
             given["results_path"] = resolve_path(given["results_path"])
+        if given.get("python_path") is not None:
+            given["python_path"] = [str(path) for path in locate_directories(given["python_path"])]
         if given.get("prepare") is not None:
             given["prepare"] = read_code(given["prepare"])
         check_values(hints, given)
@@ -119,7 +122,16 @@ def _get_option_name(parameter_name: str) -> str:
 def _make_option(parameter: inspect.Parameter) -> inspect.Parameter:
     field = field_of(parameter.annotation)
     assert field is not None
-    negative = () if field.default is False else None  # nobody asks for what is not done anyway
-    details = Parameter(help=f"{field.description}.", negative=negative)
     kind = get_args(parameter.annotation)[0]
+    if "list" in str(kind):
+        details = Parameter(help=f"{field.description}.", negative=(), converter=_read_words)
+    else:
+        negative = () if field.default is False else None  # nobody asks for what is not done anyway
+        details = Parameter(help=f"{field.description}.", negative=negative)
     return parameter.replace(name=_get_option_name(parameter.name), annotation=Annotated[kind, details])
+
+
+def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
+    """The words of an option that may come several times; None where it is none."""
+    words = [token.value for token in tokens]
+    return None if words == ["none"] else words

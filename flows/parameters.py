@@ -8,6 +8,7 @@ this file. Nothing here imports Prefect: the command line reads it before anythi
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from pydantic import Field
@@ -35,6 +36,10 @@ ProviderOptions = Annotated[
         description="Settings of the provider for this run, by the names of its block's fields, such as packages or "
         "memory_mib",
     ),
+]
+PythonPath = Annotated[
+    list[str] | None,
+    Field(None, description="Directories of one's own modules, which code imports from first"),
 ]
 VolumeName = Annotated[
     str | None, Field(None, description="The volume that every sandbox has; by default the provider's own, if any")
@@ -116,6 +121,7 @@ MaxCost = Annotated[float | None, Field(None, ge=0, description="US dollars for 
 class _CommonParameters(TypedDict, total=False):
     provider: Provider
     provider_options: ProviderOptions
+    python_path: PythonPath
     timeout: Timeout
     retries: Retries
     deadline: Deadline
@@ -168,6 +174,7 @@ class Options:
 
     provider: Provider
     provider_options: ProviderOptions = None  # as is what else has a default of a shard that an older version has made
+    python_path: PythonPath = None
     max_workers: MaxWorkers
     timeout: Timeout
     retries: Retries
@@ -200,6 +207,9 @@ class Options:
         """
         defaults = {name: _default_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
         options = cls(**{**defaults, **parameters, **fixed})
+        if options.python_path is not None:  # for a shard, which runs in another directory
+            absolute = [str(Path(path).expanduser().absolute()) for path in options.python_path]
+            options = replace(options, python_path=absolute)
         return replace(options, reuse_sandboxes=options.reuse_sandboxes or options.build_preparation() is not None)
 
     def build_preparation(self) -> Preparation | None:

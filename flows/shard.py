@@ -25,6 +25,9 @@ async def shard(
     work: Annotated[str, Field(description="The file that says what is to be done, in the ledger of the job")],
     options: Annotated[Options, Field(description="The job's parameters, as they are for this shard")],
     volume_name: VolumeName = None,
+    files_digest: Annotated[
+        str | None, Field(None, description="A hash of the files of its host that the job was begun with")
+    ] = None,
 ) -> None:
     """Runs the executions of one shard, and writes their outcomes to the ledger of its job, which gathers them.
 
@@ -38,6 +41,11 @@ async def shard(
         provider = await resolve_provider_with_volume(options, volume_name)
         if header.commit is not None:
             provider.pin(header.commit)
+        if files_digest != await provider.compute_files_digest():
+            raise ConfigurationError(
+                "this worker has other files in python_path than the job was begun with: bring the same to every "
+                f"worker's machine ({', '.join(options.python_path or ())})"
+            )
         isolation = await provider.check()
         assert options.results_path is not None
         ledger = Ledger(locate_ledger(options.results_path), header.part_prefix)

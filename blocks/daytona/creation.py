@@ -9,6 +9,7 @@ import daytona
 
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
+from ..host_files.files import HostFiles
 from .client import NAME_PREFIX, SharedClient, borrow_client
 from .deletion import delete_leftover, find_sandbox
 from .error_table import Meaning
@@ -31,8 +32,10 @@ STARTING = (
 )
 
 
-async def open_sandbox(settings: DaytonaSettings, labels: dict[str, str], commit: str | None) -> DaytonaSandboxHandle:
-    """A sandbox that has started, with the repository and the packages in it.
+async def open_sandbox(
+    settings: DaytonaSettings, labels: dict[str, str], commit: str | None, files: HostFiles
+) -> DaytonaSandboxHandle:
+    """A sandbox that has started, with the repository, the packages and the host's files in it.
 
     What may pass is tried again for the block's `start_timeout`; a set-up that was cut off, in another sandbox. That
     the account's limits are reached is told at once, for it is the run that knows when to ask again. Raises
@@ -51,7 +54,7 @@ async def open_sandbox(settings: DaytonaSettings, labels: dict[str, str], commit
             if failure is not None and isinstance(error, SandboxStartError):
                 raise SandboxStartError(f"{failure}; then {error}") from error
             raise
-        handle = DaytonaSandboxHandle(settings, client, remote)
+        handle = DaytonaSandboxHandle(settings, client, remote, files)
         try:
             await handle.set_up(commit)
             return handle

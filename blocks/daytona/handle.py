@@ -9,13 +9,14 @@ import daytona
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox
+from ..host_files.files import HostFiles
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
 from .client import SharedClient
 from .deletion import delete_sandbox, warn_of_leftover
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .launch import name_folder, start_driver
 from .settings import DaytonaSettings
-from .setup import clone_repository, install_packages
+from .setup import clone_repository, install_packages, unpack_files
 
 IDLE_MINUTES = 5  # after which Daytona ends a sandbox that nobody has called: that of a host that died
 KEEP_AWAKE_SECONDS = IDLE_MINUTES * 60 / 3  # between two of our calls that say that one is in use
@@ -30,16 +31,20 @@ class DaytonaSandboxHandle(Sandbox):
     isolation = "daytona"
     layers = ()
 
-    def __init__(self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox) -> None:
+    def __init__(
+        self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox, files: HostFiles
+    ) -> None:
         self.id = remote.id
         self.settings = DriverSettings(
             cwd=".",  # where its command starts
             volume=settings.volume_mount_path if settings.volume_name is not None else None,
             environment={name: value.get_secret_value() for name, value in settings.environment.items()},
+            python_path=files.list_uploaded_directories(),
             lifetime=settings.lifetime,
             files=name_folder(remote.id),
         )
         self._provider_settings = settings
+        self._archive = files.archive
         self._client = client
         self._remote = remote
         self._directory = ""  # of the clone, below the sandbox's own
@@ -53,7 +58,7 @@ class DaytonaSandboxHandle(Sandbox):
         return self._channel
 
     async def set_up(self, commit: str | None) -> None:
-        """Clones the repository, where the code then runs, and installs the packages. Raises as `setup` does."""
+        """Clones the repository, where the code then runs, and brings packages and files. Raises as `setup` does."""
         settings = self._provider_settings
         if self._remote.auto_destroy_at is None:
             await self._ensure_end()
@@ -65,6 +70,8 @@ class DaytonaSandboxHandle(Sandbox):
             )  # fmt: skip
         if settings.packages:
             await install_packages(self._remote, settings.packages, settings.start_timeout)
+        if self._archive is not None:
+            await unpack_files(self._remote, self._archive, settings.start_timeout)
 
     async def _ensure_end(self) -> None:
         """Sees to it that a sandbox ends that nobody calls, where Daytona does not know of a lifetime.

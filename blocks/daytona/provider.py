@@ -31,7 +31,7 @@ class DaytonaProvider(DaytonaSettings, SandboxProvider):
         await _import_sdk()
         from .creation import open_sandbox
 
-        return await open_sandbox(self, labels, await self.commit())
+        return await open_sandbox(self, labels, await self.commit(), self._files)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """The sandboxes of the account that carry our labels, less those that are on their way out."""

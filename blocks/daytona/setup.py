@@ -1,4 +1,4 @@
-"""What a sandbox of Daytona gets before code runs: the repository's clone and the packages."""
+"""What a sandbox of Daytona gets before code runs: the repository's clone, the packages and the host's files."""
 
 import asyncio
 import re
@@ -14,6 +14,7 @@ import daytona
 
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
+from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, describe_unpacking_failure
 from .client import NAME_PREFIX
 from .errors import CALL_SECONDS, SETUP_SECONDS, get_message, is_transient, is_turned_away, retry_call, says_gone
 from .settings import DaytonaSettings
@@ -138,3 +139,14 @@ async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], re
         raise (
             SandboxStartError(text) if is_network_lost else ConfigurationError(f"{text}\nChange packages, or the image")
         )
+
+
+async def unpack_files(remote: daytona.AsyncSandbox, archive: bytes, retry_seconds: float) -> None:
+    """Uploads an archive of the host's files and unpacks it. Raises ConfigurationError or DaytonaError."""
+    seconds = int(SETUP_SECONDS)
+    command = shlex.join(["sh", "-c", UNPACK_ARCHIVE, "unpack", ARCHIVE_PATH, "python3"])
+    retry = partial(retry_call, seconds=retry_seconds, remote=remote)
+    await retry(lambda: remote.fs.upload_file(archive, ARCHIVE_PATH, seconds))
+    done = await retry(lambda: remote.process.exec(command, timeout=seconds))
+    if done.exit_code:
+        raise describe_unpacking_failure(done.result)

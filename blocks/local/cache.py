@@ -1,4 +1,4 @@
-"""The cache on this machine for its local sandboxes: what is made once, and clones of repositories."""
+"""The cache on this machine for its local sandboxes: what is made once, clones of repositories, one's own modules."""
 
 import asyncio
 import fcntl
@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from ...sandbox.errors import ConfigurationError
 from ..git import run_git
+from ..host_files.python_path import PythonPath
 from ..worker_consent import check_repository
 
 FETCH_TIMEOUT_SECONDS = 600.0  # for a repository of some gigabytes
@@ -45,6 +46,15 @@ async def check_out_repository(url: str, commit: str, token: SecretStr | None) -
 
     name = hashlib.sha256(url.encode()).hexdigest()[:24]
     return await make_once(resolve_cache_root() / "repositories" / name / commit, fetch)
+
+
+async def keep_modules(modules: PythonPath) -> str:
+    """A directory that has them as they were read, written once. Raises ConfigurationError."""
+
+    async def write(folder: Path) -> None:
+        await asyncio.to_thread(modules.write, folder)
+
+    return str(await make_once(resolve_cache_root() / "python-path" / modules.digest[:24], write))
 
 
 async def make_once(folder: Path, make: Callable[[Path], Awaitable[None]]) -> Path:

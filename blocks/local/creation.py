@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...sandbox.driver_settings import DriverSettings
@@ -10,7 +11,7 @@ from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import compute_mark, pick_folder, write_locked_labels
 from .isolation import IsolationLevel, build_confinement, list_layers
-from .launch.bubblewrap import PACKAGES_MOUNT, Mount, resolve_mount_point
+from .launch.bubblewrap import MODULES_MOUNT, PACKAGES_MOUNT, Mount, resolve_mount_point
 from .launch.driver_process import find_python
 from .launch.launcher import Launch
 from .settings import LocalSettings
@@ -20,13 +21,21 @@ from .totals.watcher import WatchedSandbox
 from .volume import UMASK, find_volume
 
 
-def create_sandbox(
-    settings: LocalSettings, level: IsolationLevel, labels: dict[str, str], packages: Sequence[Path] = ()
-) -> LocalSandboxHandle:
-    """A new sandbox, whose driver does not run yet. Raises ConfigurationError, SandboxStartError.
+@dataclass(frozen=True)
+class Libraries:
+    """Directories that the code imports from: those of packages, behind the standard library, and of one's modules."""
 
-    `packages` are the directories that the code imports from besides the standard library's.
-    """
+    packages: Sequence[Path] = ()
+    modules: Sequence[Path] = ()
+
+
+NO_LIBRARIES = Libraries()
+
+
+def create_sandbox(
+    settings: LocalSettings, level: IsolationLevel, labels: dict[str, str], libraries: Libraries = NO_LIBRARIES
+) -> LocalSandboxHandle:
+    """A new sandbox, whose driver does not run yet. Raises ConfigurationError, SandboxStartError."""
     is_bubblewrap = level == "bubblewrap"
     volume, gid, mount = None, None, None
     if settings.volume_name is not None:
@@ -35,7 +44,7 @@ def create_sandbox(
         mount = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
     has_own_user = os.geteuid() == 0 and level != "none"
     if has_own_user:
-        _check_open_to_others(packages)
+        _check_open_to_others(libraries.packages)
     folder = pick_folder()
     plan = plan_totals(settings, level)
     group = build_group(folder.name, plan.grouped)
@@ -60,11 +69,11 @@ def create_sandbox(
             f"no folder or group for a sandbox could be made ({error.filename or folder.parent}): {error.strerror}"
         ) from error
     work, tmp = ("/sandbox", "/tmp") if is_bubblewrap else (str(folder / "work"), str(folder / "tmp"))
-    libraries = _mount_packages(packages)
-    places = [library.target if is_bubblewrap else library.source for library in libraries]
+    shared = _mount_all(libraries.packages, PACKAGES_MOUNT), _mount_all(libraries.modules, MODULES_MOUNT)
+    packages, modules = ([mount.target if is_bubblewrap else mount.source for mount in group] for group in shared)
     programs = [os.path.dirname(find_python()), "/usr/local/bin", "/usr/bin", "/bin"]
     environment = {
-        "PATH": ":".join([*programs, *(f"{place}/bin" for place in places)]),
+        "PATH": ":".join([*programs, *(f"{path}/bin" for path in packages)]),
         "HOME": work,
         "TMPDIR": tmp,
         "LANG": "C.UTF-8",
@@ -75,16 +84,17 @@ def create_sandbox(
         cwd=work,
         volume=mount,
         environment=environment,
-        path=places,
+        path=packages,
+        python_path=modules,
         heartbeat=None,  # the wire's end is enough on one machine
         lifetime=settings.lifetime,
-        confinement=build_confinement(settings, level, uid, (work, tmp), mount, tuple(places)),
+        confinement=build_confinement(settings, level, uid, (work, tmp), mount, (*packages, *modules)),
     )
     driver_settings.confinement["limits"]["RSS"] = compute_mark(folder)
     if gid is not None:
         driver_settings.confinement.update(gid=gid, umask=UMASK)
     mounts = [] if volume is None or mount is None else [Mount(str(volume.path), mount, is_writable=True)]
-    mounts += libraries
+    mounts += [mount for group in shared for mount in group]
     # Of the sandbox's memory half at most: what is there stays when the code that wrote it has been killed.
     shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
     launch = Launch(folder, is_bubblewrap, tuple(mounts) if is_bubblewrap else (), shm_mib * MIB)
@@ -94,11 +104,11 @@ def create_sandbox(
     return LocalSandboxHandle(folder, level, layers, driver_settings, launch.start, volume, lock, group, watched)
 
 
-def _mount_packages(packages: Sequence[Path]) -> list[Mount]:
+def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:
     """Where a sandbox has them on bubblewrap."""
-    if len(packages) == 1:
-        return [Mount(str(packages[0]), PACKAGES_MOUNT)]
-    return [Mount(str(path), f"{PACKAGES_MOUNT}/{number}") for number, path in enumerate(packages)]
+    if len(directories) == 1:
+        return [Mount(str(directories[0]), target)]
+    return [Mount(str(path), f"{target}/{number}") for number, path in enumerate(directories)]
 
 
 def _check_open_to_others(packages: Sequence[Path]) -> None:

@@ -46,7 +46,7 @@ def build_confinement(
     uid: int | None,
     own_directories: tuple[str, ...],
     volume: str | None,
-    packages: tuple[str, ...],
+    libraries: tuple[str, ...],
 ) -> dict[str, Any]:
     """What the driver confines the code with: limits, Landlock's rules, the system call filter and the user."""
     mib = 1024 * 1024
@@ -62,7 +62,7 @@ def build_confinement(
     processes = min(settings.processes, settings.total_processes or settings.processes)
     limits["NPROC"] = processes + (0 if has_own_count else _count_user_tasks())
     writable = own_directories if volume is None else (*own_directories, volume)
-    readable = (*_list_readable_paths(), *packages)
+    readable = (*_list_readable_paths(), *libraries)
     policy = confinement_policy.Policy(
         readable=(*readable, "/proc") if bubblewrap else readable,
         writable=(*writable, "/dev/shm") if bubblewrap else writable,
@@ -79,7 +79,7 @@ def build_confinement(
         rules["seccomp"] = _build_syscall_filter(replace(policy, readable=(), writable=()), machine)
     if uid is not None and not bubblewrap:
         # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
-        parents = [os.path.dirname(path) for path in (volume, *packages) if path is not None]
+        parents = [os.path.dirname(path) for path in (volume, *libraries) if path is not None]
         passages = [*find_python_prefixes(), tempfile.gettempdir(), *parents]
         rules["search"] = any(_is_closed_to_others(path) for path in passages)
     return rules

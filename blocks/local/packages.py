@@ -62,7 +62,7 @@ def check_wheel_requirements(requirements: list[str]) -> None:
             raise ValueError(
                 f"{name!r} names a place, and building what is there would run its code on this machine: local "
                 "sandboxes take wheels from the index, by names such as numpy or pandas>=2; for modules of your own "
-                "there is repo_url"
+                "there is python_path (a directory of them), or repo_url"
             )
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError
 from ..provider import SandboxInfo, SandboxProvider
-from .cache import check_out_repository
-from .creation import create_sandbox
+from .cache import check_out_repository, keep_modules
+from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
 from .handle import LocalSandboxHandle
 from .inventory import list_sandboxes, pick_folder
@@ -29,15 +29,16 @@ class LocalProvider(LocalSettings, SandboxProvider):
 
     provider_name: ClassVar[str] = "local"
     gradual: ClassVar[bool] = False
+    uploads_files: ClassVar[bool] = False
 
     async def open(self, labels: dict[str, str]) -> LocalSandboxHandle:
         """Opens a sandbox. Raises ConfigurationError where this machine cannot isolate, SandboxStartError otherwise."""
         level = await resolve_level(self.isolation)
-        packages = await self._find_packages()
+        libraries = Libraries(await self._find_packages(), await self._find_modules())
         if self.repo_url is None:
-            return create_sandbox(self, level, labels, packages)
+            return create_sandbox(self, level, labels, libraries)
         clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
-        sandbox = create_sandbox(self, level, labels, packages)
+        sandbox = create_sandbox(self, level, labels, libraries)
         try:
             await sandbox.copy_repository(clone)
         except BaseException:
@@ -49,6 +50,10 @@ class LocalProvider(LocalSettings, SandboxProvider):
         if self.has_environment_packages:
             return find_environment_packages()
         return [await install_packages(self.packages)] if self.packages else []
+
+    async def _find_modules(self) -> list[Path]:
+        modules = self._files.python_path
+        return [] if modules is None else [Path(path) for path in modules.list_directories(await keep_modules(modules))]
 
     def check_preparation(self) -> None:
         if self.processes < PREPARED_PROCESSES and self.isolation != "none":

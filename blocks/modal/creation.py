@@ -1,4 +1,4 @@
-"""How a sandbox of Modal comes to be, with the repository in it."""
+"""How a sandbox of Modal comes to be, with the repository and the host's files in it."""
 
 import asyncio
 import uuid
@@ -8,6 +8,7 @@ import modal
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .. import git as repository
+from ..host_files.files import ARCHIVE_PATH, UNPACK_ARCHIVE, HostFiles, describe_unpacking_failure
 from .account import Account, forget_images_and_volumes, get_volume, open_account
 from .deletion import find_sandbox, terminate_abandoned
 from .errors import get_last_line, map_error, retry_refused
@@ -16,9 +17,12 @@ from .image import build_image
 from .settings import ModalSettings
 
 CLONE_SECONDS = 600
+UNPACK_SECONDS = 300
 
 
-async def open_sandbox(settings: ModalSettings, labels: dict[str, str], commit: str | None) -> ModalSandboxHandle:
+async def open_sandbox(
+    settings: ModalSettings, labels: dict[str, str], commit: str | None, files: HostFiles
+) -> ModalSandboxHandle:
     """A new sandbox. Raises what `SandboxProvider.open` raises, also when it is cancelled, and leaves none then."""
     account, image, volume = await open_account(settings), await build_image(settings), await get_volume(settings)
     creating = asyncio.ensure_future(_create(settings, account, image, volume, labels))
@@ -27,13 +31,15 @@ async def open_sandbox(settings: ModalSettings, labels: dict[str, str], commit: 
     except asyncio.CancelledError:
         await run_shielded(terminate_abandoned(creating, settings.has_sandbox_limit))
         raise
-    handle = ModalSandboxHandle(sandbox, settings)
-    if commit is not None:
-        try:
+    handle = ModalSandboxHandle(sandbox, settings, files)
+    try:
+        if commit is not None:
             await _clone_repository(sandbox, settings, commit)
-        except BaseException:
-            await run_shielded(handle.remove())
-            raise
+        if files.archive is not None:
+            await _unpack_files(sandbox, files.archive)
+    except BaseException:
+        await run_shielded(handle.remove())
+        raise
     return handle
 
 
@@ -119,3 +125,17 @@ async def _clone_repository(sandbox: modal.Sandbox, settings: ModalSettings, com
     raise SandboxStartError(
         f"{url} could not be cloned in the sandbox: {complaint or f'git ended with status {status}'}"
     )
+
+
+async def _unpack_files(sandbox: modal.Sandbox, archive: bytes) -> None:
+    """Uploads an archive of the host's files and unpacks it. Raises ConfigurationError, SandboxStartError."""
+    words = ("sh", "-c", UNPACK_ARCHIVE, "unpack", ARCHIVE_PATH, "python")
+    try:
+        await retry_refused(lambda: sandbox.filesystem.write_bytes.aio(archive, ARCHIVE_PATH))
+        process = await retry_refused(lambda: sandbox.exec.aio(*words, text=False, timeout=UNPACK_SECONDS))
+        status = await retry_refused(process.wait.aio)
+        complaint = "" if status == 0 else (await process.stderr.read.aio()).decode("utf-8", "replace")
+    except modal.exception.Error as error:
+        raise map_error(error, "the host's files could not be brought into the sandbox") from error
+    if status:
+        raise describe_unpacking_failure(complaint)

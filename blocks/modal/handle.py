@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -12,6 +13,7 @@ from ...sandbox.driver_bundle import DRIVER_LOADER, compress_driver
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox
+from ..host_files.files import HostFiles
 from ..storage.safe_paths import split_path
 from .channel import ModalChannel
 from .deletion import try_to_terminate
@@ -53,9 +55,9 @@ class ModalSandboxHandle(Sandbox):
     isolation = "modal"
     layers = ()
 
-    def __init__(self, sandbox: modal.Sandbox, settings: ModalSettings) -> None:
+    def __init__(self, sandbox: modal.Sandbox, settings: ModalSettings, files: HostFiles) -> None:
         self.id = sandbox.object_id
-        self.settings = make_driver_settings(settings)
+        self.settings = replace(make_driver_settings(settings), python_path=files.list_uploaded_directories())
         self._provider_settings = settings
         self._sandbox = sandbox
         self._channel: ModalChannel | None = None

@@ -34,7 +34,7 @@ class ModalProvider(ModalSettings, SandboxProvider):
         """Opens a sandbox, with the repository in it; see `SandboxProvider.open`."""
         from .creation import open_sandbox
 
-        return await open_sandbox(self, labels, await self.commit())
+        return await open_sandbox(self, labels, await self.commit(), self._files)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """The sandboxes of the app that carry our labels."""

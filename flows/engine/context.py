@@ -107,8 +107,10 @@ class RunContext:
 
 
 async def resolve_provider_with_volume(options: Options, volume_name: str | None) -> SandboxProvider:
-    """The provider of a flow run, with that volume if one is named. Raises ConfigurationError."""
+    """The provider of a flow run, with its files, and that volume if one is named. Raises ConfigurationError."""
     provider = await resolve_provider(options.provider, options.provider_options)
+    if options.python_path is not None:
+        provider = await asyncio.to_thread(provider.with_files, options.python_path)
     if volume_name is None:
         return provider
     if (options.provider_options or {}).get("volume_name") not in (None, volume_name):

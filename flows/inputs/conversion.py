@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ...blocks.host_files.python_path import locate_directories
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 
@@ -35,9 +36,11 @@ else:
 def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters with lists in the place of generators and arrays, and text in the place of paths.
 
-    Raises ConfigurationError for values that JSON cannot hold.
+    Raises ConfigurationError for values that JSON cannot hold, and for directories that are not there.
     """
     converted = {name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()}
+    if isinstance(paths := converted.get("python_path"), (list, tuple)):
+        converted["python_path"] = [str(path) for path in locate_directories(paths)]
     for name in VALUES:
         if name in converted:
             converted[name] = _convert_values(name, converted[name])

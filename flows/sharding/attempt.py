@@ -110,6 +110,7 @@ class AttemptRuns:
         name: str,
         options: dict[str, Any],
         volume_name: str | None,
+        files_digest: str | None,
     ) -> FlowRun:
         """Writes an attempt's work, and starts its flow run. Raises OSError, and httpx.HTTPError."""
         try:
@@ -120,10 +121,13 @@ class AttemptRuns:
                 f"the work of a shard could not be written to {files.work_path}: {error.strerror or error}. What has a "
                 "result stays: see to that place, and run again with the same results_path"
             ) from error
+        parameters: dict[str, Any] = {"work": str(files.work_path), "options": options, "volume_name": volume_name}
+        if files_digest is not None:
+            parameters["files_digest"] = files_digest
         return await arun_deployment(
             self.deployment_id,
             client=self.client,
-            parameters={"work": str(files.work_path), "options": options, "volume_name": volume_name},
+            parameters=parameters,
             flow_run_name=name,
             timeout=0,
             idempotency_key=self._build_idempotency_key(files),

@@ -248,6 +248,7 @@ class ShardingExecutor:
             name=f"{flow_run.name} {shard.number + 1} of {len(self._shards)}{suffix}",
             options=asdict(self._build_options(shard)),
             volume_name=self.context.provider.volume_name,
+            files_digest=await self.context.provider.compute_files_digest(),
         )
         shard.watch(files, run)
 

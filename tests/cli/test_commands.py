@@ -126,16 +126,27 @@ def test_code_that_prepares_is_a_file_of_its_own(run, tmp_path):
     assert "rlm-batch: prepare raised ModuleNotFoundError (line 1): No module named" in done.stderr
 
 
+def test_code_imports_modules_of_directories_that_are_named(run, tmp_path):
+    for name in ("src", "lib"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"of_{name}.py").write_text("VALUE = 20\n")
+    (tmp_path / "code.py").write_text("import of_lib, of_src\nSUBMIT(y=of_lib.VALUE + of_src.VALUE)")
+    done = run("batch", "code.py", "--python-path", "src", "--python-path", "lib")
+    assert done.returncode == 0, done.stderr
+    assert ["0", "code.py", "40"] in [line.split() for line in done.stdout.splitlines()]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--python-path", "nowhere"], "python_path: there is no nowhere on this machine"),
         (["--prepare", "missing.py"], "the file missing.py cannot be read: No such file or directory"),
         (["--prepare-seed", "1"], "prepare_seed goes with prepare"),
         (["--prepare", "/dev/null"], "prepare is empty"),
         (["--prepare", "code.py", "--prepare-timeout", "0"], "prepare_timeout: Input should be greater than 0"),
     ],
 )
-def test_what_cannot_prepare_is_refused_before_anything_starts(run, tmp_path, options, said):
+def test_what_code_cannot_have_is_refused_before_anything_starts(run, tmp_path, options, said):
     (tmp_path / "code.py").write_text("SUBMIT()")
     done = run("batch", "code.py", *options)
     assert done.returncode == 2

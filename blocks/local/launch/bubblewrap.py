@@ -12,6 +12,7 @@ from ....sandbox.errors import ConfigurationError
 from .. import isolation
 
 PACKAGES_MOUNT = "/packages"  # where a sandbox has what was installed for it
+MODULES_MOUNT = "/python-path"  # where it has modules of one's own
 FOLDERS_MOUNT = "/.sandboxes"  # where a zygote has the folders of all sandboxes; an empty directory in a sandbox
 OWN_DIRECTORIES = ("/sandbox", "/tmp")  # where a sandbox has its folder
 # The driver makes the code another user, where the host is root. Root needs no user namespace for that, and in one it
@@ -121,7 +122,7 @@ def resolve_mount_point(path: str) -> str:
     """The path of a volume in the sandbox. Raises ConfigurationError for one that the sandbox needs for itself."""
     mount = Path(os.path.normpath("/" + path.lstrip("/")))
     system = [*confinement_policy.SYSTEM, "/etc", "/proc", "/dev", "/sys", *isolation.find_python_prefixes()]
-    system += [PACKAGES_MOUNT]
+    system += [PACKAGES_MOUNT, MODULES_MOUNT]
     is_above = any(Path(other).is_relative_to(mount) for other in (*system, *OWN_DIRECTORIES))
     if is_above or any(mount.is_relative_to(other) for other in system):
         raise ConfigurationError(

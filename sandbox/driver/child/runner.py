@@ -63,6 +63,8 @@ class CodeRunner:
         sys.argv = [CODE_NAME]
         # Last: what an execution leaves there does not stand for a module of the library.
         sys.path.append(settings["cwd"])
+        # Here and not in the supervisor, which would run such a module in the place of one of the library.
+        sys.path[:0] = settings["python_path"]
         # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         for name, fd in (("stdout", 1), ("stderr", 2)):

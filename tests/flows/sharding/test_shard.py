@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, PrepareError, batch
+from rlm_batch import ConfigurationError, LocalSandbox, PrepareError, batch
 from rlm_batch.blocks.storage.location import list_names
 from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.anyio
 PARAMETERS: dict[str, Any] = {
     "provider": "local:none",
     "provider_options": None,
+    "python_path": None,
     "max_workers": 2,
     "timeout": 60,
     "retries": 2,
@@ -134,6 +135,22 @@ async def test_why_a_shard_could_not_be_prepared_is_told_to_its_job(results):
     assert heartbeat.error is not None
     assert heartbeat.error[0] == "PrepareError"
     assert "prepare raised ZeroDivisionError" in heartbeat.error[1]
+
+
+async def test_a_shard_has_the_modules_of_its_job_or_does_not_begin(results, tmp_path):
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "mine.py").write_text("VALUE = 2\n")
+    files = files_of(results, "import mine\nSUBMIT(y=x * mine.VALUE)")
+    options = Options(**{**PARAMETERS, "results_path": str(files.ledger), "python_path": [str(source)]})
+    digest = await LocalSandbox().with_files([str(source)]).compute_files_digest()
+    (source / "mine.py").write_text("VALUE = 3\n")
+    with pytest.raises(ConfigurationError, match="other files in python_path than the job"):
+        await shard(work=str(files.work_path), options=options, files_digest=digest)
+    assert values(files) == {}
+    (source / "mine.py").write_text("VALUE = 2\n")
+    await shard(work=str(files.work_path), options=options, files_digest=digest)
+    assert values(files) == {x: 2 * x for x in range(10, 16)}
 
 
 async def test_a_shard_on_a_worker_that_does_not_reach_the_ledger_says_so(results):

@@ -1,0 +1,98 @@
+"""One's own modules: directories that code imports from, as they were when the flow run or the interpreter began.
+
+They are read once, and each sandbox has what was read: an edit meanwhile changes nothing, and the key of a result is a
+hash of what its code could import.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ...sandbox.errors import ConfigurationError
+from .source_tree import find_files, locate_source, open_source
+
+MAX_FILES = 10_000
+MAX_BYTES = 64 * 1024 * 1024
+# Besides what begins with a dot, which is no module and may be a secret (.env, .git).
+LEFT_OUT = ("__pycache__", "node_modules", "venv")
+
+
+@dataclass(frozen=True)
+class PythonPath:
+    """The files of directories that code imports from, by their paths: a directory's number, and the way from there."""
+
+    count: int  # of directories
+    files: dict[str, bytes]
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the directories' order, and of the paths and bytes of all files."""
+        found = {path: hashlib.sha256(data).hexdigest() for path, data in sorted(self.files.items())}
+        return hashlib.sha256(json.dumps([self.count, found]).encode()).hexdigest()
+
+    def list_directories(self, root: str) -> list[str]:
+        """The directories in their order, where the files are below `root`."""
+        return [f"{root}/{number}" for number in range(self.count)]
+
+    def write(self, folder: Path) -> None:
+        """Writes the files below a new folder, open to every user. Raises OSError."""
+        for directory in self.list_directories(str(folder)):
+            _make_directory(directory)
+        for path, data in self.files.items():
+            names = path.split("/")
+            for depth in range(2, len(names)):
+                _make_directory(os.path.join(folder, *names[:depth]))
+            file = folder / path
+            file.write_bytes(data)
+            file.chmod(0o644)
+
+
+def locate_directories(paths: Sequence[str]) -> list[Path]:
+    """The directories, with their links resolved. Raises ConfigurationError where one is none, or not allowed."""
+    if isinstance(paths, str):
+        raise ConfigurationError(f"python_path is a list of directories: give [{paths!r}]")
+    found = [locate_source(os.fspath(path), "python_path") for path in paths]
+    for path in found:
+        if not path.is_dir():
+            raise ConfigurationError(f"python_path: {path} is a file: name the directory that it is in")
+    return found
+
+
+def read_python_path(paths: Sequence[str]) -> PythonPath:
+    """What is in these directories now, in the order in which code looks there.
+
+    Raises ConfigurationError where one cannot be read, or where they have more than `MAX_FILES` or `MAX_BYTES`.
+    """
+    files: dict[str, bytes] = {}
+    size = 0
+    for number, (text, root) in enumerate(zip(paths, locate_directories(paths), strict=True)):
+        try:
+            with open_source(root) as directory:
+                for path, open_file, status in find_files(directory, _is_left_out):
+                    size += status.st_size
+                    if len(files) == MAX_FILES or size > MAX_BYTES:
+                        raise ConfigurationError(
+                            f"python_path: with {text} there are more than {MAX_FILES:,} files or "
+                            f"{MAX_BYTES >> 20} MiB: name the directory of the modules alone, and put data on a volume"
+                        )
+                    with open_file() as file:
+                        files[f"{number}/{path}"] = file.read(MAX_BYTES + 1)
+                    path.encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"python_path: a file in {text} has a name that is no UTF-8: rename it") from None
+        except OSError as error:
+            raise ConfigurationError(f"python_path: {text} cannot be read: {error.strerror or error}") from None
+    return PythonPath(len(paths), files)
+
+
+def _is_left_out(name: str) -> bool:
+    return name.startswith(".") or name in LEFT_OUT or name.endswith(".pyc")
+
+
+def _make_directory(path: str) -> None:
+    os.makedirs(path, exist_ok=True)
+    os.chmod(path, 0o755)

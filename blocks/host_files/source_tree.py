@@ -1,0 +1,74 @@
+"""Files below a directory of the host, found and opened without following a link, which code could have put there."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from ...sandbox.errors import ConfigurationError
+from ..storage.safe_paths import enter_directory_below
+from ..worker_consent import check_path, is_deployment_run, resolve_links
+
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def locate_source(text: str, parameter: str) -> Path:
+    """The file or directory of the host that a parameter names, with its links resolved.
+
+    Raises ConfigurationError where it is not there, or where a deployment's run may not use it.
+    """
+    if not text.strip() or "\0" in text:
+        raise ConfigurationError(f"{parameter}: {text!r} is no path: name a directory of this machine")
+    path = check_path(Path(text).expanduser().absolute())
+    real = path if is_deployment_run() else resolve_links(path)  # what was allowed has no links, and gets none
+    if real is None or not real.exists():
+        raise ConfigurationError(f"{parameter}: there is no {text} on this machine")
+    if real == Path("/"):
+        raise ConfigurationError(f"{parameter}: {text} is the whole machine: name a directory in it")
+    return real
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[int]:
+    """A descriptor of a file or a directory at a path without links. Raises OSError where there is one by now."""
+    with enter_directory_below(Path("/"), path.parts[1:-1]) as at:
+        fd = os.open(path.name, OPEN_FLAGS, dir_fd=at)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def find_files(
+    directory: int, is_left_out: Callable[[str], bool] = lambda name: False
+) -> Iterator[tuple[str, Callable[[], BinaryIO], os.stat_result]]:
+    """The regular files below an open directory: the path of each from there, what opens it, and its status.
+
+    Links, pipes and devices are left out, and what is left out by its name. Raises OSError, also from what opens it.
+    """
+    for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=_raise):
+        folders[:] = sorted(name for name in folders if not is_left_out(name))
+        for name in sorted(names):
+            status = os.stat(name, dir_fd=at, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and not is_left_out(name):
+                yield os.path.normpath(f"{folder}/{name}"), _Opener(name, at), status
+
+
+class _Opener:
+    """Opens a file, as long as the walk stands at its directory."""
+
+    def __init__(self, name: str, directory: int) -> None:
+        self._name, self._directory = name, directory
+
+    def __call__(self) -> BinaryIO:
+        file = open(os.open(self._name, OPEN_FLAGS, dir_fd=self._directory), "rb")  # noqa: SIM115
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was exchanged meanwhile
+            file.close()
+            raise OSError("it is no regular file any more")
+        return file
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error

@@ -1,0 +1,208 @@
+"""One's own modules: what is read of a directory, what is refused, and what code in local sandboxes can do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch, sequence
+from rlm_batch.blocks.host_files import python_path as module
+from rlm_batch.blocks.host_files.python_path import read_python_path
+
+from ...infra.requirements import mark_level
+
+WRITE = """
+import os, shutil
+import mine
+folder = os.path.dirname(mine.__file__)
+done = []
+for name, attempt in {
+    "append": lambda: open(mine.__file__, "a").write("x"),
+    "truncate": lambda: os.truncate(mine.__file__, 0),
+    "add": lambda: open(os.path.join(folder, "added.py"), "w").close(),
+    "remove": lambda: os.unlink(mine.__file__),
+    "cover": lambda: os.replace(shutil.copy(mine.__file__, os.environ["HOME"]), mine.__file__),
+}.items():
+    try:
+        attempt()
+        done.append(name)
+    except OSError:
+        pass
+SUBMIT(value=mine.VALUE, done=done, beside=sorted(os.listdir(folder)))
+"""
+
+
+@pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
+def level(request: pytest.FixtureRequest) -> Any:
+    """Each level that isolates."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache and results of the test's own."""
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A directory with one module."""
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "mine.py").write_text("VALUE = 42\n")
+    return folder
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """All that is in a folder, and who may do what with it."""
+    return {
+        str(path): (path.stat().st_mode, path.stat().st_uid, path.read_bytes() if path.is_file() else None)
+        for path in [folder, *sorted(folder.rglob("*"))]
+    }
+
+
+def test_code_cannot_change_what_it_imports(level: Any, source: Path, cache: Path) -> None:
+    source.chmod(0o700)  # as root the code is another user, and reads it all the same
+    before = describe(source)
+    with LocalInterpreter(isolation=level, python_path=[str(source)]) as interpreter:
+        kept = describe(cache)
+        found = interpreter.execute(WRITE)
+        assert describe(cache) == kept
+    assert found.outputs == {"value": 42, "done": [], "beside": ["mine.py"]}
+    assert describe(source) == before
+
+
+def test_it_goes_with_packages_and_a_prefix_of_its_own(level: Any, source: Path) -> None:
+    fields: Any = {"isolation": level, "packages": "environment", "python_path": [str(source)]}
+    with LocalInterpreter(**fields) as interpreter:
+        found = interpreter.execute("import mine, numpy, sys\nSUBMIT(y=numpy.int64(mine.VALUE), first=sys.path[0])")
+    assert found.y == 42
+    assert found.first.startswith("/python-path" if level == "bubblewrap" else "/")
+
+
+def test_a_link_leads_nowhere_and_secrets_and_caches_stay_at_home(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.py").write_text("SECRET = 1\n")
+    (source / "linked.py").symlink_to(tmp_path / "secret.py")
+    (source / "folder").symlink_to(tmp_path)
+    os.mkfifo(source / "pipe.py")
+    for name in (".env", ".git/config", ".venv/x.py", "venv/x.py", "__pycache__/mine.pyc", "node_modules/x.js"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text("left out")
+    (source / "package").mkdir()
+    (source / "package" / "data.json").write_text("{}")
+    assert read_python_path([str(source)]).files == {"0/mine.py": b"VALUE = 42\n", "0/package/data.json": b"{}"}
+
+
+def test_the_key_follows_what_is_there_and_its_order(source: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine.py").write_text("VALUE = 42\n")
+    both = [str(source), str(other)]
+    assert read_python_path(both[:1]).digest == read_python_path(both[1:]).digest  # wherever it is
+    (other / "more.py").write_text("")
+    digests = {read_python_path(paths).digest for paths in (both, both[::-1], both[:1], both[1:])}
+    assert len(digests) == 4
+    (source / "mine.py").rename(source / "yours.py")
+    assert read_python_path(both).digest not in digests
+
+
+def test_modules_that_are_the_same_are_kept_once(source: Path, cache: Path) -> None:
+    for _ in range(2):
+        with LocalInterpreter(isolation="none", python_path=[str(source)]) as interpreter:
+            assert interpreter.execute("import mine\nSUBMIT(y=mine.VALUE)").y == 42
+    assert len([path for path in cache.glob("python-path/*") if path.is_dir()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        ("src", "is a list of directories"),
+        (["nowhere"], "there is no nowhere on this machine"),
+        (["src/mine.py"], "is a file: name the directory that it is in"),
+        (["/"], "is the whole machine"),
+        ([" "], "is no path"),
+        (["src\0"], "is no path"),
+    ],
+)
+def test_what_is_no_directory_is_refused_in_a_sentence(
+    paths: Any, words: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(source.parent)
+    with pytest.raises(ConfigurationError, match=words):
+        LocalInterpreter(python_path=paths)
+
+
+@pytest.mark.parametrize(("name", "most"), [("MAX_FILES", 1), ("MAX_BYTES", 20)])
+def test_more_than_modules_are_is_refused(name: str, most: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, name, most)
+    read_python_path([str(source)])
+    (source / "data.bin").write_bytes(b"x" * 10)
+    with pytest.raises(ConfigurationError, match="name the directory of the modules alone"):
+        read_python_path([str(source)])
+
+
+def test_the_refusal_of_a_package_that_is_a_place_names_it() -> None:
+    with pytest.raises(ConfigurationError, match="for modules of your own there is python_path"):
+        LocalInterpreter(packages=["./src"])
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("server")
+async def test_a_flow_takes_a_relative_path_and_runs_again_what_an_edit_has_changed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(source.parent)
+    given: Any = {"provider": "local:none", "python_path": [Path("src")], "cache_results": True}
+    code = "import mine, os\nSUBMIT(y=mine.VALUE, pid=os.getpid())"
+    first, again = [(await batch([code], **given))[0] for _ in range(2)]
+    assert (first["y"], again.outputs) == (42, first.outputs)
+    (source / "mine.py").write_text("VALUE = 43\n")
+    assert (await batch([code], **given))[0]["y"] == 43
+    steps = await sequence(["import mine", "SUBMIT(y=mine.VALUE)"], provider="local:none", python_path=["src"])
+    assert steps[1]["y"] == 43
+
+
+@pytest.mark.anyio
+async def test_a_deployments_run_reads_it_only_where_its_worker_allows_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
+    outside = tmp_path / "allowed" / "link"
+    outside.parent.mkdir()
+    outside.symlink_to(source)
+    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(outside.parent))
+    for path in (source, outside):
+        with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+            await asyncio.to_thread(LocalSandbox().with_files, [str(path)])
+    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(source))
+    provider = LocalSandbox().with_files([str(outside)])
+    assert (await provider.fingerprint())["python_path"]
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_directory_that_becomes_a_link_once_it_was_judged_is_not_followed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As code can do it on a volume, while a run reads what is there."""
+    secret = tmp_path / "elsewhere"
+    secret.mkdir()
+    (secret / "mine.py").write_text("of the host")
+    locate = module.locate_source
+
+    def exchange_after(text: str, parameter: str) -> Path:
+        path = locate(text, parameter)
+        path.rename(path.with_name("was"))
+        path.symlink_to(secret)
+        return path
+
+    monkeypatch.setattr(module, "locate_source", exchange_after)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_python_path([str(source)])
