@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -117,7 +118,11 @@ async def test_the_root_is_at_depth_one_so_that_a_greatest_depth_of_one_forbids_
 async def test_an_answer_that_no_budget_allows_is_refused_before_a_sandbox_is_opened(chat, results):
     model = LanguageModel(model="openai/gpt-4", sub_model=NAME, api_base=chat.url, max_tokens=1000)
     await model.save("dear", overwrite=True)  # type: ignore[misc]
-    for parameters, message in (({"max_depth": 0}, "max_depth is 0"), ({"max_cost": 0.001}, "raise max_cost")):
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"max_depth": 0}, "max_depth is 0"),
+        ({"max_cost": 0.001}, "raise max_cost"),
+    ]
+    for parameters, message in cases:
         with pytest.raises(ConfigurationError, match=message):
             await rlm("q", "language-model/dear", **parameters)
     assert not list(results.glob("*"))

@@ -337,11 +337,12 @@ def test_limits_that_are_none_are_refused(chat, limits):
     ],
 )
 def test_a_model_that_nobody_serves_or_that_has_no_key_is_refused_before_a_sandbox_is_opened(
-    settings, message, monkeypatch
+    settings: dict[str, Any], message, monkeypatch
 ):
     for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "GROQ_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    interpreter = LocalInterpreter(language_model=LanguageModel(**{"model": NAME, **settings}))
+    settings = {"model": NAME, **settings}
+    interpreter = LocalInterpreter(language_model=LanguageModel(**settings))
     if "sub_model" in settings:
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
     opened = []
@@ -362,12 +363,13 @@ def test_a_model_that_nobody_serves_or_that_has_no_key_is_refused_before_a_sandb
         ({"model": "gemini/gemini-2.5-flash"}, {"GOOGLE_API_KEY": "of-the-environment"}),
     ],
 )
-def test_a_model_that_may_need_no_key_or_that_has_one_is_not_refused(settings, variables, monkeypatch):
+def test_a_model_that_may_need_no_key_or_that_has_one_is_not_refused(settings: dict[str, Any], variables, monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with LocalInterpreter(language_model=LanguageModel(**{"model": NAME, **settings})) as interpreter:
+    settings = {"model": NAME, **settings}
+    with LocalInterpreter(language_model=LanguageModel(**settings)) as interpreter:
         assert interpreter.execute("SUBMIT(x=1)").x == 1
 
 

@@ -149,8 +149,8 @@ def test_an_upgrade_is_another_key(environment: dict[str, Path]) -> None:
     ("make", "words"),
     [
         (lambda: LocalInterpreter(packages=["environment", "numpy"]), "nothing is installed beside them"),
-        (lambda: LocalInterpreter(packages="numpy"), "list"),
-        (lambda: DaytonaInterpreter(packages="environment"), "local sandboxes alone"),
+        (lambda: LocalInterpreter(packages="numpy"), "list"),  # type: ignore[arg-type]
+        (lambda: DaytonaInterpreter(packages="environment"), "local sandboxes alone"),  # type: ignore[arg-type]
         (lambda: asyncio.run(resolve_provider("modal", {"packages": "environment"})), "local sandboxes alone"),
         (lambda: asyncio.run(resolve_provider("daytona", {"packages": ["environment"]})), "local sandboxes alone"),
     ],
