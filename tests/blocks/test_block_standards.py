@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from functools import reduce
 from types import UnionType
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from prefect.blocks.core import Block
@@ -85,5 +85,8 @@ def test_type_checkers_know_the_fields_of_a_block_as_its_keywords_and_its_interp
     settings = next(base for base in block.__mro__ if base.__name__.endswith("Settings"))
     known: Any = getattr(sys.modules[settings.__module__], settings.__name__.removesuffix("Settings") + "Fields")
     fields = block.model_fields
-    assert get_type_hints(known) == {name: widen(field.annotation) for name, field in fields.items()}
+    expected = {name: widen(field.annotation) for name, field in fields.items()}
+    if getattr(settings, "takes_environment", False):
+        expected["packages"] |= Literal["environment"]
+    assert get_type_hints(known) == expected
     assert known.__required_keys__ == {name for name, field in fields.items() if field.is_required()}
