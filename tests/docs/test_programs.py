@@ -102,6 +102,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "src").mkdir()
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
