@@ -177,6 +177,7 @@ def test_no_process_outlives_its_host(own_host: Host, box_type: type[Box], marke
 
 @as_each_user
 @pytest.mark.full
+@pytest.mark.alone
 def test_no_process_outlives_its_host_whatever_it_was_doing(
     own_host: Host, box_type: type[Box], marked: Marked
 ) -> None:
