@@ -71,28 +71,30 @@ PROVIDERS = {
 }
 
 
-async def resolve_provider(text: str, options: dict[str, Any] | None = None) -> SandboxProvider:
-    """The provider that `text` names, with `options` in the place of its own settings of those names.
+async def resolve_provider(provider: str | SandboxProvider, options: dict[str, Any] | None = None) -> SandboxProvider:
+    """The provider of that name, or the block itself, with `options` in the place of its own settings of those names.
 
     `local`, `daytona` and `modal` are the providers with their defaults, `local:none` (or `:landlock`, `:bubblewrap`)
     the local one with that isolation, and `daytona-sandbox/NAME` a block that was saved under that name. Raises
     ConfigurationError.
     """
-    provider = make_unsaved_provider(text, options)
-    if provider is not None:
-        return provider
+    if not isinstance(provider, str):
+        return provider.with_options(options)
+    unsaved = make_unsaved_provider(provider, options)
+    if unsaved is not None:
+        return unsaved
     from pydantic import ValidationError
 
     from .settings import describe_problems
 
-    slug, _, name = text.partition("/")
+    slug, _, name = provider.partition("/")
     for entry in PROVIDERS.values():
         if entry.slug == slug:
             try:
                 saved: Any = await entry.load_block().aload(name)
             except ValidationError as error:
                 wrong = describe_problems(error)
-                raise ConfigurationError(f"the block {text} cannot be used as it was saved: {wrong}") from None
+                raise ConfigurationError(f"the block {provider} cannot be used as it was saved: {wrong}") from None
             except ValueError as error:
                 raise ConfigurationError(
                     f"there is no block {slug}/{name} on this Prefect server: save it in the UI or with .save({name!r})"

@@ -26,6 +26,8 @@ from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.conversion import DataById, Items, PathText
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters, TrustMarkers, VolumeName
+from .reporting.data_frame import build_data_frame
+from .reporting.run_report import render_outcomes
 from .reporting.text_table import align_rows, format_rows
 
 REDUCTION_MARKER = "reduction.json"  # the marker's name; those of chunks are hexadecimal
@@ -54,6 +56,13 @@ class ChunksReport:
         With `shows_output` they have the last line that the code printed, where any did.
         """
         return format_rows(list(itertools.islice(self.results.values(), limit)), shows_output=shows_output)
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with a row for each chunk. Raises ConfigurationError where pandas is not installed."""
+        return build_data_frame(list(self.results.values()))
+
+    def _repr_html_(self) -> str:
+        return render_outcomes(list(self.results.values()))
 
     def __str__(self) -> str:
         return align_rows(self.rows())

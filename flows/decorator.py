@@ -1,14 +1,17 @@
-"""What makes our flows flows: Prefect's, with hooks, and two things more for whoever calls one from Python."""
+"""What makes our flows flows: Prefect's, with hooks, and a few things more for whoever calls one from Python."""
 
+import asyncio
 import copy
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, Self, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from prefect import Flow
+from prefect.types.entrypoint import EntrypointType
 
-from ..sandbox.errors import RlmBatchError
+from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter
 from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
@@ -21,6 +24,7 @@ from .sharding.work_pool import require_server_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class BatchFlow(Flow[P, T]):
@@ -32,6 +36,7 @@ class BatchFlow(Flow[P, T]):
 
     listener: FlowListener | None = None
     results_path: str | None = None  # of a run that goes on in this process, as soon as it has a ledger
+    _changed_options: dict[str, Any] | None = None  # those of `with_options`
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:  # type: ignore[override]
         """Runs the flow; a coroutine, as the function's own call would be.
@@ -40,7 +45,54 @@ class BatchFlow(Flow[P, T]):
         overloads, and what is wrong with a call is then no longer said of one argument.
         """
         coroutine: Any = self._call(args, kwargs)
+        name = self.fn.__name__
+        # Where nobody awaits it Python's warning has this name, and nothing else that could say what to do.
+        coroutine.__qualname__ = f"{name}(...) [write await {name}(...), or {name}.sync(...) where nothing is async]"
         return coroutine
+
+    def sync(self: "BatchFlow[P, Coroutine[Any, Any, R]]", *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the flow returns, in code that is not async: a script, a sync flow or task.
+
+        Raises ConfigurationError where an event loop runs in this thread, as in async code and in a notebook.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self(*args, **kwargs))
+        name = self.fn.__name__
+        raise ConfigurationError(
+            f"{name}.sync(...) cannot wait here, where an event loop runs: write `await {name}(...)` instead, in a "
+            "notebook's cell too"
+        )
+
+    if not TYPE_CHECKING:  # Their types are those of Prefect's own, whose flows these are not.
+
+        def with_options(self, **options: Any) -> Self:
+            """The same flow with other options of Prefect's, such as `name` or `retries`."""
+            flow = copy.copy(self)
+            vars(flow).update(vars(Flow.with_options(self, **options)))
+            flow._changed_options = {**(self._changed_options or {}), **options}
+            return flow
+
+        # By its module: a file of this package cannot be run as a script, which Prefect's default would do.
+        def to_deployment(self, *args: Any, **options: Any) -> Any:
+            return Flow.to_deployment(self, *args, **{**options, "entrypoint_type": EntrypointType.MODULE_PATH})
+
+        async def ato_deployment(self, *args: Any, **options: Any) -> Any:
+            options["entrypoint_type"] = EntrypointType.MODULE_PATH
+            return await Flow.ato_deployment(self, *args, **options)
+
+    def __copy__(self) -> Self:
+        flow = object.__new__(type(self))
+        vars(flow).update(vars(self))
+        return flow
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickles it by its name, as a function is: cloudpickle would take its code along, and all that it refers to.
+
+        A listener stays where it is: it is told of runs in this process.
+        """
+        return _load_flow, (self.fn.__module__, self.fn.__name__, self._changed_options)
 
     def with_listener(self, listener: FlowListener) -> Self:
         """The same flow, whose runs report to the listener as they go."""
@@ -61,6 +113,12 @@ class BatchFlow(Flow[P, T]):
                 return await Flow.__call__(run, **options, **parameters)  # type: ignore[misc]
         except RlmBatchError as error:
             raise error.with_traceback(None) from error.__cause__  # without dozens of frames of Prefect's
+
+
+def _load_flow(module: str, name: str, options: dict[str, Any] | None) -> Any:
+    """The flow of that name, with these options of Prefect's."""
+    flow = getattr(import_module(module), name)
+    return flow if options is None else flow.with_options(**options)
 
 
 def _positional(function: Callable[..., Any]) -> inspect.Signature:

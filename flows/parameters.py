@@ -16,13 +16,13 @@ from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
-from .inputs.conversion import PathText
+from .inputs.conversion import PathText, ProviderText
 
 # Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
 MAX_TASK_RUNS = 1000
 
 Provider = Annotated[
-    str,
+    ProviderText,
     Field(
         "local",
         min_length=1,

@@ -18,6 +18,8 @@ from .inputs.readers import Grid, Inputs, read_points
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters
 from .reporting.best_trial import BestTrial
+from .reporting.data_frame import build_data_frame
+from .reporting.run_report import render_outcomes
 from .reporting.text_table import align_rows, format_rows
 
 
@@ -42,6 +44,13 @@ class SweepReport:
         they have the last line that the code printed, where any did.
         """
         return format_rows(self.trials, self.best, limit, shows_output=shows_output)
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with a row for each trial. Raises ConfigurationError where pandas is not installed."""
+        return build_data_frame(self.trials)
+
+    def _repr_html_(self) -> str:
+        return render_outcomes(self.trials, self.best)
 
     def __str__(self) -> str:
         return align_rows(self.rows())

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 from .outcomes.text_escape import escape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, KeysView
 
     from .meta import Meta
     from .outcomes.base_error import RlmBatchError
 
 
 class Result:
-    """What `SUBMIT` handed back: its fields as items and as attributes.
+    """What `SUBMIT` handed back: its fields as items and as attributes; `dict(result)` and `**result` are the fields.
 
     All of them are in `outputs`, and what else is known of the execution is in `meta`; only those two names are taken.
+    A field that is called `keys` is an attribute too, and then `dict(result.outputs)` is the way.
     """
 
     __slots__ = ("meta", "outputs")
@@ -37,7 +38,21 @@ class Result:
         try:
             return self.outputs[name]
         except KeyError:
+            if name == "keys":  # not a method, which would hide a field of that name
+                return self.outputs.keys
+            if name == "_repr_html_":
+                return self._render_html
             raise AttributeError(self._describe_missing(name)) from None
+
+    def _render_html(self) -> str:
+        """For a notebook, which shows it in the place of `repr`."""
+        from .outcomes.html_table import render_fields  # nobody else pays for it
+
+        return render_fields(self.outputs)
+
+    if TYPE_CHECKING:
+
+        def keys(self) -> KeysView[str]: ...
 
     def _describe_missing(self, name: str) -> str:
         if not self.meta.submitted:

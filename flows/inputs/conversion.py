@@ -1,4 +1,4 @@
-"""Parameters as Python callers have them, made what Prefect takes: arrays, generators and paths as JSON."""
+"""Parameters as Python callers have them, made what Prefect takes: arrays, generators, paths and blocks as JSON."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ VALUES = ("code", "steps", "inputs", "points", "grid", "data", "chunks")  # para
 # The types of parameters: for type checkers what callers may pass, and at run time, for Prefect's checks, schemas and
 # forms, what is made of that before Prefect sees it.
 if TYPE_CHECKING:
+    from ...blocks.provider import SandboxProvider
+
     T = TypeVar("T")
 
     class Array(Protocol):
@@ -27,18 +29,27 @@ if TYPE_CHECKING:
     GridValues = Mapping[str, object]  # and of a grid, unless all its values are of one type, for dict[str, object]
     DataById = Mapping[Any, object]
     PathText = str | PurePath
+    ProviderText = str | SandboxProvider
 
 else:
-    Items, Variables, PathText = list, dict[str, Any], str
+    Items, Variables, PathText, ProviderText = list, dict[str, Any], str, str
     GridValues, DataById = dict[str, list[Any]], dict[str, Any]
 
 
 def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters with lists in the place of generators and arrays, and text in the place of paths.
+    """The parameters with lists in the place of generators and arrays, and text in the place of paths and blocks.
 
-    Raises ConfigurationError for values that JSON cannot hold, and for directories that are not there.
+    Raises ConfigurationError for values that JSON cannot hold, for directories that are not there, and for a block
+    that only its saved form can stand for.
     """
-    converted = {name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()}
+    converted: dict[str, Any] = {
+        name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()
+    }
+    if not isinstance(provider := converted.get("provider", ""), str) and hasattr(provider, "provider_name"):
+        from .provider_reference import name_provider
+
+        text, options = name_provider(provider, converted.get("provider_options"))
+        converted |= {"provider": text, **({} if options is None else {"provider_options": options})}
     if isinstance(paths := converted.get("python_path"), (list, tuple)):
         converted["python_path"] = [str(path) for path in locate_directories(paths)]
     for name in VALUES:

@@ -8,6 +8,7 @@ from ...blocks.storage.location import Location, PathOrLocation, list_names
 from ...blocks.storage.location_parsing import is_remote, parse_location
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
+from ...tasks.execution import with_index
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.ledger.ledger_line import LinePosition, read_line
 from ...tasks.ledger.result_index import get_results_root
@@ -26,20 +27,26 @@ class LedgerReader:
         """The outcome that counts of each execution, by their numbers.
 
         Success beats failure, then the later beats the earlier, for each execution; where the code was changed and run
-        again on the same ledger, so that a number stands there with several keys, the latest of them counts.
+        again on the same ledger, so that a number stands there with several keys, the latest of them counts. Those
+        without a number, of `run_code`, come in the order of time, and get the next ones.
         """
-        by_key: dict[str, tuple[bool, float, int, LinePosition]] = {}
+        by_key: dict[str, tuple[bool, float, int | None, LinePosition]] = {}
         for line in self.ledger.read_lines():
-            candidate = (line.is_success, line.written_at, line.data.get("index") or 0, line.position)
+            candidate = (line.is_success, line.written_at, line.data.get("index"), line.position)
             if line.key not in by_key or candidate[:2] >= by_key[line.key][:2]:
                 by_key[line.key] = candidate
         in_order_of_time = sorted(by_key.values(), key=lambda candidate: candidate[1])
-        positions = {number: position for _, _, number, position in in_order_of_time}  # the latest of each number
-        del by_key, in_order_of_time
+        del by_key
+        # The latest of each number.
+        positions = {number: position for _, _, number, position in in_order_of_time if number is not None}
+        unnumbered = [position for _, _, number, position in in_order_of_time if number is None]
+        del in_order_of_time
+        first_free = max(positions, default=-1) + 1
+        positions |= dict(enumerate(unnumbered, first_free))
         for number in sorted(positions):
             line = read_line(positions[number])
             if line is not None:
-                yield line.to_outcome()
+                yield with_index(line.to_outcome(), number)
 
     def summarize(self) -> RunSummary:
         """The counts of its outcomes."""

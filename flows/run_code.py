@@ -1,0 +1,154 @@
+"""The task run_code: one execution in a sandbox, for flows of one's own."""
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.runtime import flow_run, task_run
+from prefect.tasks import Task
+
+from ..blocks.provider import SandboxProvider
+from ..blocks.registry import resolve_provider
+from ..sandbox.errors import ConfigurationError, RlmBatchError
+from ..sandbox.meta import Meta
+from ..sandbox.result import Failure, Outcome, Result
+from ..sandbox.wire.strict_json import NotJsonError, convert_fields
+from ..tasks.capacity.slots import open_slots
+from ..tasks.concurrency_tags import add_tags, build_tags
+from ..tasks.execution import Execution, assign_keys
+from ..tasks.lane import Lane, ProviderUnusable
+from ..tasks.ledger.ledger import Ledger
+from ..tasks.ledger.result_index import get_results_root
+from ..tasks.ledger.run_record import RunRecord, list_run_records
+from ..tasks.retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, get_requested_wait
+from ..tasks.task_log import LineBudget, OutputLog
+from .cleanup.orphans import register_own_run
+from .cleanup.server_identity import get_server_id
+from .inputs.host_paths import locate_ledger
+from .inputs.spilling import check_code
+
+RETRIES = 2  # as of the flows; `run_code.with_options(retries=5)` has more
+
+
+async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    """Whether an error is tried again: by its type, and by what the call asked for."""
+    context = TaskRunContext.get()
+    parameters = {} if context is None else context.parameters
+    policy = RetryPolicy(
+        own_task.retries or 0,
+        parameters.get("retry_code_errors", False),
+        parameters.get("idempotent", False),
+    )
+    error = await state.result(raise_on_failure=False)  # type: ignore[misc]
+    if not policy.should_retry(error, run.run_count):
+        return False
+    await asyncio.sleep(get_requested_wait(error) * random.uniform(1.0, 1.1))  # not all come back at once
+    return True
+
+
+@task(
+    name="run code",
+    persist_result=False,
+    cache_policy=NO_CACHE,  # Prefect's would take equal code for equal results
+    retries=RETRIES,
+    retry_delay_seconds=list(BACKOFF_SECONDS),
+    retry_jitter_factor=JITTER_FACTOR,
+    retry_condition_fn=_should_retry,  # type: ignore[arg-type]
+)
+async def run_code(
+    code: str,
+    variables: Mapping[str, Any] | None = None,
+    *,
+    provider: str | SandboxProvider = "local",
+    provider_options: dict[str, Any] | None = None,
+    timeout: float = 120,
+    retry_code_errors: bool = False,
+    idempotent: bool = False,
+    results_path: str | PurePath | None = None,
+) -> Result:
+    """Runs one piece of code in a sandbox of its own, and returns its result: a task for flows of one's own.
+
+    `code` finds the `variables` as global names. `provider` and `provider_options` are as of the flows, and a
+    block need not be saved. `timeout` is in
+    seconds; 120 are theirs too. A sandbox that failed is tried again, `retry_code_errors` and `idempotent` as the flows
+    have them, twice unless `run_code.with_options(retries=...)` says otherwise. What the code prints is in the task
+    run's log. The outcome is written to the ledger at `results_path`, by default one for the flow run below the results
+    root; it is not read from there again.
+
+    Raises CodeError, ExecutionTimeout and all else that an execution can fail with, and ConfigurationError.
+    """
+    check_code(code)
+    log = get_run_logger()
+    opened = await resolve_provider(provider, provider_options)
+    add_tags(build_tags(opened.provider_name))
+    environment = await opened.check()
+    run_id = flow_run.id or task_run.id
+    ledger = Ledger(get_results_root() / run_id if results_path is None else locate_ledger(results_path))
+    if await asyncio.to_thread(_create_ledger, ledger, run_id, opened.provider_name):
+        log.info("on %s; isolation: %s; results in %s", opened.provider_name, environment, ledger.path)
+    register_own_run(run_id)
+    # By the task run: equal calls are executions of their own.
+    fingerprint = {**await opened.fingerprint(), "task_run": task_run.id}
+    (execution,) = assign_keys([(code, _convert_variables(variables or {}))], fingerprint)
+    output = OutputLog(LineBudget())
+    outcome: Outcome
+    try:
+        outcome = await _execute(opened, execution, run_id, timeout, output)
+    except RlmBatchError as error:
+        outcome = Failure(error, error.meta or Meta(variables=execution.variables, provider=opened.provider_name))
+    finally:
+        output.close()
+    # It has no number in its flow run: there may be others in other processes.
+    outcome.meta = replace(outcome.meta, index=None, attempt=task_run.run_count or 1)
+    try:
+        ledger.write_outcome(execution.key, outcome)
+    finally:
+        await asyncio.shield(asyncio.to_thread(ledger.close))
+    if isinstance(outcome, Failure):
+        raise outcome.error
+    return outcome
+
+
+async def _execute(
+    provider: SandboxProvider, execution: Execution, run_id: str, timeout: float, output: OutputLog
+) -> Result:
+    async with open_slots(provider, run_id, get_run_logger()) as slots:
+        lane = Lane(provider, run_id, server=await get_server_id(), reuse=False, timeout=timeout, slots=slots)
+        try:
+            return await lane.execute(execution, output.write)
+        except ProviderUnusable as error:
+            raise error.__cause__ or error from None
+        finally:
+            await lane.release()
+
+
+def _create_ledger(ledger: Ledger, run_id: str, provider: str) -> bool:
+    """Makes the ledger, with the record by which a report finds it; whether it had none, as of the first task run."""
+    ledger.create()
+    if list_run_records(ledger.path):
+        return False
+    RunRecord(
+        flow=flow_run.flow_name or run_code.name,
+        results_path=str(ledger.path),
+        flow_run_id=run_id,
+        name=flow_run.name or task_run.name or "",
+        provider=provider,
+        began=time.time(),
+        id=run_id.replace("-", "")[:12],
+    ).write()
+    return True
+
+
+def _convert_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return convert_fields(dict(variables), allow_nonfinite=True)
+    except NotJsonError as error:
+        raise ConfigurationError(f"{error}. It goes to a sandbox as JSON") from None

@@ -1,0 +1,286 @@
+"""What a person gets who calls our flows and tasks from flows, tasks and scripts of their own."""
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import cloudpickle
+import pandas
+import pytest
+from prefect import flow, task
+
+from rlm_batch import (
+    CodeError,
+    ConfigurationError,
+    LocalSandbox,
+    RunReport,
+    SandboxLost,
+    batch,
+    chunks,
+    load_report,
+    run_code,
+    sweep,
+)
+
+LOSS = "SUBMIT(loss=(x - 1) ** 2)"
+GRID = {"x": [0, 1, 2]}
+
+
+def run_program(path: Path, text: str, *arguments: str, seconds: float = 120) -> str:
+    """What a program prints, run as a person would run it."""
+    path.write_text(dedent(text))
+    done = subprocess.run(
+        [sys.executable, path.name, *arguments],
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_sync_script_gets_the_report():
+    report = sweep.sync(LOSS, GRID, objective="loss")
+    assert (report.best.loss, report.best.meta.variables) == (0, {"x": 1})
+
+
+def test_a_sync_flow_and_a_sync_task_get_the_report():
+    @task
+    def run_in_a_task() -> int:
+        return batch.sync(["SUBMIT(y=2)"])[0].y
+
+    @flow
+    def tune() -> tuple[int, int]:
+        return sweep.sync(LOSS, GRID, objective="loss").best.loss, run_in_a_task.submit().result()
+
+    assert tune() == (0, 2)
+
+
+@pytest.mark.anyio
+async def test_in_a_running_loop_sync_is_refused_in_a_sentence_that_names_await():
+    with pytest.raises(ConfigurationError, match=r"write `await sweep\(\.\.\.\)` instead"):
+        sweep.sync(LOSS, GRID)
+
+
+def test_a_call_that_nobody_awaits_is_told_of_with_both_ways():
+    call = sweep(LOSS, GRID)
+    with pytest.warns(RuntimeWarning, match=r"write await sweep\(\.\.\.\), or sweep\.sync\(\.\.\.\)"):
+        del call
+
+
+@pytest.mark.parametrize("dump", [pickle.dumps, cloudpickle.dumps])
+def test_a_flow_is_pickled_by_its_name_and_keeps_its_options(dump: Any):
+    assert pickle.loads(dump(sweep)) is sweep
+    patient = batch.with_options(name="patient", retries=3)
+    loaded = pickle.loads(dump(patient.with_options(timeout_seconds=60)))
+    assert (type(loaded), loaded.name, loaded.retries, loaded.timeout_seconds) == (type(batch), "patient", 3, 60)
+    assert loaded.sync(["SUBMIT(y=1)"])[0].y == 1
+
+
+def test_errors_and_results_are_pickled_with_all_that_they_say():
+    codes = ["print('before')\nraise ValueError('no')", "SUBMIT(keys=1)"]
+    failure, result = pickle.loads(cloudpickle.dumps(batch.sync(codes, on_failure="return")))
+    assert (type(failure.error), failure.error.type, failure.meta.stdout) == (CodeError, "ValueError", "before\n")
+    assert (result.keys, result.meta.index) == (1, 1)
+
+
+def test_a_block_is_a_provider_by_its_name_once_it_is_saved():
+    LocalSandbox(memory_mib=512).save("narrow", overwrite=True)
+    code = "import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)"
+    provider: Any = LocalSandbox.load("narrow")
+    assert batch.sync([code], provider=provider)[0].mib == 512
+
+
+def test_a_block_that_is_not_saved_goes_along_with_its_settings_but_for_secrets():
+    code = "import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)"
+    assert batch.sync([code], provider=LocalSandbox(memory_mib=768))[0].mib == 768
+    secret = LocalSandbox(environment={"KEY": "s3cret"})
+    with pytest.raises(ConfigurationError, match=r"is not saved, and environment must not stand .* save it"):
+        batch.sync(["SUBMIT(y=1)"], provider=secret)
+
+
+def test_reports_become_data_frames_and_tables_of_a_notebook():
+    report = sweep.sync("SUBMIT(loss=1 / x, note='<b>')", {"x": [0, 1, 2]}, objective="loss", on_failure="return")
+    frame = report.to_dataframe()
+    assert list(frame["x"]) == [0, 1, 2]
+    assert frame["loss"].isna().tolist() == [True, False, False]
+    assert list(frame["status"]) == ["failed", "succeeded", "succeeded"]
+    assert frame["error"][0] == "CodeError"
+    assert frame["seconds"].min() > 0
+    assert set(frame["attempt"]) == {1}
+    page = report._repr_html_()
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "best" in page
+    cut = chunks.sync("SUBMIT(n=len(data))", data=[1, 2, 3], chunk_size=2)
+    assert isinstance(cut.to_dataframe(), pandas.DataFrame)
+    assert list(cut.to_dataframe()["n"]) == [2, 1]
+    assert "<table>" in cut._repr_html_()
+
+
+def test_a_finished_run_is_read_by_id_name_and_path(results: Path):
+    report = sweep.sync(LOSS, GRID, objective="loss")
+    by_path = load_report(report.results_path)
+    by_id = load_report(Path(report.results_path).name)
+    by_name = load_report(by_path.name)
+    for found in (by_path, by_id, by_name):
+        assert isinstance(found, RunReport)
+        assert (found.flow, found.objective, found.best.meta.variables) == ("sweep", "loss", {"x": 1})
+        assert [outcome.meta.index for outcome in found.results] == [0, 1, 2]
+        assert found.to_dataframe().shape[0] == 3
+    assert str(by_path).splitlines()[2].endswith("best")
+    with pytest.raises(ConfigurationError, match="there is no run 'nobody'"):
+        load_report("nobody")
+
+
+def test_one_task_runs_one_piece_of_code_and_many_wait_for_each_other_in_no_loop(results: Path):
+    @flow
+    async def ask() -> list[int]:
+        # Each waits until all four run: in a loop that one of them holds they never would.
+        code = """
+            import pathlib, time
+            pathlib.Path(VOLUME, str(n)).touch()
+            while len(list(pathlib.Path(VOLUME).iterdir())) < 4:
+                time.sleep(0.01)
+            SUBMIT(n=n)
+        """
+        provider = {"volume_name": f"meeting-{os.getpid()}"}
+        calls = (run_code(dedent(code), {"n": n}, provider_options=provider, timeout=60) for n in range(4))
+        return [result.n for result in await asyncio.gather(*calls)]
+
+    assert asyncio.run(ask()) == [0, 1, 2, 3]
+    (ledger,) = [path for path in results.iterdir() if path.name != "inputs"]
+    report = load_report(str(ledger))
+    assert [outcome.meta.index for outcome in report.results] == [0, 1, 2, 3]
+    assert {outcome.meta.variables["n"] for outcome in report.results} == {0, 1, 2, 3}
+    assert report.flow == "ask"
+
+
+def test_the_task_is_mapped_and_submitted_in_a_sync_flow_and_equal_code_draws_anew():
+    @flow
+    def draw() -> list[float]:
+        futures: Any = run_code.map(["import random\nSUBMIT(x=random.random())"] * 3)
+        return [future.result().x for future in futures]
+
+    assert len(set(draw())) == 3
+
+
+def test_the_task_tries_again_what_the_table_says_and_code_only_where_asked(tmp_path: Path):
+    tries: list[str] = []
+    attempt = LocalSandbox.open
+
+    async def lose_the_first(self: LocalSandbox, labels: dict[str, str]) -> Any:
+        tries.append("opened")
+        if len(tries) == 1:
+            raise SandboxLost("it has gone")
+        return await attempt(self, labels)
+
+    @flow
+    async def run() -> tuple[int, int]:
+        quick = run_code.with_options(retries=2, retry_delay_seconds=0)
+        first = await quick("SUBMIT(y=1)", provider="local:none")
+        code = "import os\ntry: os.mkdir(path)\nexcept FileExistsError: SUBMIT(y=2)\nraise OSError"
+        with pytest.raises(CodeError):
+            await quick(code, {"path": str(tmp_path / "once")}, provider="local:none")
+        again = await quick(code, {"path": str(tmp_path / "two")}, provider="local:none", retry_code_errors=True)
+        return first.meta.attempt, again.meta.attempt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlm_batch.blocks.local.provider.LocalProvider.open", lose_the_first)
+        assert asyncio.run(run()) == (2, 2)
+
+
+POOLED = """
+    import asyncio, sys
+    from prefect import flow, task
+    from rlm_batch import LocalInterpreter, batch, run_code, sweep
+
+    @task
+    def tune(n):
+        return sweep.sync("SUBMIT(loss=(x - 1) ** 2)", {"x": list(range(n))}, objective="loss").best.loss
+
+    @task
+    def describe(result):
+        return dict(result)
+
+    def make_runner():
+        if sys.argv[1] == "dask":
+            from prefect_dask import DaskTaskRunner
+            return DaskTaskRunner(cluster_kwargs={"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None})
+        from prefect.task_runners import ProcessPoolTaskRunner
+        return ProcessPoolTaskRunner(max_workers=2)
+
+    if __name__ == "__main__":
+        @flow(task_runner=make_runner())
+        def run():
+            tuned = [tune.submit(n) for n in (2, 3)]
+            one = run_code.submit("SUBMIT(y=4)")
+            return [future.result() for future in tuned], describe.submit(one).result()
+
+        print(run())
+"""
+
+
+@pytest.mark.full
+def test_tasks_in_other_processes_use_our_flows_and_results(tmp_path: Path):
+    assert run_program(tmp_path / "pooled.py", POOLED, "processes").splitlines()[-1] == "([0, 0], {'y': 4})"
+
+
+@pytest.mark.full
+def test_tasks_in_a_cluster_of_dask_use_our_flows_and_results(tmp_path: Path):
+    assert run_program(tmp_path / "pooled.py", POOLED, "dask").splitlines()[-1] == "([0, 0], {'y': 4})"
+
+
+SERVED = """
+    import sys
+    from prefect import flow, serve
+    from rlm_batch import sweep
+
+    @flow
+    async def tune(n: int = 3) -> None:
+        report = await sweep("SUBMIT(loss=(x - 1) ** 2)", {"x": list(range(n))}, objective="loss")
+        assert report.best.loss == 0
+
+    if __name__ == "__main__":
+        space = {"code": "SUBMIT(loss=x)", "grid": {"x": [1, 2]}, "objective": "loss"}
+        serve(tune.to_deployment("mine"), sweep.to_deployment("ours", parameters=space))
+"""
+
+
+@pytest.mark.full
+def test_served_flows_run_which_import_ours_at_the_top_and_ours_themselves(tmp_path: Path):
+    from prefect.deployments import run_deployment
+
+    (tmp_path / "served.py").write_text(dedent(SERVED))
+    log = (tmp_path / "log").open("w")
+    serving = subprocess.Popen(
+        [sys.executable, "served.py"], cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        for name in ("tune/mine", "sweep/ours"):
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    run: Any = run_deployment(name, timeout=90, as_subflow=False)
+                    break
+                except Exception:  # noqa: BLE001 - it is not there yet
+                    assert time.monotonic() < until, (tmp_path / "log").read_text()
+                    time.sleep(0.5)
+            assert run.state.is_completed(), (tmp_path / "log").read_text()
+    finally:
+        serving.send_signal(signal.SIGINT)
+        try:
+            serving.wait(30)
+        finally:
+            serving.kill()
+            serving.wait()
+            log.close()
