@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
@@ -9,12 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from prefect import Flow
+from prefect.context import FlowRunContext
+from prefect.states import Completed
 from prefect.types.entrypoint import EntrypointType
 
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter
 from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
+from .engine.run_outcome import RunOutcome
 from .inputs.conversion import convert_parameters
 from .inputs.spilling import spill_long_parameters
 from .parameters import field_of, signature_of
@@ -36,6 +40,7 @@ class BatchFlow(Flow[P, T]):
 
     listener: FlowListener | None = None
     results_path: str | None = None  # of a run that goes on in this process, as soon as it has a ledger
+    outcome: RunOutcome | None = None  # of a run that is over in this process
     _changed_options: dict[str, Any] | None = None  # those of `with_options`
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:  # type: ignore[override]
@@ -147,6 +152,32 @@ def _log_error_text(record: logging.LogRecord) -> bool:
     return True
 
 
+def _tell_outcome(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The function, whose run's state says what it has come to, and of which an event tells."""
+
+    @functools.wraps(function)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> Any:
+        if (context := FlowRunContext.get()) is not None and isinstance(context.flow, BatchFlow):
+            context.flow.outcome = None  # of a run before, in a process that has several
+        try:
+            value = await function(*args, **kwargs)
+        except Exception:
+            if (outcome := _get_outcome()) is not None:
+                outcome.emit("failed")
+            raise
+        if (outcome := _get_outcome()) is None:
+            return value
+        outcome.emit("completed")
+        return Completed(message=outcome.message, data=value)
+
+    return run
+
+
+def _get_outcome() -> RunOutcome | None:
+    context = FlowRunContext.get()
+    return None if context is None else getattr(context.flow, "outcome", None)
+
+
 def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], BatchFlow[P, Coroutine[Any, Any, T]]]:
     """Makes an async function a `BatchFlow` of that name."""
 
@@ -158,6 +189,7 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
         # For a process that died: otherwise its lanes have removed what they had open.
         cancelled: list[Any] = [remove_sandboxes, cancel_shards]
         crashed: list[Any] = [remove_sandboxes]  # and its shards go on, for the run that goes on with the job
-        return BatchFlow(function, name=name, persist_result=False, on_cancellation=cancelled, on_crashed=crashed)
+        run = _tell_outcome(function)
+        return BatchFlow(run, name=name, persist_result=False, on_cancellation=cancelled, on_crashed=crashed)
 
     return decorate

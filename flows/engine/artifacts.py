@@ -25,11 +25,14 @@ PUBLISH_TIMEOUT_SECONDS = 20.0  # seconds for the server to take an artifact
 
 
 class ArtifactPublisher:
-    """Publishes the artifacts of one flow run. An async context manager, whose end publishes the report."""
+    """Publishes the artifacts of one flow run. An async context manager, whose end publishes the report.
+
+    `summary` is what they are made of: the outcomes so far.
+    """
 
     def __init__(self, record: RunRecord, log: Log) -> None:
         self._record = record
-        self._tally = RunSummary(record.report_spec)
+        self.summary = RunSummary(record.report_spec)
         self._log = log
         self._key = re.sub("[^a-z0-9-]+", "-", record.flow.lower()).strip("-") or "run"
         self._published_count = 0  # outcomes in the progress that the server has
@@ -39,7 +42,7 @@ class ArtifactPublisher:
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Counts the outcome of an execution."""
-        self._tally.add(outcome)
+        self.summary.add(outcome)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._publish_progress_regularly())
@@ -59,11 +62,11 @@ class ArtifactPublisher:
     async def _publish_progress_regularly(self) -> None:
         while not self._is_disabled:
             await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
-            if self._tally.done != self._published_count or self._progress_id is None:
+            if self.summary.done != self._published_count or self._progress_id is None:
                 await self._publish(self._publish_progress)
 
     async def _publish_progress(self) -> None:
-        self._published_count = self._tally.done
+        self._published_count = self.summary.done
         share = 100.0 * self._published_count / max(1, self._record.total)
         text = self._describe_progress()
         if self._progress_id is None:
@@ -72,17 +75,17 @@ class ArtifactPublisher:
             await aupdate_progress_artifact(self._progress_id, share, text)
 
     def _describe_progress(self) -> str:
-        tally = self._tally
-        failed = tally.done - tally.succeeded
-        text = f"{tally.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
-        score = tally.best_trial.score
+        summary = self.summary
+        failed = summary.done - summary.succeeded
+        text = f"{summary.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"
+        score = summary.best_trial.score
         return text if score is None else f"{text}, the best so far {score:.6g}"
 
     async def _publish_report(self) -> None:
-        tally = self._tally
-        if tally.done:
-            text = render_markdown(build_report(tally, [self._record]))
-            about = f"{tally.succeeded:,} of {self._record.total:,} {tally.spec.noun}s succeeded"
+        summary = self.summary
+        if summary.done:
+            text = render_markdown(build_report(summary, [self._record]))
+            about = f"{summary.succeeded:,} of {self._record.total:,} {summary.spec.noun}s succeeded"
             await acreate_markdown_artifact(text, f"{self._key}-report", about)
 
     async def _publish(self, publish_artifact: Callable[[], Awaitable[None]]) -> None:

@@ -36,6 +36,7 @@ from .executor import LaneExecutor
 from .failures import Outcomes
 from .outcome_store import MemoryStore
 from .result_cache import ResultCache
+from .run_outcome import announce_outcome
 from .termination import cancel_at_termination
 
 
@@ -189,6 +190,7 @@ async def open_job(
             _count_sandboxes(record, context)
             await asyncio.shield(asyncio.to_thread(record.finish))
         recorder.log_unlogged_failures()
+        announce_outcome(record, artifacts.summary)
         log.info("%d of %d executions succeeded; results in %s", total - len(store.failures), total, ledger.path)
 
 

@@ -15,10 +15,12 @@ import cloudpickle
 import pandas
 import pytest
 from prefect import flow, task
+from prefect.client.orchestration import get_client
 
 from rlm_batch import (
     CodeError,
     ConfigurationError,
+    ExecutionsFailed,
     LocalSandbox,
     RunReport,
     SandboxLost,
@@ -142,6 +144,33 @@ def test_a_finished_run_is_read_by_id_name_and_path(results: Path):
         load_report("nobody")
 
 
+@pytest.mark.anyio
+async def test_a_run_says_what_it_has_come_to_in_its_state_and_in_an_event(results: Path):
+    state: Any = await sweep(LOSS, GRID, objective="loss", return_state=True)  # type: ignore[reportCallIssue]
+    path = state.message.rpartition("results in ")[2]
+    assert state.message == f"3 of 3 trials succeeded; best loss 0 in trial 1 with x=1; results in {path}"
+    event = await find_event("rlm-batch.run.completed", Path(path).name)
+    assert event.payload["best"] == {"index": 1, "value": 0, "variables": {"x": 1}, "fields": {"loss": 0}}
+    assert (event.payload["succeeded"], event.payload["results_path"]) == (3, path)
+    with pytest.raises(ExecutionsFailed) as caught:
+        await batch(["1 / 0", "SUBMIT(y=1)"])
+    failed = await find_event("rlm-batch.run.failed", Path(caught.value.results_path).name)
+    assert [failed.payload[name] for name in ("total", "succeeded", "failed", "best")] == [2, 1, 1, None]
+
+
+async def find_event(name: str, run: str) -> Any:
+    """The event of that name of a flow run, once the server has it."""
+    from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
+
+    wanted = EventFilter(event=EventNameFilter(name=[name]), resource=EventResourceFilter(id=[f"rlm-batch.run.{run}"]))
+    async with asyncio.timeout(30), get_client() as client:
+        while True:
+            found = await client.read_events(filter=wanted, limit=1)
+            if found.events:
+                return found.events[0]
+            await asyncio.sleep(0.1)
+
+
 def test_one_task_runs_one_piece_of_code_and_many_wait_for_each_other_in_no_loop(results: Path):
     @flow
     async def ask() -> list[int]:
@@ -202,6 +231,7 @@ def test_the_task_tries_again_what_the_table_says_and_code_only_where_asked(tmp_
 POOLED = """
     import asyncio, sys
     from prefect import flow, task
+from prefect.client.orchestration import get_client
     from rlm_batch import LocalInterpreter, batch, run_code, sweep
 
     @task

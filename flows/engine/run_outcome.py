@@ -1,0 +1,95 @@
+"""What a flow run has come to: its state's message, and an event that automations and other flows can go by."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from prefect.context import FlowRunContext
+from prefect.events import emit_event
+
+from ...tasks.ledger.run_record import RunRecord
+from ..reporting.report import describe_best_trial
+from ..reporting.summary import RunSummary
+
+MAX_VALUE_CHARACTERS = 1_000  # of a variable's or a field's JSON in an event, which Prefect bounds as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What a flow run has come to, as text and as the payload of its event."""
+
+    record: RunRecord
+    message: str
+    payload: dict[str, Any]
+
+    def emit(self, kind: str) -> None:
+        """Sends the event `rlm-batch.run.completed`, or that of another `kind`."""
+        emit_event(
+            f"rlm-batch.run.{kind}",
+            resource={
+                "prefect.resource.id": f"rlm-batch.run.{self.record.flow_run_id}",
+                "prefect.resource.name": self.record.name,
+                "rlm-batch.flow": self.record.flow,
+            },
+            related=[
+                {
+                    "prefect.resource.id": f"prefect.flow-run.{self.record.flow_run_id}",
+                    "prefect.resource.role": "flow-run",
+                }
+            ],
+            payload=self.payload,
+        )
+
+
+def announce_outcome(record: RunRecord, summary: RunSummary) -> None:
+    """Tells the flow of the current flow run, one of ours, what that has come to."""
+    context = FlowRunContext.get()
+    flow: Any = None if context is None else context.flow
+    if hasattr(flow, "outcome"):
+        flow.outcome = describe_outcome(record, summary)
+
+
+def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
+    """Counts, the best trial where there is one, and where the results are."""
+    parts = [f"{summary.succeeded:,} of {record.total:,} {record.what}s succeeded"]
+    if best_text := describe_best_trial(summary):
+        parts.append(f"best {record.objective} {best_text}")
+    best = summary.best_trial.result
+    payload: dict[str, Any] = {
+        "flow": record.flow,
+        "name": record.name,
+        "total": record.total,
+        "succeeded": summary.succeeded,
+        "failed": summary.failed,
+        "not_run": summary.not_run,
+        "objective": record.objective,
+        "direction": record.direction,
+        "best": None
+        if best is None
+        else {
+            "index": best.meta.index,
+            "value": _keep_finite(summary.best_trial.score),
+            "variables": _keep_short(best.meta.variables),
+            "fields": _keep_short(best.outputs),
+        },
+        "results_path": record.results_path,
+    }
+    return RunOutcome(record, "; ".join([*parts, f"results in {record.results_path}"]), payload)
+
+
+def _keep_short(values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values that an event has room for, and that are JSON."""
+    kept: dict[str, Any] = {}
+    for name, value in list(values.items())[:100]:
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except ValueError:
+            continue
+        if len(text) <= MAX_VALUE_CHARACTERS:
+            kept[name] = value
+    return kept
+
+
+def _keep_finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None
