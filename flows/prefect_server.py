@@ -13,6 +13,7 @@ import asyncio
 import contextvars
 import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
@@ -116,7 +117,8 @@ def _describe_failure(
     server: "SubprocessASGIServer", status: int | None, error: Exception, results_path: str | None
 ) -> str:
     """What became of an embedded server, where its log is, and what is left of the run."""
-    from .server.app import GuardedSubprocessServer, get_log_path
+    from .server.app import GuardedSubprocessServer
+    from .server.launch import get_log_path
 
     what, reason, log = "has failed", describe_server_error(error), ""
     if status is not None:
@@ -167,19 +169,26 @@ _start_lock = threading.Lock()  # two flows that begin at one time share one ser
 
 def _start_server(started: "Future[SubprocessASGIServer]") -> None:
     """Starts the embedded server, without the terminal's Ctrl-C, and says in `started` how that went."""
-    from .server.app import GuardedSubprocessServer, get_log_path
+    from .server.launch import LaunchedServer, get_log_path, launch_server
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with _start_lock:
+        launched: LaunchedServer | None = None
         try:
+            if "prefect.server.api.server" not in sys.modules:  # then there is none yet, whoever would have started it
+                launched = launch_server()  # it imports the same as the next line meanwhile
+            from .server.app import GuardedSubprocessServer
+
             server = GuardedSubprocessServer()
             process = server.server_process
             if process is None or process.poll() is not None:
                 # One of Prefect's own that did not start would be asked to start again, and one that has ended not.
                 server.stop()
                 server = GuardedSubprocessServer()
-            server.start()
+            server.start(launched=launched)
         except Exception as cause:  # noqa: BLE001 - it is raised where the server was asked for
+            if launched is not None:
+                launched.process.kill()
             error = ConfigurationError(
                 f"Prefect's embedded server did not start: {cause} (its log is {get_log_path()}). Nothing was run: "
                 "look at PREFECT_HOME, or start a server and name it in PREFECT_API_URL"

@@ -2,25 +2,23 @@
 
 import atexit
 import json
-import os
-import subprocess
 import threading
 import time
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx
 from prefect.server.api.middleware import CsrfMiddleware
 from prefect.server.api.server import SubprocessASGIServer, create_app
-from prefect.settings import PREFECT_HOME, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
+from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
 from starlette.middleware import Middleware
 
-from ..child_process import build_module_command, read_failure_reason
+from ..child_process import read_failure_reason
 from .garbage_collector import collect_in_thread
-from .origin_guard import APP_DIR, EXTERNAL, FACTORY, OriginGuard, build_origin_settings, split_origins
+from .launch import LaunchedServer, get_log_path, launch_server
+from .origin_guard import EXTERNAL, OriginGuard, split_origins
 
 START_ATTEMPTS = 3  # for a port that somebody takes between the look and the start
 
@@ -56,21 +54,26 @@ class GuardedSubprocessServer(SubprocessASGIServer):
 
     log_offset = 0
 
-    def start(self, timeout: int | None = None) -> None:
+    def start(self, timeout: int | None = None, launched: LaunchedServer | None = None) -> None:
         """Returns when it answers. Raises RuntimeError, with its own words, where it ends instead or takes too long.
 
-        Prefect's own starts a server that has ended with status 3, whose database cannot be opened, again and again,
-        and waits two minutes for one that has ended with another.
+        `launched` is a process of it that has been started already, which this one ends if it is not needed. Prefect's
+        own starts a server that has ended with status 3, whose database cannot be opened, again and again, and waits
+        two minutes for one that has ended with another.
         """
         if self.running:
+            if launched is not None:
+                launched.process.kill()
+                launched.process.wait()
             return
         self.running = True  # Prefect's clients ask for it too, and start what does not run
         seconds = timeout or PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()
         deadline, reason = time.monotonic() + seconds, ""
         try:
             for _ in range(START_ATTEMPTS):
-                self.port = self.find_available_port()
-                self.server_process = self._run_uvicorn_command()
+                launched = launched or launch_server()
+                self.port, self.server_process, self.log_offset = launched.port, launched.process, launched.log_offset
+                launched = None
                 while self.server_process.poll() is None and time.monotonic() < deadline:
                     if self._answers():
                         atexit.register(self.stop)
@@ -92,32 +95,6 @@ class GuardedSubprocessServer(SubprocessASGIServer):
             return httpx.get(f"{self.api_url}/health", timeout=5.0, verify=False).status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
-
-    def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
-        """Starts its process, as Prefect does but for the application, the origins and the log; it ends with ours."""
-        assert self.port is not None
-        environment = {
-            **os.environ,
-            "PREFECT_UI_ENABLED": "0",
-            "PREFECT__SERVER_EPHEMERAL": "1",
-            "PREFECT__SERVER_FINAL": "1",
-            **get_current_settings().to_environment_variables(exclude_unset=True),
-            **build_origin_settings(self.port),
-        }
-        environment.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # of a server for others
-        # The command line sets it for itself, and the log is where a person looks for what went wrong.
-        environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
-        command = build_module_command("uvicorn", "--factory", FACTORY, "--host", "127.0.0.1")
-        # As for the server of `rlm-batch up`.
-        options = ["--app-dir", APP_DIR, "--workers", "1", "--port", str(self.port)]
-        options += ["--log-level", "error", "--lifespan", "on"]
-        path = get_log_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as log:
-            self.log_offset = log.tell()
-            return subprocess.Popen(
-                [*command, *options], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
 
 
 class _GoneHandler(BaseHTTPRequestHandler):
@@ -153,8 +130,3 @@ def answer_for_ended_server(server: SubprocessASGIServer) -> None:
         gone = ThreadingHTTPServer(("127.0.0.1", server.port), _GoneHandler)
         _ended_ports.add(server.port)
         threading.Thread(target=gone.serve_forever, daemon=True).start()
-
-
-def get_log_path() -> Path:
-    """Where embedded servers write why they end."""
-    return PREFECT_HOME.value() / "embedded-server.log"
