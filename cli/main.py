@@ -1,10 +1,11 @@
 """The command `rlm-batch`: its environment, its commands, and its exit status.
 
-0: all well. 1: some executions failed. 2: wrong usage or set-up. 130: interrupted.
+0: all well. 1: some executions failed. 2: wrong usage or set-up. 130: interrupted. 141: nobody reads.
 """
 
 import logging
 import os
+import signal
 import sys
 
 # Before Prefect is imported: its log lines would drown ours, and go to the server all the same. Its internal ones do
@@ -29,9 +30,14 @@ def main(arguments: list[str] | None = None) -> None:
 
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
     except CycloptsError as error:
         _print_error(f"{error} (rlm-batch --help says how it is used)")
         status = 2
+    except BrokenPipeError:
+        # Whoever read the output has enough of it, as `head` has. Python's own end would try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
     except (RlmBatchError, OSError) as error:
         _print_error(str(error))
         status = 2

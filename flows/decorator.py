@@ -5,6 +5,7 @@ import copy
 import functools
 import inspect
 import logging
+import re
 from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -14,8 +15,9 @@ from prefect.context import FlowRunContext
 from prefect.states import Completed
 from prefect.types.entrypoint import EntrypointType
 
+from ..sandbox import errors
 from ..sandbox.errors import ConfigurationError, RlmBatchError
-from ..tasks.task_log import install_task_run_log_filter
+from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
 from .engine.run_outcome import RunOutcome
@@ -29,6 +31,8 @@ from .sharding.work_pool import require_server_url
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+FAILED_STATE = re.compile(r"Finished in state Failed\(.Flow run encountered an exception: (?P<error>\w+): ")
+ERROR_NAMES = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type))
 
 
 class BatchFlow(Flow[P, T]):
@@ -118,6 +122,8 @@ class BatchFlow(Flow[P, T]):
                 return await Flow.__call__(run, **options, **parameters)  # type: ignore[misc]
         except RlmBatchError as error:
             raise error.with_traceback(None) from error.__cause__  # without dozens of frames of Prefect's
+        except asyncio.CancelledError as error:
+            raise error.with_traceback(None) from None
 
 
 def _load_flow(module: str, name: str, options: dict[str, Any] | None) -> Any:
@@ -143,12 +149,19 @@ def _document_parameters(function: Callable[..., Any]) -> str:
     return "\n".join(lines)
 
 
+_flow_names: set[str] = set()  # of our flows
+
+
 def _log_error_text(record: logging.LogRecord) -> bool:
-    """A log filter: a flow run's log says of an error of ours its text, which is for people, without a traceback."""
+    """A log filter: a flow run's log says of an error of ours its text, which is for people, once and no traceback."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     if isinstance(error, RlmBatchError):
         record.exc_info = record.exc_text = None
         record.msg, record.args = "%s: %s", (type(error).__name__, error)
+    elif getattr(record, "flow_name", None) in _flow_names and tells_of_cancellation(str(record.msg)):
+        return False  # the line before it has where the results are
+    elif (told := FAILED_STATE.match(str(record.msg))) and told["error"] in ERROR_NAMES:
+        record.msg, record.args = "Finished in state Failed()", ()  # the line before it has the text
     return True
 
 
@@ -185,6 +198,7 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
         function.__signature__ = signature_of(function)  # type: ignore[attr-defined]
         function.__doc__ = _document_parameters(function)
         logging.getLogger("prefect.flow_runs").addFilter(_log_error_text)
+        _flow_names.add(name)
         install_task_run_log_filter()
         # For a process that died: otherwise its lanes have removed what they had open.
         cancelled: list[Any] = [remove_sandboxes, cancel_shards]

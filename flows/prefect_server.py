@@ -185,7 +185,8 @@ def _start_server(started: "Future[SubprocessASGIServer]") -> None:
                 # One of Prefect's own that did not start would be asked to start again, and one that has ended not.
                 server.stop()
                 server = GuardedSubprocessServer()
-            server.start(launched=launched)
+            if isinstance(server, GuardedSubprocessServer):
+                server.start(launched=launched)  # rather than one of Prefect's own, which is there already
         except Exception as cause:  # noqa: BLE001 - it is raised where the server was asked for
             if launched is not None:
                 launched.process.kill()

@@ -101,9 +101,15 @@ def install_task_run_log_filter() -> None:
 def _is_wanted(record: logging.LogRecord) -> bool:
     """False for Prefect's lines on a task run's start and end: its state says so, and they double what it costs.
 
-    Of an execution that failed too: the flow run's log has a line for it, and no more than a person would read.
+    Of an execution that failed too: the flow run's log has a line for it, and no more than a person would read. So it
+    has of a run that was cancelled, with all of its task runs.
     """
-    name = getattr(record, "task_name", None)
-    if record.levelno <= logging.INFO:
+    name, message = getattr(record, "task_name", None), str(record.msg)
+    if record.levelno <= logging.INFO or tells_of_cancellation(message):
         return name not in TASK_NAMES
-    return name != EXECUTE_TASK_NAME or not str(record.msg).startswith("Finished in state Failed")
+    return name != EXECUTE_TASK_NAME or not message.startswith("Finished in state Failed")
+
+
+def tells_of_cancellation(message: str) -> bool:
+    """Whether that is Prefect's line on a run that crashed because whoever called it was cancelled."""
+    return "Execution was cancelled by the runtime environment" in message

@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect.context import FlowRunContext
 
-from ...sandbox.errors import RlmBatchError
+from ...sandbox.errors import NotRun, RlmBatchError
 from ...sandbox.meta import Meta
 from ...sandbox.result import Failure, Outcome
 from ...tasks.execution import Execution
@@ -70,9 +70,10 @@ class OutcomeRecorder:
             error, label = outcome.error, self.context.label(execution)
             kind = describe_kind(error)
             self._failures[kind] += 1
-            if (count := self._failures[kind]) <= MAX_LOGGED_FAILURES:
+            count, limit = self._failures[kind], _get_log_limit(kind)
+            if count <= limit:
                 self.context.log.warning("%s failed: %s: %s", label, type(error).__name__, error.summary)
-            if count == MAX_LOGGED_FAILURES:
+            if count == limit and limit > 1:
                 self.context.log.warning("Further failures with %s are counted, and told at the end", kind)
         if self.artifacts is not None:
             self.artifacts.add_outcome(outcome)
@@ -81,7 +82,7 @@ class OutcomeRecorder:
     def log_unlogged_failures(self) -> None:
         """Tells the log how many failures of a kind there were, where not each has had a line."""
         for kind, count in self._failures.items():
-            if count > MAX_LOGGED_FAILURES:
+            if count > _get_log_limit(kind):
                 self.context.log.warning("%d executions failed with %s", count, kind)
 
     def build_failure(self, execution: Execution, error: RlmBatchError) -> Failure:
@@ -103,6 +104,11 @@ class OutcomeRecorder:
         """The same for an execution that was never started here, which whoever watches counts as started first."""
         self.listener.on_execution_start(execution.index)
         self.record_failure(execution, error)
+
+
+def _get_log_limit(kind: str) -> int:
+    """How many failures of a kind have a line each in the log: of executions that were not run one, for all say why."""
+    return 1 if kind == NotRun.__name__ else MAX_LOGGED_FAILURES
 
 
 def announce_results_path(path: str) -> None:

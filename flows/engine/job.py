@@ -33,7 +33,7 @@ from .artifacts import ArtifactPublisher
 from .context import Label, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
 from .events import OutcomeRecorder, announce_results_path, find_listener
 from .executor import LaneExecutor
-from .failures import Outcomes
+from .failures import Outcomes, describe_rerun
 from .outcome_store import MemoryStore
 from .result_cache import ResultCache
 from .run_outcome import announce_outcome
@@ -182,8 +182,11 @@ async def open_job(
                 _count_sandboxes(record, context)
                 record.ended = time.time()
                 await asyncio.to_thread(ledger.close)  # before it is reported; raises OSError where that cannot be done
-        except BaseException:
+        except BaseException as error:
             await context.flush_ledger_after_error()
+            if isinstance(error, asyncio.CancelledError):
+                told = "interrupted; the results so far are in %s; %s to run the rest"
+                log.warning(told, ledger.path, describe_rerun())
             raise
         finally:
             ledger.unregister_writer()

@@ -103,7 +103,8 @@ async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(ca
     assert "30 executions failed with CodeError ModuleNotFoundError" in lines
 
     heard = Warnings()
-    await batch.with_listener(heard)("raise [KeyError, ValueError][x % 2]", inputs(6), on_failure="return")
+    code = "raise [KeyError, ValueError][x % 2]"
+    await batch.with_listener(heard)(code, inputs(6), max_workers=1, on_failure="return")
     await batch.with_listener(heard)("if x: raise KeyError\nSUBMIT(x=x)", inputs(6), max_workers=1, on_failure="return")
     await batch.with_listener(heard)("raise KeyError", inputs(3), on_failure="return")  # its end tells
     assert heard.texts == []
