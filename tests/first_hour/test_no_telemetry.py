@@ -1,0 +1,82 @@
+"""A script where no Prefect server is configured: nobody outside of the machine hears of it."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..infra.network_namespace import make_command
+from ..infra.prefect_database import make_prefect_home
+
+SCRIPT = """
+import asyncio
+import time
+
+from rlm_batch import DaytonaSandbox, LocalInterpreter, batch
+
+DaytonaSandbox(target="eu").save("mine", overwrite=True)
+print("saved", DaytonaSandbox.load("mine").target)
+(result,) = asyncio.run(batch(["SUBMIT(x=1)"], provider="local:none"))
+with LocalInterpreter(isolation="none") as interpreter:
+    interpreter.execute("pass")
+time.sleep(10)  # a server that tells its makers does so first when it has started
+print("slept", result.x)
+"""
+# What it would be silent for without us: pytest, CI and we ourselves set these.
+OPT_OUTS = ("CI", "DO_NOT_TRACK", "GITHUB_ACTIONS", "PREFECT_API_URL", "PREFECT_SERVER_ANALYTICS_ENABLED")
+OUTWARD = """
+import socket
+socket.socket().connect_ex(("192.0.2.1", 443))
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect_ex(("192.0.2.1", 53))
+try:
+    socket.getaddrinfo("name.example", 443)
+except OSError:
+    pass
+"""
+INWARD = "import socket; socket.create_server(('127.0.0.1', 0)); socket.socket().connect_ex(('127.0.0.1', 9))"
+pytestmark = [pytest.mark.requires("namespaces"), pytest.mark.usefixtures("no_process_left")]
+
+
+def run_on_a_terminal(folder: Path, program: str, home: Path) -> tuple[int, str, str]:
+    """How often the program wanted to go elsewhere than to loopback, what it printed, and its errors.
+
+    A terminal is where Prefect tells of people who are new to it.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in OPT_OUTS}
+    environment |= {"PREFECT_HOME": str(home), "HOME": str(folder), "RLM_BATCH_RESULTS": str(folder / "results")}
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    terminal, end = pty.openpty()
+    try:
+        command = make_command(folder / "count", sys.executable, "-c", program)
+        process = subprocess.run(
+            command, cwd=folder, env=environment, stdout=end, stderr=subprocess.PIPE, timeout=200, check=False
+        )
+        errors = process.stderr.decode()
+        assert process.returncode == 0, errors
+        os.write(end, b"\n")
+        printed = os.read(terminal, 65536).decode()
+    finally:
+        os.close(terminal)
+        os.close(end)
+    return int((folder / "count").read_text()), printed, errors
+
+
+def test_whatever_leaves_the_machine_is_counted(tmp_path: Path) -> None:
+    """So that the count of none, below, says something."""
+    assert run_on_a_terminal(tmp_path, INWARD, tmp_path)[0] == 0
+    assert run_on_a_terminal(tmp_path, OUTWARD, tmp_path)[0] == 3
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_block_is_saved_a_flow_runs_and_nobody_else_hears_of_it(tmp_path: Path) -> None:
+    home = make_prefect_home(tmp_path / "home")
+    count, printed, errors = run_on_a_terminal(tmp_path, SCRIPT, home)
+    assert "saved eu" in printed
+    assert "slept 1" in printed
+    assert count == 0
+    assert "ERROR" not in errors
+    assert "Traceback" not in errors
