@@ -43,6 +43,7 @@ format: $(READY) ## format the code and apply the linter's safe fixes
 	@$(VENV)/bin/ruff format --quiet .
 
 bench: $(READY) ## measure against the peers and print the ratios
+	@$(VENV)/bin/python benchmarks/start.py
 	@$(VENV)/bin/python benchmarks/interpreter.py
 	@$(VENV)/bin/python benchmarks/batch.py
 	@$(VENV)/bin/python benchmarks/providers.py

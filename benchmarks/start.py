@@ -1,0 +1,77 @@
+"""How long the first answer takes: of an interpreter in a new Python, and of a command with Prefect's embedded server.
+
+    python benchmarks/start.py [--rounds 5]
+
+Each is a process of its own, in one run and in turns, on a home of the benchmark's where everything has run once:
+`from rlm_batch import LocalInterpreter`, the same with a first answer, beside a bare Python; and
+`rlm-batch batch hello.py`, from its start to its end, beside a script whose flow does nothing, for which Prefect starts
+a server of its own as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+IMPORT = """
+import sys
+from rlm_batch import LocalInterpreter
+assert "prefect" not in sys.modules
+"""
+ANSWER = f"""{IMPORT}
+with LocalInterpreter() as interpreter:
+    interpreter.execute("SUBMIT(x=1)")
+"""
+FLOW = """
+from prefect import flow
+
+@flow
+def hello():
+    return "hello"
+
+hello()
+"""
+LIMIT = 1.2  # times the flow that does nothing
+
+
+def main() -> None:
+    """Measures, and prints a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds: int = parser.parse_args().rounds
+    python, command = sys.executable, str(Path(sys.executable).with_name("rlm-batch"))
+    ways = {
+        "bare Python": [python, "-c", "pass"],
+        "import of LocalInterpreter": [python, "-c", IMPORT],
+        "first answer of LocalInterpreter": [python, "-c", ANSWER],
+        "a flow that does nothing": [python, "-c", FLOW],
+        "rlm-batch batch hello.py": [command, "batch", "hello.py"],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    with tempfile.TemporaryDirectory() as home:
+        Path(home, "hello.py").write_text("SUBMIT(greeting='hello')")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        environment |= {"HOME": home, "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+        for number in range(rounds + 1):
+            for name, words in ways.items():
+                begun = time.perf_counter()
+                subprocess.run(words, cwd=home, env=environment, capture_output=True, check=True)
+                if number:  # the first makes the database, and what is compiled
+                    seconds[name].append(time.perf_counter() - begun)
+    medians = {name: statistics.median(found) for name, found in seconds.items()}
+    bare, peer = medians["bare Python"], medians["a flow that does nothing"]
+    for name in ("import of LocalInterpreter", "first answer of LocalInterpreter"):
+        print(f"{name}: {medians[name]:.2f} s, {medians[name] - bare:.2f} s more than a bare Python")
+    print(f"a flow that does nothing: {peer:.2f} s")
+    batch = medians["rlm-batch batch hello.py"]
+    print(f"rlm-batch batch hello.py: {batch:.2f} s, {batch / peer:.2f} times that; the target is {LIMIT}")
+
+
+if __name__ == "__main__":
+    main()
