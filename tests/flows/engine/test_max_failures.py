@@ -110,6 +110,23 @@ async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(ca
     assert heard.texts == []
 
 
+async def test_what_was_not_run_is_one_line_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ExecutionsFailed):
+        await batch("raise KeyError(x)", inputs(30), max_failures=2, max_workers=1)
+    lines = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    reason = (
+        "not run: 2 of 30 executions have failed, and max_failures is 2; run it again with the same results_path, or "
+        "give it more with max_failures="
+    )
+    assert [line for line in lines if "NotRun" in line] == [
+        f"execution 2 failed: NotRun: {reason}",
+        "28 executions failed with NotRun",
+    ]
+    said, state = lines[-2:]
+    assert said.startswith("ExecutionsFailed: 2 of 30 executions failed and 28 not run")
+    assert state == "Finished in state Failed()", "the text is in the line before it"
+
+
 @pytest.mark.parametrize("max_failures", [0, -1, "some"])
 async def test_a_limit_that_is_none_is_one_sentence(max_failures: Any) -> None:
     with pytest.raises(ParameterTypeError, match="max_failures"):
