@@ -51,8 +51,13 @@ def sweep(
     *,
     grid: Annotated[list[str] | None, Parameter(negative=())] = None,
     points: str | None = None,
-    minimize: str | None = None,
-    maximize: str | None = None,
+    space: Annotated[list[str] | None, Parameter(negative=())] = None,
+    trials: int | None = None,
+    sampler: str = "tpe",
+    seed: int = 0,
+    pruner: str | None = None,
+    minimize: Annotated[list[str] | None, Parameter(negative=())] = None,
+    maximize: Annotated[list[str] | None, Parameter(negative=())] = None,
     output: OutputFormat,
     **parameters: Unpack[SharedParameters],
 ) -> int:
@@ -63,20 +68,33 @@ def sweep(
             input.
         grid: A variable and its values, as in lr=0.001,0.01; once for each variable, and every combination is a trial.
         points: A file of trials instead of a grid: JSON lines or CSV, a trial a line.
-        minimize: The submitted field that is least in the best trial.
-        maximize: The submitted field that is greatest in the best trial.
+        space: A variable and what a sampler draws its values from: bounds, as in lr=log:1e-5..0.1, units=32..512:32
+            and depth=1..8, or choices, as in opt=adam,sgd; once for each variable. Or a file of JSON, which may have a
+            list of alternatives.
+        trials: How many points of the space are tried.
+        sampler: How they are drawn: random, tpe, or the import path of another, as optuna.samplers:CmaEsSampler.
+        seed: What the sampler draws from, with the number of each trial.
+        pruner: median or asha: ends trials by what they report.
+        minimize: The submitted field that is least in the best trial; with several objectives once for each.
+        maximize: The submitted field that is greatest in the best trial, likewise.
     """
     from .run_flow import run_sweep
 
-    if minimize is not None and maximize is not None:
-        raise ConfigurationError("--minimize and --maximize were both given: a sweep has one objective")
+    directions = ["minimize"] * len(minimize or ()) + ["maximize"] * len(maximize or ())
+    objectives = [*(minimize or ()), *(maximize or ())]
+    is_single = len(objectives) <= 1
     return run_sweep(
         output=output,
         code=arguments.read_code(file),
         grid=None if grid is None else arguments.parse_grid(grid),
         points=arguments.resolve_path(points),
-        objective=minimize if maximize is None else maximize,
-        direction="minimize" if maximize is None else "maximize",
+        space=None if space is None else arguments.parse_space(space),
+        trials=trials,
+        sampler=sampler,
+        seed=seed,
+        pruner=pruner,
+        objective=next(iter(objectives), None) if is_single else objectives,
+        direction=next(iter(directions), "minimize") if is_single else directions,
         **parameters,
     )
 

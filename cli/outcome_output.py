@@ -1,7 +1,7 @@
 """What a command prints of outcomes beside their table: what the code has printed, or JSON for another program."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,14 @@ class OutputFormat:
     is_json: bool = False
 
 
-def print_json_lines(outcomes: Iterable[Outcome], best: Result | None = None) -> None:
+def print_json_lines(outcomes: Iterable[Outcome], best: Sequence[Result] = ()) -> None:
     """Prints a line of JSON for each outcome on standard output: what a ledger has of it; `best` says so in its own."""
+    best_numbers = {result.meta.index for result in best}
     for outcome in outcomes:
         line: dict[str, Any] = {
             "index": outcome.meta.index,
             "status": "succeeded" if isinstance(outcome, Result) else "failed",
-            **({"best": True} if best is not None and outcome.meta.index == best.meta.index else {}),
+            **({"best": True} if outcome.meta.index in best_numbers else {}),
             **outcome_to_json(outcome),
         }
         print_json(line)

@@ -9,9 +9,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from ..flows.cleanup.orphans import OrphanedSandbox
 from ..flows.engine.events import FlowListener
+from ..flows.reporting.best_trial import BestTrial
+from ..flows.reporting.pareto_front import ParetoFront
 from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.text_escape import escape_text
-from ..sandbox.result import Failure, Outcome
+from ..sandbox.result import Failure, Outcome, Result
+from ..tasks.ledger.run_record import Objective
 
 PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal
 
@@ -19,7 +22,10 @@ PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no term
 class ProgressDisplay(FlowListener):
     """Shows what is done, has failed and runs, and the time that remains; a context manager around the flow's call."""
 
-    def __init__(self) -> None:
+    def __init__(self, objectives: Sequence[Objective] = ()) -> None:
+        """With one of the `objectives` of a sweep the best so far is shown, with several how many the front has."""
+        self._best = BestTrial(objectives[0].name, objectives[0].direction) if len(objectives) == 1 else None
+        self._front = ParetoFront(tuple(objectives)) if len(objectives) > 1 else None
         self._console = Console(stderr=True)
         self._live = self._console.is_terminal
         self._progress = Progress(
@@ -34,6 +40,7 @@ class ProgressDisplay(FlowListener):
         )
         self._task = self._progress.add_task("starting", total=None, counts="")
         self._total = self._done = self._failed = self._skipped = self._cached = self._running = 0
+        self._pruned = 0
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = ""
         self._partial_lines = {"stdout": "", "stderr": ""}  # of what the only execution writes
@@ -89,6 +96,10 @@ class ProgressDisplay(FlowListener):
         self._skipped += was_skipped
         self._failed += isinstance(outcome, Failure) and not was_skipped
         self._cached += cached
+        self._pruned += outcome.meta.pruned
+        for best in (self._best, self._front):
+            if best is not None and isinstance(outcome, Result):
+                best.consider(outcome)
         self._running -= not cached
         self._refresh()
 
@@ -109,14 +120,22 @@ class ProgressDisplay(FlowListener):
             self._print(line)
 
     def _counts(self) -> str:
-        return f"{self._failed} failed, {self._running} running"
+        counts = f"{self._failed} failed, {self._running} running"
+        if self._pruned:
+            counts = f"{self._pruned} pruned, {counts}"
+        if self._best is not None and self._best.score is not None:
+            counts += f", best {self._best.score:.6g}"
+        if self._front is not None and self._front.results:
+            counts += f", {len(self._front.results)} on the front"
+        return counts
 
     def _summary(self) -> str:
         seconds = time.monotonic() - self._started_at
         cached = f", {self._cached} from earlier runs" if self._cached else ""
         skipped = f", {self._skipped} not run" if self._skipped else ""
         succeeded = self._done - self._failed - self._skipped
-        counts = f"{succeeded} succeeded{cached}, {self._failed} failed{skipped}"
+        pruned = f", {self._pruned} of them pruned" if self._pruned else ""
+        counts = f"{succeeded} succeeded{pruned}{cached}, {self._failed} failed{skipped}"
         return f"{self._done} of {self._total} done in {seconds:.1f} s: {counts}"
 
     def _print_output(self, line: str) -> None:

@@ -13,6 +13,7 @@ from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows
+from ..flows.reporting.text_table import BEST_MARK, PARETO_MARK
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from .outcome_output import OutputFormat, print_json_lines, print_outputs
@@ -55,10 +56,10 @@ def show_report(
         print(f"{escape_text(name)}: {escape_text(value)}", file=sys.stderr)
     paths = sys.stderr if output.is_json else sys.stdout
     if output.is_json:
-        print_json_lines(reader.read_outcomes(), summary.best_trial.result)
+        print_json_lines(reader.read_outcomes(), summary.best_trials)
     else:
         rows = build_table_rows(summary)
-        print_table(rows, len(rows) - 1, mark="best")
+        print_table(rows, len(rows) - 1, mark=PARETO_MARK if summary.spec.objectives else BEST_MARK)
         if output.shows_output:
             print_outputs(reader.read_outcomes())
         if shows_queries:

@@ -34,16 +34,26 @@ TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of a p
 
 def run_sweep(output: OutputFormat, **parameters: Any) -> int:
     """Runs the sweep flow, prints its trials, and returns the exit status."""
-    from ..flows.sweep import report, space, sweep
+    from ..flows.search.plan import parse_objectives
+    from ..flows.sweep import choose_points, report, sweep
 
-    grid, points = parameters["grid"], parameters["points"]
-    found, failed = _check_and_run(sweep, parameters, lambda: space(grid, points), [points])
+    points, space, objective = parameters["points"], parameters["space"], parameters["objective"]
+    objectives = parse_objectives(objective, parameters["direction"])
+    names = ("grid", "points", "space", "trials", "sampler", "seed", "pruner", "code")
+    own = {name: parameters[name] for name in names}
+    prepare, is_sharded = parameters.get("prepare"), parameters.get("shards") is not None
+
+    def open_inputs() -> object:
+        return choose_points(**own, objectives=objectives, prepare=prepare, is_sharded=is_sharded)
+
+    display = ProgressDisplay(objectives)
+    found, failed = _check_and_run(sweep, parameters, open_inputs, [points], display)
     if failed is not None:
-        found = report(failed.results, parameters["objective"], parameters["direction"], failed.results_path)
+        found = report(failed.results, objective, parameters["direction"], failed.results_path, space)
     if output.is_json:
-        print_json_lines(found.trials, found.best)
+        print_json_lines(found.trials, found.best_trials)
     else:
-        print_table(found.rows(MAX_TABLE_ROWS, shows_output=True), len(found.trials), mark="best")
+        print_table(found.rows(MAX_TABLE_ROWS, shows_output=True), len(found.trials), mark=found.mark)
     return _print_end(found.results_path, failed, output, found.trials)
 
 
@@ -175,7 +185,7 @@ def _print_end(
     """
     if output.shows_output and not output.is_json:
         print_outputs(outcomes)
-    silent = sum(isinstance(outcome, Result) and not outcome.meta.submitted for outcome in outcomes)
+    silent = sum(isinstance(o, Result) and not (o.meta.submitted or o.meta.pruned) for o in outcomes)
     if silent and counts_silent:
         print(f"the code of {silent} never called SUBMIT: there are no fields of it", file=sys.stderr)
     if failed is not None:

@@ -34,6 +34,7 @@ from .wire.names import OWN_FILE_PREFIX
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
+    from .intake.reports import ShouldPrune
     from .queries.recursion import Queries
     from .requests.encoded_variable import EncodedVariable
     from .result import Result
@@ -220,6 +221,7 @@ class Interpreter:
         encoded: Mapping[str, EncodedVariable] | None = None,
         queries: Queries | None = None,
         index: int | tuple[int, ...] | None = None,
+        should_prune: ShouldPrune | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -230,7 +232,8 @@ class Interpreter:
         "stderr", text) as the code writes it, on the event loop. `encoded` are more variables, as JSON: those
         over 256 KiB are handed over as files, and none of them stands in the result's meta. `queries` are what the code
         may ask of a model. `index` is the number, or the numbers, that a seed of the preparation's makes this one's
-        seed with; by default executions are counted.
+        seed with; by default executions are counted. `should_prune` is asked after each report,
+        with the step and the value, whether the execution is to end there.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, PrepareError,
         SandboxLost, OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks
@@ -267,7 +270,9 @@ class Interpreter:
                 if queries.is_top_level:
                     queries.session.set_deadline(seconds)
                 tools.update(queries.tools)
-            pending, frame = protocol.add_execution(body, variables, seconds, context, tools, on_output, output_fields)
+            pending, frame = protocol.add_execution(
+                body, variables, seconds, context, tools, on_output, output_fields, should_prune
+            )
             self._waiters[pending.id] = asyncio.Event()
             return frame
 

@@ -32,7 +32,8 @@ class Meta:
     code wrote, where it wrote more than the cap; a line between them says how much was dropped. `isolation` is the
     level that was in force, `layers` what it was made of. `files` are the paths on the volume of what the code wrote
     there, as far as its own Python knew (a subprocess's are not among them), 1,000 at most. `queries` says what was
-    asked of a language model.
+    asked of a language model. `reports` are the steps and values that the code reported, `pruned` says that its sweep
+    ended it after the last of them.
     """
 
     index: int | None = None
@@ -49,3 +50,5 @@ class Meta:
     stderr: str = ""
     files: tuple[str, ...] = ()
     queries: QuerySummary = NOTHING_ASKED
+    reports: tuple[tuple[int, float], ...] = ()
+    pruned: bool = False

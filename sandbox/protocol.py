@@ -10,11 +10,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
 from .intake.large_json import Parts, read_json
+from .intake.reports import Reports, ShouldPrune
 from .meta import NOTHING_ASKED, Meta, QuerySummary
 from .outcomes.decoding import decode_end
 from .outcomes.preparation import check_preparation
@@ -67,6 +68,7 @@ class PendingExecution:
     files: bytes = NO_FILES
     end: Frame | None = None
     refusal: str = ""
+    reports: Reports = field(default_factory=Reports)
     listener_error: Exception | None = None
     caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)  # that its tools see
     _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # in characters
@@ -101,6 +103,8 @@ class PendingExecution:
             stdout="".join(self.output["stdout"]),
             stderr="".join(self.output["stderr"]),
             queries=self.queries,
+            reports=tuple(self.reports.values.items()),
+            pruned=self.reports.is_pruned,
             **more,
         )
 
@@ -176,13 +180,17 @@ class DriverProtocol:
         tools: Tools,
         on_output: Callable[[str, str], None] | None = None,
         output_fields: list[dict[str, str]] | None = None,
+        should_prune: ShouldPrune | None = None,
     ) -> tuple[PendingExecution, bytes]:
         """An execution and its frame. Raises SandboxLost where nothing more can be sent."""
         if self.closed_reason:
             raise SandboxLost(
                 f"the sandbox had gone before the code was sent ({self.closed_reason}): run it in a new one"
             )
+        reports = Reports(should_prune)
+        tools = {"report": reports.add, **tools}
         pending = self._add_pending(variables, timeout, context, tools, on_output, output_fields)
+        pending.reports = reports
         return pending, self.encode({"op": "execute", "id": pending.id, "timeout": timeout, "context": context}, body)
 
     def _add_pending(
@@ -280,7 +288,11 @@ class DriverProtocol:
                 self.close("what prepare had left there is lost")
         files = () if pending.files == NO_FILES else (yield from _read_file_names(pending.files))
         build_meta = functools.partial(pending.build_meta, files=files)
-        return (yield from decode_end(header, body, build_meta, pending.timeout, pending.output_fields))
+        output_fields = None if pending.reports.is_pruned else pending.output_fields
+        result = yield from decode_end(header, body, build_meta, pending.timeout, output_fields)
+        if result.meta.pruned and not result.outputs:
+            result.meta = replace(result.meta, submitted=False)
+        return result
 
     def check_prepared(self) -> Parts[None]:
         """Raises PrepareError where the preparation failed, and SandboxStartError where the driver has not said so."""

@@ -55,6 +55,8 @@ class Result:
         def keys(self) -> KeysView[str]: ...
 
     def _describe_missing(self, name: str) -> str:
+        if self.meta.pruned:
+            return f"there is no field {name!r}: the trial was pruned before its code called SUBMIT"
         if not self.meta.submitted:
             return f"there is no field {name!r}: the code ended without calling SUBMIT"
         if not self.outputs:

@@ -8,10 +8,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..sandbox.errors import RlmBatchError
+from ..sandbox.intake.reports import ShouldPrune
+from ..sandbox.meta import Meta
 from ..sandbox.requests.encoded_variable import EncodedVariable
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.nonfinite import replace_nonfinite, restore_number
 from .ledger.completion_markers import MarkerLocation
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """How a trial's reports are judged: `should_prune` says of a step and a value whether it is to end there.
+
+    Then its last value is the result's field `objective`.
+    """
+
+    objective: str
+    should_prune: ShouldPrune
+
 
 OutcomeT = TypeVar("OutcomeT", Result, Failure, Outcome)
 
@@ -27,6 +41,7 @@ class Execution:
     encoded_variables: dict[str, EncodedVariable] = field(default_factory=dict[str, EncodedVariable])  # in no ledger
     marker: MarkerLocation | None = None  # on the volume, of its completion
     errors: list[RlmBatchError] = field(default_factory=list[RlmBatchError])  # one for each attempt that has failed
+    pruning: Pruning | None = None  # of a trial that may be pruned
     is_done: bool = False
 
     @property
@@ -44,6 +59,12 @@ def with_index(outcome: OutcomeT, index: int) -> OutcomeT:
     """The outcome, now with the number that its execution has in this flow run."""
     outcome.meta = replace(outcome.meta, index=index)
     return outcome
+
+
+def build_pruned_result(meta: Meta, objective: str, fields: dict[str, Any] | None = None) -> Result:
+    """The result of a pruned trial: its last reported value as the objective, and what it had submitted before."""
+    _, value = max(meta.reports)
+    return Result({objective: value, **(fields or {})}, replace(meta, pruned=True))
 
 
 def execution_to_json(execution: Execution) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ..sandbox.meta import Meta
 from ..sandbox.result import Result
 from .capacity.admission import Permit
 from .capacity.slots import Slot, Slots
-from .execution import Execution
+from .execution import Execution, build_pruned_result
 from .ledger.completion_markers import remove_marker, write_marker
 from .ledger.marker_signature import MarkerSigner
 from .task_log import OutputLog
@@ -142,11 +142,15 @@ class Lane:
         except RlmBatchError as error:
             meta = error.meta or Meta(variables=execution.variables, provider=self.provider.provider_name)
             error.meta = self._complete_meta(meta, execution)
+            if meta.pruned and execution.pruning is not None:  # which is decided, however its code took that
+                return build_pruned_result(error.meta, execution.pruning.objective)
             raise
         finally:
             if not self._reuse and self._context is None:
                 await self.close_sandbox()
         result.meta = self._complete_meta(result.meta, execution)
+        if result.meta.pruned and execution.pruning is not None:
+            return build_pruned_result(result.meta, execution.pruning.objective, result.outputs)
         return result
 
     async def _prepare_and_execute(
@@ -166,6 +170,7 @@ class Lane:
             on_output=on_output,
             queries=None if access is None else access.queries(interpreter, index=execution.index),
             index=execution.index,
+            should_prune=None if execution.pruning is None else execution.pruning.should_prune,
         )
 
     async def _write_marker(

@@ -46,12 +46,18 @@ class FlowListener:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRecorder:
-    """Stores each outcome of a run, and tells its log, its artifacts and its listener of it, where there are any."""
+    """Stores each outcome of a run, and tells its log, its artifacts and its listener of it, where there are any.
+
+    `observers` are called with each that is stored here.
+    """
 
     context: RunContext
     store_outcome: Callable[[Execution, Outcome], None]
     listener: FlowListener = field(default_factory=FlowListener)
     artifacts: ArtifactPublisher | None = None
+    observers: list[Callable[[Execution, Outcome], None]] = field(
+        default_factory=list[Callable[[Execution, Outcome], None]]
+    )
     _failures: Counter[str] = field(default_factory=Counter[str])
 
     def warn(self, text: str) -> None:
@@ -62,6 +68,8 @@ class OutcomeRecorder:
     def record(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:
         """Stores and publishes the outcome of an execution."""
         self.store_outcome(execution, outcome)
+        for observe in self.observers:
+            observe(execution, outcome)
         self.publish(execution, outcome, cached=cached)
 
     def publish(self, execution: Execution, outcome: Outcome, *, cached: bool = False) -> None:

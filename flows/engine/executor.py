@@ -43,6 +43,7 @@ class LaneExecutor:
     _line_budget: LineBudget = field(default_factory=LineBudget)
     _in_flight: dict[int, Execution] = field(default_factory=dict[int, Execution])
     _failures: FailureWatch = field(init=False)
+    is_over: bool = False  # nothing more is begun: what is left fails
     _is_out_of_time: bool = False  # the provider asked a lane to wait for longer than there is time
     _creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # until a task run that is being made started
 
@@ -176,6 +177,7 @@ class LaneExecutor:
 
     async def _fail_unfinished(self, batches: "_Peekable", build_error: Callable[[Execution], RlmBatchError]) -> None:
         """What has no outcome fails with that. It is not written to the ledger: it may be run yet."""
+        self.is_over = True
         while (batch := batches.pop_next()) is not None:
             for execution in batch.remaining_executions:
                 self.recorder.listener.on_execution_start(execution.index)
@@ -186,6 +188,7 @@ class LaneExecutor:
 
     async def _fail_refused(self, batches: "_Peekable", refusal: RlmBatchError) -> None:
         """What was not begun fails with what the provider said last; the ledger has it, so that a report tells."""
+        self.is_over = True
         seconds = self.context.provider.start_timeout
         text = (
             f"not begun, for the provider has opened no sandbox for {seconds} s ({refusal.text}): "

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +111,14 @@ async def open_job(
     state_context: str | None = None,
     stop_on_failure: bool = False,
     is_recursive: bool = False,
+    is_sole_writer: bool = False,
 ) -> AsyncIterator[Job]:
     """An open job of the flow run that this is called in, for `total` executions.
 
     `label` names an execution's task run; `report_spec` says what the report calls executions; `uploads` are files that
     each execution finds, by their paths there. With a `state_context` all executions share one process and its state;
-    with `stop_on_failure` none is started after one that failed. All that is asked of a language model `is_recursive`
-    where a recursive query is what is executed.
+    with `stop_on_failure` none is started after one that failed. One that `is_sole_writer` refuses a ledger that another
+    run is writing to. All that is asked of a language model `is_recursive` where a recursive query is what is executed.
     Raises ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
     with cancel_at_termination():
@@ -142,6 +143,8 @@ async def open_job(
             what=spec.noun,
             objective=spec.objective,
             direction=spec.direction,
+            objectives=[asdict(objective) for objective in spec.objectives],
+            space=spec.space,
             provider=provider.provider_name,
             total=total,
             began=time.time(),
@@ -153,9 +156,10 @@ async def open_job(
         await asyncio.to_thread(record.write)
         try:
             if not ledger.register_writer():
-                recorder.warn(
-                    f"another run is writing to {ledger.path} at this moment: what both have to do is done twice"
-                )
+                text = f"another run is writing to {ledger.path} at this moment"
+                if is_sole_writer:
+                    raise ConfigurationError(f"{text}, and a search has one writer: wait for its end")
+                recorder.warn(f"{text}: what both have to do is done twice")
             index = ResultIndex(get_results_root()) if options.cache_results else None
             if index is not None:
                 index.refresh()

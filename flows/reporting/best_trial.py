@@ -14,7 +14,7 @@ class BestTrial:
 
     Of equals it is the one with the lowest number. A score that is not finite, of a trial that diverged, comes after
     every finite one, whichever is better. `result` and `score` are None as long as none had a score, or without an
-    objective.
+    objective. A trial that was pruned is none of them.
     """
 
     objective: str | None
@@ -26,7 +26,7 @@ class BestTrial:
     def consider(self, result: Result) -> float | None:
         """Takes the trial for the best if it is better, and returns its score: None where it submitted no number."""
         score = None if self.objective is None else result.outputs.get(self.objective)
-        if not is_score(score) and not is_nonfinite(score):
+        if result.meta.pruned or (not is_score(score) and not is_nonfinite(score)):
             return None
         has_diverged = is_nonfinite(score)
         comparable = 0.0 if has_diverged else score if self.direction == "minimize" else -score

@@ -16,13 +16,17 @@ TEMPLATE = """\
 <meta name="viewport" content="width=device-width">
 <title>{{ title | clean }}</title>
 <style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; margin: 2rem auto; max-width: 76rem;
-  padding: 0 1rem; }
+:root { color-scheme: light dark; --ink: #1c2430; --paper: #fff; --edge: #dfe4ea; --head: #f4f6f8; --best: #e4f5e6; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #dde3ea; --paper: #161b22; --edge: #39434f; --head: #212830; --best: #1d3b26; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
+  max-width: 76rem; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
-th, td { text-align: left; padding: .25rem .8rem; border-bottom: 1px solid #dfe4ea; vertical-align: top; }
-th { background: #f4f6f8; } tr.best td { background: #e4f5e6; font-weight: 600; }
-pre { background: #f4f6f8; padding: .8rem; overflow-x: auto; } img { max-width: 100%; height: auto; }
+th, td { text-align: left; padding: .25rem .8rem; border-bottom: 1px solid var(--edge); vertical-align: top; }
+th { background: var(--head); } tr.best td { background: var(--best); font-weight: 600; }
+pre { background: var(--head); padding: .8rem; overflow-x: auto; } img { max-width: 100%; height: auto; }
 </style>
 </head>
 <body>

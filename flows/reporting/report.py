@@ -2,17 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure
 from ...tasks.ledger.run_record import RunRecord
-from .document import Heading, Part, Picture, Table, Text, Verbatim
+from .charts.pictures import build_charts
+from .document import Heading, Part, Table, Text, Verbatim
 from .summary import MAX_FULL_TEXTS, MAX_ROWS, RunSummary
-from .svg_chart import draw_heat_map, draw_series
-from .text_table import format_cell, format_variables
+from .text_table import BEST_MARK, PARETO_MARK, format_cell, format_variables
 
-MAX_CHART_VALUE = 1e200  # above or below zero, of values in a chart: beyond it an axis has no room around them
 MAX_VARIABLES = 8  # that tell a trial in a line
 
 
@@ -31,7 +29,7 @@ def build_report(summary: RunSummary, records: Sequence[RunRecord]) -> list[Part
     if len(rows) > 1:
         what = f"{summary.spec.noun}s".capitalize()
         parts.append(Heading(what if summary.best_trial.result is None else f"{what}, the best first"))
-        best = next((number for number, row in enumerate(rows[1:]) if row[-1] == "best"), None)
+        best = next((number for number, row in enumerate(rows[1:]) if row[-1] == BEST_MARK), None)
         parts.append(Table(rows[0], rows[1:], best))
         if summary.done > MAX_ROWS:
             parts.append(Text(f"{summary.done - MAX_ROWS:,} more are in the ledger."))
@@ -45,7 +43,12 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     record = records[-1]
     spec = summary.spec
     counts = f"{summary.succeeded:,} of {max(record.total, summary.done):,} {spec.noun}s succeeded"
-    others = [(summary.failed, "failed"), (summary.not_run, "not run"), (summary.retried, "tried more than once")]
+    others = [
+        (summary.pruned, "of them pruned"),
+        (summary.failed, "failed"),
+        (summary.not_run, "not run"),
+        (summary.retried, "tried more than once"),
+    ]
     counts += "".join(f", {count:,} {text}" for count, text in others if count)
     if summary.silent and spec.noun != "step":  # whose names the next step has
         counts += f"; the code of {summary.silent:,} never called SUBMIT"
@@ -55,6 +58,8 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
         rows.append(["Missing", f"{missing:,} have no result: the run was ended before, or is not over"])
     if spec.objective is not None:
         rows.append([f"Best {spec.objective}", describe_best_trial(summary) or "none"])
+    if spec.objectives:
+        rows.append(["Pareto front", describe_front(summary)])
     if record.began and record.ended is not None:
         rows.append(["Time", f"{format_duration(record.ended - record.began)}, from {_format_time(record.began)}"])
     elif record.began:
@@ -79,51 +84,26 @@ def describe_best_trial(summary: RunSummary) -> str:
     return f"{score:.6g} in trial {best.meta.index}" + (f" with {values}" if values else "")
 
 
+def describe_front(summary: RunSummary) -> str:
+    """The trials on the Pareto front in a line, and what they are compared by."""
+    numbers = [str(result.meta.index) for result in summary.front.results]
+    more = f" and {len(numbers) - MAX_VARIABLES} more" if len(numbers) > MAX_VARIABLES else ""
+    goals = ", ".join(f"{item.direction} {item.name}" for item in summary.spec.objectives)
+    return f"{len(numbers)} trials ({', '.join(numbers[:MAX_VARIABLES])}{more}) by {goals}" if numbers else "none"
+
+
 def build_table_rows(summary: RunSummary) -> list[list[str]]:
     """Rows of text, the header first: number, variables, fields, seconds, and what became of it."""
     variables, fields = list(summary.variables), [name for name in summary.fields if name not in summary.variables]
     rows = [["", *variables, *fields, "seconds", ""]]
-    winner = summary.best_trial.result
+    mark = PARETO_MARK if summary.spec.objectives else BEST_MARK
+    best_numbers = {result.meta.index for result in summary.best_trials}
     for row in summary.sort_rows():
         cells = [row.variables.get(name, "") for name in variables] + [row.fields.get(name, "") for name in fields]
         seconds = f"{row.seconds:.3g}" if row.seconds else ""
-        note = "best" if not row.note and winner is not None and row.index == winner.meta.index else row.note
+        note = mark if not row.note and row.index in best_numbers else row.note
         rows.append([str(row.index), *cells, seconds, note])
     return rows
-
-
-def build_charts(summary: RunSummary) -> list[Part]:
-    """The chart of the objective (or, where there is none, of the seconds), and the heat map of two variables."""
-    values = [value for _, _, value in summary.points]
-    if len(values) < 2 or max(map(abs, values)) > MAX_CHART_VALUE:
-        return []
-    spec = summary.spec
-    what = spec.objective or "seconds"
-    series = draw_series(
-        [(index, value) for index, _, value in summary.points],
-        title=f"{what} over {spec.noun}s",
-        across=spec.noun,
-        up=what,
-        failed=summary.failed_indexes,
-        best=spec.direction if spec.objective is not None else None,
-    )
-    parts: list[Part] = [Picture(series, f"{what} over {spec.noun}s")]
-    if spec.objective is None:
-        return parts
-    names = [name for name in summary.variables if len({repr(v.get(name))[:200] for _, v, _ in summary.points}) > 1]
-    if len(names) == 2 and all(_is_short_value(v.get(name)) for _, v, _ in summary.points for name in names):
-        across, up = names
-        heat_map = draw_heat_map(
-            [(variables.get(across), variables.get(up), value) for _, variables, value in summary.points],
-            title=f"{what} over {across} and {up}",
-            across=across,
-            up=up,
-            value=what[:12],
-            best=spec.direction,
-        )
-        if heat_map is not None:
-            parts.append(Picture(heat_map, f"{what} over {across} and {up}"))
-    return parts
 
 
 def build_failure_parts(summary: RunSummary) -> list[Part]:
@@ -167,7 +147,3 @@ def format_duration(seconds: float) -> str:
 
 def _format_time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
-
-
-def _is_short_value(value: Any) -> bool:
-    return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= 200)

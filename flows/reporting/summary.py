@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ...sandbox.errors import NotRun
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
-from .best_trial import BestTrial, is_nonfinite
+from .best_trial import BestTrial, is_nonfinite, is_score
+from .pareto_front import ParetoFront
 from .text_table import format_cell
 
 MAX_ROWS = 1000  # of the table: Prefect's UI takes tables of that size at once
@@ -16,7 +17,10 @@ MAX_COLUMNS = 16  # variables and as many fields that have a column
 MAX_FAILURE_GROUPS = 100
 MAX_FULL_TEXTS = 20  # failures, or the fields of a single result, that are shown in full
 MAX_POINTS = 1000  # of a chart, at most twice as many
+MAX_CURVES = 100  # of reported values, at most twice as many
+MAX_CURVE_POINTS = 100  # of each
 
+ItemT = TypeVar("ItemT")
 Rank = tuple[int, float, int]  # puts rows in order: the best first
 
 
@@ -41,6 +45,37 @@ class FailureGroup:
     first: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChartPoint:
+    """An execution in a chart: its number, its variables, and its scores or else its seconds."""
+
+    index: int
+    variables: dict[str, Any]
+    values: tuple[float, ...]
+
+    @property
+    def value(self) -> float:
+        """The first of its values, where there is one."""
+        return self.values[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What an execution has reported: steps and values, some of them where there are many."""
+
+    index: int
+    points: list[tuple[int, float]]
+    is_pruned: bool
+
+
+@dataclass(slots=True)
+class Thinning:
+    """How many items there were, of which every `stride` was taken."""
+
+    count: int = 0
+    stride: int = 1
+
+
 @dataclass(slots=True)
 class RunSummary:
     """Counts of a run's outcomes, the rows of its table and the points of its chart. `add` takes each outcome once."""
@@ -48,6 +83,7 @@ class RunSummary:
     spec: ReportSpec
     done: int = 0
     succeeded: int = 0
+    pruned: int = 0  # of those that succeeded
     not_run: int = 0
     silent: int = 0  # of those that succeeded: their code never called SUBMIT
     retried: int = 0
@@ -61,16 +97,26 @@ class RunSummary:
     failure_groups: dict[str, FailureGroup] = field(default_factory=dict[str, FailureGroup])
     full_failures: list[Failure] = field(default_factory=list[Failure])
     first_result: Result | None = None
-    points: list[tuple[int, dict[str, Any], float]] = field(default_factory=list[tuple[int, dict[str, Any], float]])
+    points: list[ChartPoint] = field(default_factory=list[ChartPoint])
+    pruned_points: list[ChartPoint] = field(default_factory=list[ChartPoint])
+    curves: list[Curve] = field(default_factory=list[Curve])
     failed_indexes: list[int] = field(default_factory=list[int])  # of some of those that failed
     best_trial: BestTrial = field(init=False)
+    front: ParetoFront = field(init=False)
     _rows: list[Row] = field(default_factory=list[Row])
     _last_rank: Rank | None = None  # that is high enough for a row, once there are enough
-    _point_stride: int = 1  # how many executions stand behind one of `points`
-    _point_count: int = 0
+    _thinning: dict[str, Thinning] = field(default_factory=dict[str, Thinning])
 
     def __post_init__(self) -> None:
         self.best_trial = BestTrial(self.spec.objective, self.spec.direction)
+        self.front = ParetoFront(self.spec.objectives)
+
+    @property
+    def best_trials(self) -> list[Result]:
+        """The best trial, or with several objectives those on the Pareto front."""
+        if self.spec.objectives:
+            return self.front.results
+        return [] if self.best_trial.result is None else [self.best_trial.result]
 
     @property
     def failed(self) -> int:
@@ -100,19 +146,44 @@ class RunSummary:
 
     def _add_result(self, index: int, result: Result) -> tuple[Rank, str]:
         self.succeeded += 1
-        self.silent += not result.meta.submitted
+        self.silent += not (result.meta.submitted or result.meta.pruned)
         if self.first_result is None:
             self.first_result = result
+        variables = result.meta.variables
+        if result.meta.reports:
+            reports = sorted(result.meta.reports)
+            every = max(1, len(reports) // MAX_CURVE_POINTS)
+            finite = [(step, value) for step, value in (*reports[::every], reports[-1]) if is_score(value)]
+            self._add_thinned(self.curves, "curves", MAX_CURVES, Curve(index, finite, is_pruned=result.meta.pruned))
+        if self.spec.objectives:
+            return self._add_scores(index, result)
         if self.spec.objective is None:
-            self._add_point(index, result, result.meta.seconds)
+            self._add_thinned(self.points, "points", MAX_POINTS, ChartPoint(index, variables, (result.meta.seconds,)))
             return (0, 0.0, index), ""
+        if result.meta.pruned:
+            return self._add_pruned(index, result)
         score = self.best_trial.consider(result)
         if score is None:
-            return (1, 1.0, index), f"no number as {format_cell(self.spec.objective)}"
+            return (2, 1.0, index), f"no number as {format_cell(self.spec.objective)}"
         if is_nonfinite(score):
-            return (1, 0.0, index), "diverged"
-        self._add_point(index, result, float(score))
+            return (2, 0.0, index), "diverged"
+        self._add_thinned(self.points, "points", MAX_POINTS, ChartPoint(index, variables, (float(score),)))
         return (0, score if self.spec.direction == "minimize" else -score, index), ""
+
+    def _add_pruned(self, index: int, result: Result) -> tuple[Rank, str]:
+        self.pruned += 1
+        value = result.outputs.get(self.spec.objective or "")
+        if is_score(value):
+            point = ChartPoint(index, result.meta.variables, (float(value),))
+            self._add_thinned(self.pruned_points, "pruned", MAX_POINTS, point)
+        return (1, 0.0, index), "pruned"
+
+    def _add_scores(self, index: int, result: Result) -> tuple[Rank, str]:
+        scores = self.front.consider(result)
+        if scores is None:
+            return (2, 1.0, index), "without all objectives as numbers"
+        self._add_thinned(self.points, "points", MAX_POINTS, ChartPoint(index, result.meta.variables, scores))
+        return (0, 0.0, index), ""
 
     def _add_failure(self, index: int, failure: Failure) -> tuple[Rank, str]:
         text = f"{type(failure.error).__name__}: {failure.error.summary[:300]}"
@@ -127,15 +198,17 @@ class RunSummary:
             self.full_failures.append(failure)
         if len(self.failed_indexes) < MAX_POINTS:
             self.failed_indexes.append(index)
-        return (2 if self.spec.objective is not None else 0, 0.0, index), text
+        return (3 if self.spec.objective is not None or self.spec.objectives else 0, 0.0, index), text
 
-    def _add_point(self, index: int, result: Result, value: float) -> None:
-        self._point_count += 1
-        if self._point_count % self._point_stride == 0:
-            self.points.append((index, result.meta.variables, value))
-            if len(self.points) > 2 * MAX_POINTS:
-                self.points = self.points[1::2]
-                self._point_stride *= 2
+    def _add_thinned(self, items: list[ItemT], name: str, limit: int, item: ItemT) -> None:
+        """Takes an item, or one of several: there are twice the limit at most."""
+        thinning = self._thinning.setdefault(name, Thinning())
+        thinning.count += 1
+        if thinning.count % thinning.stride == 0:
+            items.append(item)
+            if len(items) > 2 * limit:
+                items[:] = items[1::2]
+                thinning.stride *= 2
 
     def _add_row(self, rank: Rank, index: int, outcome: Outcome, note: str) -> None:
         meta = outcome.meta

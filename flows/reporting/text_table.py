@@ -9,6 +9,7 @@ from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 
 CELL = 40  # characters of a value that are shown
+BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of those on the front of several objectives
 
 # What a cell has no room for is not written out first: a field may be a list of a million numbers.
 _brief = reprlib.Repr()
@@ -18,16 +19,23 @@ _brief.maxstring = _brief.maxlong = _brief.maxother = CELL
 
 
 def format_rows(
-    outcomes: Sequence[Outcome], best: Result | None = None, limit: int | None = None, *, shows_output: bool = False
+    outcomes: Sequence[Outcome],
+    best: Sequence[Result] = (),
+    limit: int | None = None,
+    *,
+    mark: str = BEST_MARK,
+    shows_output: bool = False,
 ) -> list[list[str]]:
     """Rows of text that a terminal can show, the header first: number, variables, fields, and what became of it.
 
-    With a `limit` they are so many of the first, and the best where that is not among them. With `shows_output` they
+    With a `limit` they are so many of the first, and the `best`, which have the note `mark`. With `shows_output` they
     have the last line that the code printed, where any did.
     """
     numbered = list(enumerate(outcomes if limit is None else outcomes[:limit]))
-    if limit is not None and best is not None and (best.meta.index or 0) >= limit:
-        numbered.append((best.meta.index or 0, best))
+    best_numbers = {result.meta.index or 0 for result in best}
+    numbered += [
+        (result.meta.index or 0, result) for result in best if limit is not None and (result.meta.index or 0) >= limit
+    ]
     outcomes = [outcome for _, outcome in numbered]
     variables = list(dict.fromkeys(name for outcome in outcomes for name in outcome.meta.variables))
     found = dict.fromkeys(name for outcome in outcomes if isinstance(outcome, Result) for name in outcome.outputs)
@@ -38,7 +46,7 @@ def format_rows(
         values = [format_cell(outcome.meta.variables.get(name, "")) for name in variables]
         if isinstance(outcome, Result):
             values += [format_cell(outcome.outputs.get(name, "")) for name in fields]
-            note = "best" if best is not None and number == best.meta.index else ""
+            note = "pruned" if outcome.meta.pruned else mark if number in best_numbers else ""
         else:
             values += [""] * len(fields)
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -18,6 +19,10 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     those of the variables in the meta.
     """
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
+    meta["reports"] = [[step, _encode_number(value)] for step, value in outcome.meta.reports]
+    for name in ("reports", "pruned"):  # not there where there are none, as in lines of versions without them
+        if not meta[name]:
+            del meta[name]
     queries = outcome.meta.queries
     meta["queries"] = {i.name: getattr(queries, i.name) for i in fields(QuerySummary)} if queries.asked else None
     meta["variables"], nonfinite = replace_nonfinite(outcome.meta.variables)
@@ -29,13 +34,23 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     return {"error": error_to_json(outcome.error), "meta": meta}
 
 
+def _encode_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
 def restore_outcome(data: dict[str, Any]) -> None:
-    """Puts what was not finite back into what `outcome_to_json` made. Raises ValueError where it names nothing there.
+    """Puts what was not finite back into what `outcome_to_json` made. Raises ValueError where that is damaged.
 
     Once that is done it has no effect.
     """
     restore_numbers(data.get("outputs"), data.pop("nonfinite", {}))
-    restore_numbers(data["meta"].get("variables"), data["meta"].pop("nonfinite", {}))
+    meta = data["meta"]
+    restore_numbers(meta.get("variables"), meta.pop("nonfinite", {}))
+    if "reports" in meta:
+        try:
+            meta["reports"] = [(int(step), float(value)) for step, value in meta["reports"]]
+        except TypeError as error:
+            raise ValueError("reports that are no steps and numbers") from error
 
 
 def outcome_from_json(data: dict[str, Any]) -> Outcome:
@@ -45,7 +60,7 @@ def outcome_from_json(data: dict[str, Any]) -> Outcome:
     """
     restore_outcome(data)
     values = {item.name: data["meta"][item.name] for item in fields(Meta) if item.name in data["meta"]}
-    for name in ("layers", "earlier_errors", "files"):
+    for name in ("layers", "earlier_errors", "files", "reports"):
         values[name] = tuple(values.get(name, ()))
     queries: dict[str, Any] = values.get("queries") or {}
     counts: dict[str, Any] = {item.name: queries[item.name] for item in fields(QuerySummary) if item.name in queries}

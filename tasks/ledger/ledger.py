@@ -25,6 +25,7 @@ from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
 from .ledger_line import LedgerLine, encode_line, read_part_lines
+from .trial_lines import TrialLine, read_trial_lines
 from .upload_buffer import UploadBuffer
 
 PART_SIZE_BYTES = 64 * 1024 * 1024  # after which a writer begins a new part: small enough to copy and to look at
@@ -96,11 +97,14 @@ class Ledger:
             self._lock_descriptor = None
 
     def write_outcome(self, key: str, outcome: Outcome) -> None:
+        """Appends the line of an outcome; see `write_line`."""
+        self.write_line(encode_line(key, outcome))
+
+    def write_line(self, data: bytes) -> None:
         """Appends one line. Raises OSError, with the ledger's path in it, where that cannot be done.
 
         At a location: where lines that were written before could not be sent.
         """
-        data = encode_line(key, outcome)
         if isinstance(self.path, Location):
             with self._explain_write_errors():
                 self._upload_buffer.write(data)
@@ -171,6 +175,13 @@ class Ledger:
     def _list_parts(self, part_prefix: str = "") -> list[Path]:
         pattern = f"part-{part_prefix}*.jsonl"
         return self._mirror.refresh(pattern) if isinstance(self.path, Location) else sorted(self.path.glob(pattern))
+
+    def read_trial_lines(self) -> Iterator[TrialLine]:
+        """Every whole line of a search and its outcomes, in the order in which they were written.
+
+        Raises OSError where a location cannot be read.
+        """
+        return read_trial_lines(self._list_parts())
 
     def follow_lines(self) -> Callable[[], Iterator[LedgerLine]]:
         """A function that returns, at each call, the whole lines that no earlier call has returned.

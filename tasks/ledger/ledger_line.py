@@ -73,6 +73,14 @@ def encode_line(key: str, outcome: Outcome) -> bytes:
 
 def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
     """The whole lines of a part from that offset in bytes on; damaged and foreign ones are skipped."""
+    for raw, position in read_raw_lines(part, offset):
+        line = parse_line(raw, position)
+        if line is not None:
+            yield line
+
+
+def read_raw_lines(part: Path, offset: int = 0) -> Iterator[tuple[bytes, LinePosition]]:
+    """The whole lines of a part from that offset in bytes on, as they are, and where they stand."""
     path = str(part)  # once: whoever holds many positions holds one text
     with part.open("rb") as file:
         file.seek(offset)
@@ -80,9 +88,7 @@ def read_part_lines(part: Path, offset: int = 0) -> Iterator[LedgerLine]:
             start, offset = offset, offset + len(raw)
             if not raw.endswith(b"\n"):
                 return  # torn: its writer was killed, or is writing it
-            line = _parse_line(raw, LinePosition(path, start, len(raw)))
-            if line is not None:
-                yield line
+            yield raw, LinePosition(path, start, len(raw))
 
 
 def read_line(position: LinePosition) -> LedgerLine | None:
@@ -90,12 +96,12 @@ def read_line(position: LinePosition) -> LedgerLine | None:
     try:
         with open(position.part, "rb") as file:
             file.seek(position.offset)
-            return _parse_line(file.read(position.length), position)
+            return parse_line(file.read(position.length), position)
     except OSError:
         return None
 
 
-def _parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
+def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
     """The line; None where it is damaged or foreign, which is whatever `encode_line` does not write."""
     constants: list[str] = []  # NaN and infinities, which are null in a line
     try:

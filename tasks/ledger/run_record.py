@@ -6,11 +6,11 @@ It is what `rlm-batch report` finds a run by, and knows its objective from, wher
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 from ...blocks.storage.location import Location, PathOrLocation, write_file
 from ...blocks.storage.location_parsing import parse_location
@@ -22,12 +22,35 @@ Direction = Literal["minimize", "maximize"]
 
 
 @dataclass(frozen=True, slots=True)
+class Objective:
+    """A submitted field that trials are compared by, and whether the least or the greatest is the best."""
+
+    name: str
+    direction: Direction = "minimize"
+
+
+@dataclass(frozen=True, slots=True)
 class ReportSpec:
-    """What a flow says of its executions: what one is called, and the objective that one is better than another by."""
+    """What a flow says of its executions: what one is called, and the objective that one is better than another by.
+
+    Where there are several objectives, they are `objectives`, and no one is `objective`. `space` is the JSON of the
+    search space, where one was searched.
+    """
 
     noun: str = "execution"
     objective: str | None = None
     direction: Direction = "minimize"
+    objectives: tuple[Objective, ...] = ()
+    space: Any = None
+
+    @classmethod
+    def for_trials(cls, objectives: Sequence[Objective], space: Any = None) -> Self:
+        """What a sweep with these objectives says."""
+        if len(objectives) > 1:
+            return cls("trial", objectives=tuple(objectives), space=space)
+        if not objectives:
+            return cls("trial", space=space)
+        return cls("trial", objectives[0].name, objectives[0].direction, space=space)
 
 
 @dataclass(slots=True)
@@ -44,6 +67,8 @@ class RunRecord:
     what: str = "execution"
     objective: str | None = None
     direction: Direction = "minimize"
+    objectives: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # where there are several
+    space: Any = None  # that was searched
     provider: str = ""
     total: int = 0
     began: float = 0.0
@@ -56,7 +81,8 @@ class RunRecord:
     @property
     def report_spec(self) -> ReportSpec:
         """What its flow says of its executions."""
-        return ReportSpec(self.what, self.objective, self.direction)
+        objectives = tuple(Objective(item["name"], item["direction"]) for item in self.objectives)
+        return ReportSpec(self.what, self.objective, self.direction, objectives, self.space)
 
     def write(self) -> None:
         """Writes it to the ledger, in one piece. Raises nothing where that fails: then writing results fails too."""

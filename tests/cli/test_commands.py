@@ -200,7 +200,16 @@ def test_failures_exit_with_1_and_are_shown_with_what_the_code_wrote(run, tmp_pa
         (["sweep", "slow.py", "--grid", "x=1", "--max-workers", "many"], "--max-workers"),
         (["sweep", "slow.py", "--grid", "x=1", "--timeout", "0"], "timeout"),
         (["sweep", "slow.py", "--grid", "x=1", "--minimize", "nosuch"], "they submitted fine"),
-        (["sweep", "slow.py", "--grid", "x=1", "--minimize", "a", "--maximize", "b"], "one objective"),
+        (["sweep", "slow.py", "--space", "x=2..1", "--trials", "3", "--minimize", "y"], "low 2 above high 1"),
+        (["sweep", "slow.py", "--space", "x=a..1", "--trials", "3", "--minimize", "y"], "'a' is no number"),
+        (["sweep", "slow.py", "--space", "x=log:0..1", "--trials", "3", "--minimize", "y"], "more than 0"),
+        (["sweep", "slow.py", "--space", "x=0..1", "--minimize", "y"], "trials="),
+        (["sweep", "slow.py", "--space", "nosuch.json", "--trials", "3", "--minimize", "y"], "cannot be read"),
+        (
+            ["sweep", "slow.py", "--space", "x=0..1", "--trials", "3", "--sampler", "best", "--minimize", "y"],
+            "no sampler",
+        ),
+        (["sweep", "slow.py", "--grid", "x=1", "--trials", "3", "--minimize", "y"], "trials goes with a space"),
         (["sweep", "slow.py", "--grid", "x=1", "--isolation", "half"], "--isolation"),
         (
             ["sweep", "slow.py", "--grid", "x=1", "--isolation", "none", "--provider", "local:none"],

@@ -28,9 +28,9 @@ FLOWS: dict[str, Any] = {
     "rlm": rlm,
     "reap": reap,
 }
-# What a command takes in another form: files of code, a grid in words, and one option for each direction.
-WORDS = {"code", "steps", "query", "grid", "objective", "direction", *LEFT_OUT}
-OPTIONS_ALONE = {"isolation", "minimize", "maximize", "grid", "show_output", "json"}
+# What a command takes in another form: files of code, a grid and a space in words, and one option for each direction.
+WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", *LEFT_OUT}
+OPTIONS_ALONE = {"isolation", "minimize", "maximize", "grid", "space", "show_output", "json"}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
 NEEDED = {"rlm": ["--language-model", "m"], "reap": []}
 

@@ -26,7 +26,7 @@ from rlm_batch.flows.inputs.host_paths import locate_ledger
 from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_parameters
 from rlm_batch.flows.rlm import question
 from rlm_batch.flows.sequence import texts
-from rlm_batch.flows.sweep import space
+from rlm_batch.flows.sweep import list_points
 
 from ..infra.deployed import Deployed
 from ..infra.logged_process import run_logged_process
@@ -39,7 +39,7 @@ ALLOWED = "RLM_BATCH_ALLOWED_PATHS"
 # What a flow does with a path of each parameter.
 READERS: dict[str, Callable[[str], Any]] = {
     "inputs": lambda path: list(executions("SUBMIT(id)", path)),
-    "points": lambda path: list(space(None, path)),
+    "points": lambda path: list(list_points(None, path)),
     "chunks": lambda path: list(build_chunks(path, None, None)),
     "data": lambda path: list(build_chunks(None, path, 2)),
     "code": lambda path: list(executions(f"@{path}", None)),

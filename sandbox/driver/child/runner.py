@@ -24,6 +24,7 @@ from .fork_safety import (
 )
 from .imports import repair_imports
 from .queries import make_query_names
+from .report import make_report
 from .submit import SubmitError, Submitted, encode_submission
 from .volume import Volume, VolumeError
 
@@ -187,9 +188,11 @@ class CodeRunner:
             seed_generators(request.get("seed"))
         namespace = self._module.__dict__
         namespace.update(self._provide_names(request["queries"]))
+        number = self._channel.number
+        namespace["report"] = make_report(self._channel.call_host, lambda: self._submit(number, b"{}"))
         for name in request["names"]:
             namespace[name] = self._make_tool(name)
-        namespace["SUBMIT"] = self._make_submit(self._channel.number, request["output_fields"])
+        namespace["SUBMIT"] = self._make_submit(number, request["output_fields"])
         variables, nonfinite = request["variables"], request.get("nonfinite", {})
         for name, path in request.get("files", {}).items():  # of values that were too large for a frame
             variables[name], more = loads(take_file(path).decode("utf-8"))
@@ -224,30 +227,36 @@ class CodeRunner:
         return tool
 
     def _make_submit(self, number: int, expected: list[dict[str, str]] | None) -> Callable[..., NoReturn]:
-        channel, shield = self._channel, self._shield
+        channel = self._channel
 
         def submit(*values: Any, **fields: Any) -> NoReturn:
             """Ends the execution and hands the fields back."""
             channel.check_process("SUBMIT")
             if number != channel.number or not channel.is_current_thread:
                 raise Submitted  # an earlier execution's, or from a thread that one left behind
-            body = encode_submission(values, fields, expected)
-            with shield:
-                with channel.lock:
-                    is_first, shield.has_submitted = not shield.has_submitted, True
-                is_main = shield.get_thread_id() == shield.main_thread
-                if is_first:
-                    # A fork cannot signal itself where the filter of the process that was forked looks at signals.
-                    header = {"op": "submit", "token": channel.token, "interrupt": not is_main and self._parent > 0}
-                    channel.send(header, body)
-            if not is_main:
-                if not self._parent:
-                    signal.pthread_kill(shield.main_thread, signal.SIGINT)
-                raise SystemExit  # which is how a thread ends without a word
-            raise Submitted
+            self._submit(number, encode_submission(values, fields, expected))
 
         submit.__name__ = submit.__qualname__ = "SUBMIT"
         return submit
+
+    def _submit(self, number: int, body: bytes) -> NoReturn:
+        """Ends the execution with that number, from any of its threads, with the JSON of its fields."""
+        channel, shield = self._channel, self._shield
+        if number != channel.number or not channel.is_current_thread:
+            raise Submitted
+        with shield:
+            with channel.lock:
+                is_first, shield.has_submitted = not shield.has_submitted, True
+            is_main = shield.get_thread_id() == shield.main_thread
+            if is_first:
+                # A fork cannot signal itself where the filter of the process that was forked looks at signals.
+                header = {"op": "submit", "token": channel.token, "interrupt": not is_main and self._parent > 0}
+                channel.send(header, body)
+        if not is_main:
+            if not self._parent:
+                signal.pthread_kill(shield.main_thread, signal.SIGINT)
+            raise SystemExit  # which is how a thread ends without a word
+        raise Submitted
 
     @staticmethod
     def _finish_as_script() -> None:

@@ -13,11 +13,11 @@ import pytest
 from rlm_batch.flows.batch import executions
 from rlm_batch.flows.inputs import readers
 from rlm_batch.flows.inputs.chunking import build_chunks
-from rlm_batch.flows.sweep import space
+from rlm_batch.flows.sweep import list_points
 
 OPENERS: dict[str, Callable[[str], Any]] = {
     "inputs": lambda path: executions("SUBMIT(x=id)", path),
-    "points": lambda path: space(None, path),
+    "points": lambda path: list_points(None, path),
     "chunks": lambda path: build_chunks(path, None, None),
     "data": lambda path: build_chunks(None, path, 2),
 }
@@ -63,12 +63,12 @@ def test_a_file_that_is_checked_and_then_run_is_parsed_as_often_as_must_be(
 
 
 def test_a_file_that_has_changed_or_that_nobody_holds_is_read_again(file: Path, parsed: list[str]) -> None:
-    held = space(None, str(file))
+    held = list_points(None, str(file))
     file.write_text(file.read_text() + "\n" + file.read_text().splitlines()[-1])
-    assert len(space(None, str(file))) == len(held) + 1
+    assert len(list_points(None, str(file))) == len(held) + 1
     del held
     gc.collect()
-    space(None, str(file))
+    list_points(None, str(file))
     assert len(parsed) == 3
 
 

@@ -9,12 +9,13 @@ import pytest
 from markdown_it import MarkdownIt
 
 from rlm_batch import Result
+from rlm_batch.flows.reporting.charts.heat_map import draw_heat_map
+from rlm_batch.flows.reporting.charts.series import draw_series
 from rlm_batch.flows.reporting.document import Heading, Picture, Table, Text, Verbatim
 from rlm_batch.flows.reporting.html import render_html
 from rlm_batch.flows.reporting.markdown import render_markdown
 from rlm_batch.flows.reporting.report import build_report
 from rlm_batch.flows.reporting.summary import RunSummary
-from rlm_batch.flows.reporting.svg_chart import draw_heat_map, draw_series
 from rlm_batch.sandbox.meta import Meta
 from rlm_batch.tasks.ledger.run_record import ReportSpec, RunRecord
 
@@ -107,7 +108,7 @@ def test_a_chart_is_xml_whatever_its_names(text: str) -> None:
     other = draw_heat_map(cells, title=text, across=text, up=text, value=text, best="maximize")
     assert other is not None
     tags = {element.tag.rpartition("}")[2] for element in (*root.iter(), *drawn(other)[0].iter())}
-    assert tags == {"svg", "rect", "path", "text", "circle"}
+    assert tags == {"svg", "style", "rect", "path", "text", "circle"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The charts of reports, as SVG, for light pages and dark ones."""

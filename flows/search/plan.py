@@ -1,0 +1,140 @@
+"""What a sweep is to look for, and how: its parameters, checked before anything runs."""
+
+import importlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from ...blocks.worker_consent import is_deployment_run
+from ...sandbox.errors import ConfigurationError
+from ...tasks.ledger.run_record import Direction, Objective
+from .space import SearchSpace, parse_space
+
+SAMPLERS = ("random", "tpe")
+PRUNERS = ("median", "asha")
+OWN_SAMPLERS = "optuna.samplers:"  # what runs of deployments may import
+IMPORT_PATH = re.compile(r"[\w.]+:\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """A search: so many trials of a space, for the objectives, of which there is one where trials are pruned."""
+
+    space: SearchSpace
+    trials: int
+    objectives: tuple[Objective, ...]
+    sampler: str = "tpe"
+    seed: int = 0
+    pruner: str | None = None
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether what a trial comes to decides what is tried next, or whether another goes on."""
+        return self.sampler != "random" or self.pruner is not None
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What results depend on beside their points: with a pruner, on what the others have reported."""
+        if self.pruner is None:
+            return {}
+        (objective,) = self.objectives
+        return {"pruner": [self.pruner, objective.name, objective.direction]}
+
+
+def parse_objectives(
+    objective: str | Sequence[str] | None, direction: Direction | Sequence[Direction]
+) -> tuple[Objective, ...]:
+    """The objectives with their directions; one direction stands for all. Raises ConfigurationError."""
+    names = [] if objective is None else [objective] if isinstance(objective, str) else list(objective)
+    directions = [direction] * len(names) if isinstance(direction, str) else list(direction)
+    if isinstance(objective, (list, tuple)) and not names:
+        raise ConfigurationError("the list of objectives is empty: name the submitted fields, or leave objective out")
+    if len(directions) != len(names):
+        raise ConfigurationError(
+            f"there are {len(names)} objectives and {len(directions)} directions: give each its own, or one for all"
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"the objective {name!r} is there twice: leave one out")
+    assert all(item in get_args(Direction) for item in directions)  # which the flow's parameters see to
+    return tuple(Objective(name, item) for name, item in zip(names, directions, strict=True))  # type: ignore[arg-type]
+
+
+def plan_search(
+    space: Any,
+    *,
+    trials: int | None,
+    objectives: tuple[Objective, ...],
+    sampler: str,
+    seed: int,
+    pruner: str | None,
+    code: str,
+    prepare: str | None = None,
+    is_sharded: bool = False,
+) -> SearchPlan:
+    """The search that these parameters of a sweep stand for. Raises ConfigurationError."""
+    if trials is None:
+        raise ConfigurationError("a space has no number of trials: say how many with trials=")
+    plan = SearchPlan(parse_space(space), trials, objectives, sampler, seed, pruner)
+    if sampler not in SAMPLERS:
+        find_sampler_class(sampler)
+    if not objectives and plan.is_adaptive:
+        what = f"the pruner {pruner}" if sampler == "random" else f"the sampler {sampler}"
+        raise ConfigurationError(f"{what} goes by an objective: name the submitted field with objective=")
+    if pruner is not None:
+        _check_pruner(plan, code, prepare)
+    if is_sharded and plan.is_adaptive:
+        what = f"the sampler {sampler}" if sampler != "random" else f"the pruner {pruner}"
+        raise ConfigurationError(
+            f"{what} goes by what other trials have come to, which shards do not tell each other: leave shards out, or "
+            "take sampler='random' and no pruner"
+        )
+    import_optuna()
+    return plan
+
+
+def _check_pruner(plan: SearchPlan, code: str, prepare: str | None) -> None:
+    if plan.pruner not in PRUNERS:
+        raise ConfigurationError(f"there is no pruner {plan.pruner!r}: it is median or asha")
+    if len(plan.objectives) > 1:
+        raise ConfigurationError(
+            f"the pruner {plan.pruner} goes by one objective, and there are {len(plan.objectives)}: leave it out"
+        )
+    if "report" in plan.space.names:
+        raise ConfigurationError("the variable 'report' would hide the function of that name: rename it")
+    if not re.search(r"\breport\b", f"{code}\n{prepare or ''}"):
+        raise ConfigurationError(
+            f"the pruner {plan.pruner} goes by what trials report, and the code never calls report(value, step): call "
+            "it after each step, or leave the pruner out"
+        )
+
+
+def find_sampler_class(path: str) -> Any:
+    """The sampler's class at an import path such as optuna.samplers:CmaEsSampler. Raises ConfigurationError."""
+    if not IMPORT_PATH.fullmatch(path):
+        raise ConfigurationError(
+            f"there is no sampler {path!r}: it is {' or '.join(SAMPLERS)}, or an import path such as "
+            "optuna.samplers:CmaEsSampler"
+        )
+    if is_deployment_run() and not path.startswith(OWN_SAMPLERS):
+        raise ConfigurationError(f"runs of deployments import no sampler but Optuna's own, {OWN_SAMPLERS}NAME")
+    optuna = import_optuna()
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"the sampler {path} cannot be imported: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, optuna.samplers.BaseSampler)):
+        raise ConfigurationError(f"{path} is no sampler: it is a class below optuna.samplers.BaseSampler")
+    return found
+
+
+def import_optuna() -> Any:
+    """Optuna. Raises ConfigurationError where it is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigurationError(
+            "a sweep that searches a space needs Optuna, which is not installed: pip install 'rlm-batch[search]'"
+        ) from None
+    return optuna

@@ -1,0 +1,177 @@
+"""A search space: which values each variable may have. Its form is JSON, and what is wrong with it is one sentence."""
+
+import json
+import keyword
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...sandbox.errors import ConfigurationError
+
+KEYWORDS = ("low", "high", "log", "step", "type")  # of Optuna's distributions, and whether numbers are whole
+TYPES = ("int", "float")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers from `low` to `high`, both included.
+
+    They are whole where `is_whole`, evenly spread over their logarithms where `log`, and `step` apart if that is given.
+    """
+
+    low: float
+    high: float
+    log: bool
+    step: float | None
+    is_whole: bool
+
+    def contains(self, value: Any) -> bool:
+        """Whether it is a number within the range."""
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """One of these values, which are JSON."""
+
+    values: tuple[Any, ...]
+
+    def contains(self, value: Any) -> bool:
+        """Whether it is one of them."""
+        return any(_write_json(value) == _write_json(choice) for choice in self.values)
+
+
+Parameter = Range | Choices
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """The variables' values; of several alternatives, each with variables of its own, a trial takes one."""
+
+    alternatives: tuple[dict[str, Parameter], ...]
+    source: Any  # what it was parsed from
+
+    @property
+    def names(self) -> list[str]:
+        """The variables of all alternatives."""
+        return list(dict.fromkeys(name for alternative in self.alternatives for name in alternative))
+
+    def find_alternative(self, variables: Mapping[str, Any]) -> int | None:
+        """The first alternative that has such a point; None where none has."""
+        for number, alternative in enumerate(self.alternatives):
+            if alternative.keys() == variables.keys() and all(
+                parameter.contains(variables[name]) for name, parameter in alternative.items()
+            ):
+                return number
+        return None
+
+
+def parse_space(source: Any) -> SearchSpace:
+    """The space that this JSON stands for: a dict of variables, or a list of such. Raises ConfigurationError."""
+    alternatives: Any = source if isinstance(source, list) else [source]
+    if not alternatives or not all(isinstance(alternative, dict) and alternative for alternative in alternatives):
+        raise ConfigurationError(
+            'the space is empty or no dict: give each variable its values, as in {"lr": {"low": 1e-5, "high": 0.1, '
+            '"log": true}, "opt": ["adam", "sgd"]}; a list of such dicts has alternatives'
+        )
+    return SearchSpace(
+        tuple(
+            {_check_name(name): _parse_parameter(name, values) for name, values in alternative.items()}
+            for alternative in alternatives
+        ),
+        source,
+    )
+
+
+def _check_name(name: Any) -> str:
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise ConfigurationError(f"the space has {name!r}, which is no name that Python code could use: rename it")
+    return name
+
+
+def _parse_parameter(name: str, values: Any) -> Parameter:
+    if isinstance(values, dict) and set(values) == {"choices"}:
+        values = values["choices"]
+    if isinstance(values, (list, tuple)):
+        return _parse_choices(name, values)  # type: ignore[reportUnknownArgumentType]
+    if not isinstance(values, dict):
+        raise ConfigurationError(
+            f"the space of {name!r} is {values!r}: it is a list of choices, or a dict with low and high"
+        )
+    details: dict[str, Any] = values  # type: ignore[reportUnknownVariableType]
+    for word in details:
+        if word not in KEYWORDS:
+            raise ConfigurationError(
+                f"the space of {name!r} has {word!r}, which there is not: there are {', '.join(KEYWORDS)}, or choices"
+            )
+    return _parse_range(name, details)
+
+
+def _parse_choices(name: str, values: Any) -> Choices:
+    if not values:
+        raise ConfigurationError(f"the space has no choices for {name!r}: give at least one")
+    texts = [_write_json(value) for value in values]
+    try:
+        json.dumps(values, allow_nan=False)
+    except ValueError:
+        raise ConfigurationError(f"the space of {name!r} has choices that are no JSON: give finite values") from None
+    if repeated := next((text for text in texts if texts.count(text) > 1), None):
+        raise ConfigurationError(f"the space of {name!r} has the choice {repeated} twice: leave one out")
+    return Choices(tuple(values))
+
+
+def _parse_range(name: str, details: dict[str, Any]) -> Range:
+    where = f"the space of {name!r}"
+    log, step, kind = details.get("log", False), details.get("step"), details.get("type")
+    if kind is not None and kind not in TYPES:
+        raise ConfigurationError(f"{where} has the type {kind!r}: it is int or float")
+    if not isinstance(log, bool):
+        raise ConfigurationError(f"{where} has log {log!r}: it is true or false")
+    for word in ("low", "high"):
+        if word not in details:
+            raise ConfigurationError(f"{where} has no {word}: a range has low and high")
+    numbers = {"low": details["low"], "high": details["high"], **({} if step is None else {"step": step})}
+    for word, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+            raise ConfigurationError(f"{where} has {word} {number!r}: it is a finite number")
+    low, high = numbers["low"], numbers["high"]
+    is_whole = kind == "int" if kind is not None else all(isinstance(number, int) for number in numbers.values())
+    if is_whole:
+        for word, number in numbers.items():
+            if number != int(number):
+                raise ConfigurationError(f"{where} has whole numbers and {word} {number!r}: make it whole")
+        low, high, step = int(low), int(high), None if step is None else int(step)
+    if low > high:
+        raise ConfigurationError(f"{where} has low {low} above high {high}: exchange them")
+    if log and low <= 0:
+        raise ConfigurationError(f"{where} is logarithmic and has low {low}: a logarithm takes more than 0")
+    if step is not None and step <= 0:
+        raise ConfigurationError(f"{where} has step {step}: it is above 0")
+    if log and step is not None:
+        raise ConfigurationError(f"{where} has log and step, which do not go together: leave one out")
+    return Range(low, high, log, step, is_whole)
+
+
+def _write_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def infer_space(points: list[dict[str, Any]]) -> SearchSpace:
+    """A space that these points may be from: numbers have a range, and all else is a choice."""
+    alternatives: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for point in points:
+        values = alternatives.setdefault(tuple(sorted(point)), {})
+        for name, value in point.items():
+            values.setdefault(name, {}).setdefault(json.dumps(value, sort_keys=True), value)
+    return SearchSpace(
+        tuple({n: _infer_parameter(list(v.values())) for n, v in values.items()} for values in alternatives.values()),
+        None,
+    )
+
+
+def _infer_parameter(values: list[Any]) -> Parameter:
+    if all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        is_whole = all(type(value) is int for value in values)
+        return Range(min(values), max(values), log=False, step=None, is_whole=is_whole)
+    return Choices(tuple(values))

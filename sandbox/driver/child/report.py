@@ -1,0 +1,38 @@
+"""What code in a sandbox calls to say how far it has come."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    CallHost = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def make_report(call_host: CallHost, end: Callable[[], Any]) -> Callable[[Any, Any], None]:
+    """The function `report`; `end` is called where the host answers that the execution is to end there."""
+
+    def report(value: Any, step: Any) -> None:
+        """Records what has been reached at a step. Ends the trial as pruned where its sweep decides so."""
+        number = _convert("value", value, float)
+        place = _convert("step", step, int)
+        if place != step or place < 0:
+            raise ValueError(f"report: step is {step!r}: it is a whole number from 0 on")
+        is_finite = number - number == 0
+        if call_host("report", (number if is_finite else str(number), place), {}):
+            end()
+
+    report.__qualname__ = "report"
+    return report
+
+
+def _convert(name: str, value: Any, kind: Callable[[Any], Any]) -> Any:
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"report: {name} is a {type(value).__name__}: it is a number")
+    try:
+        return kind(value)
+    except OverflowError:
+        raise ValueError(f"report: {name} is larger than a float holds") from None
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"report: {name} is a {type(value).__name__}: it is a number") from None
