@@ -60,6 +60,8 @@ def test_code_for_a_sandbox_runs_in_one(code: Block) -> None:
 FILES = {
     **{f"{name}.py": f"SUBMIT(name={name!r})" for name in ("one", "two", "load", "fit", "report")},
     "code.py": "SUBMIT(y=x * x)",
+    "model.py": "SUBMIT(loss=1 / units, size=units)",
+    "space.json": '[{"units": {"low": 1, "high": 9}}, {"units": [16, 32]}]',
     "prepare.py": "import random",
     "inputs.jsonl": '{"x": 1}\n{"x": 2}\n',
     "points.csv": "lr,batch_size\n0.1,32\n0.01,64\n",

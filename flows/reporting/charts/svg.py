@@ -131,8 +131,8 @@ def wrap_svg(shapes: list[str], height: float = HEIGHT) -> str:
     """The picture that these shapes make."""
     light, dark = ("".join(f"--{name}:{color};" for name, color in colors.items()) for colors in (LIGHT, DARK))
     style = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
+    size = f'width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}" '
-        f'font-family="system-ui, sans-serif"><style>{style}</style>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif"><style>{style}</style>'
         f'<rect width="100%" height="100%" fill="{PAPER}"/>{"".join(shapes)}</svg>'
     )
