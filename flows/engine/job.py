@@ -117,8 +117,8 @@ async def open_job(
 
     `label` names an execution's task run; `report_spec` says what the report calls executions; `uploads` are files that
     each execution finds, by their paths there. With a `state_context` all executions share one process and its state;
-    with `stop_on_failure` none is started after one that failed; with `is_sole_writer` a ledger that another run
-    writes to is refused. All that is asked of a language model `is_recursive` where a recursive query is what is executed.
+    with `stop_on_failure` none is started after one that failed; with `is_sole_writer` a ledger that another run writes
+    to is refused. All that is asked of a language model `is_recursive` where a recursive query is what is executed.
     Raises ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
     with cancel_at_termination():
