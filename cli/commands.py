@@ -72,7 +72,7 @@ def sweep(
             and depth=1..8, or choices, as in opt=adam,sgd; once for each variable. Or a file of JSON, which may have a
             list of alternatives.
         trials: How many points of the space are tried.
-        sampler: How they are drawn: random, tpe, or the import path of another, as optuna.samplers:CmaEsSampler.
+        sampler: How they are drawn: random, tpe, or the import path of another, as optuna.samplers:NSGAIISampler.
         seed: What the sampler draws from, with the number of each trial.
         pruner: median or asha: ends trials by what they report.
         minimize: The submitted field that is least in the best trial; with several objectives once for each.

@@ -6,8 +6,10 @@ rlm-batch sweep examples/digits.py --space lr=log:0.001..1.0 --space hidden=4..3
 
 import math
 import random
+from operator import mul
 
-GLYPHS = "7b6f 2c97 73e7 73cf 5bc9 79cf 79ef 7249 7bef 7bcf".split()  # 3 by 5 pixels of each digit, as bits
+# 3 by 5 pixels of each digit, as bits.
+GLYPHS = [0x7B6F, 0x2C97, 0x73E7, 0x73CF, 0x5BC9, 0x79CF, 0x79EF, 0x7249, 0x7BEF, 0x7BCF]
 EPOCHS = 27
 NOISE = 0.06  # of the pixels that are flipped
 
@@ -18,17 +20,20 @@ def make_samples(count):
     samples = []
     for _ in range(count):
         digit = draw.randrange(10)
-        bits = [int(GLYPHS[digit], 16) >> place & 1 for place in range(15)]
+        bits = [GLYPHS[digit] >> place & 1 for place in range(15)]
         samples.append(([1.0, *(float(bit ^ (draw.random() < NOISE)) for bit in bits)], digit))
     return samples
 
 
 def forward(pixels):
-    inner = [1.0, *(math.tanh(sum(w * x for w, x in zip(row, pixels))) for row in first)]
-    scores = [sum(w * x for w, x in zip(row, inner)) for row in second]
-    top = max(scores)
-    shares = [math.exp(score - top) for score in scores]
+    inner = [1.0, *(math.tanh(sum(map(mul, row, pixels))) for row in first)]
+    scores = [sum(map(mul, row, inner)) for row in second]
+    shares = [math.exp(score - max(scores)) for score in scores]
     return inner, [share / sum(shares) for share in shares]
+
+
+def descend(row, error, values):
+    row[:] = [weight - lr * (error * values[place] + decay * weight) for place, weight in enumerate(row)]
 
 
 training, held_out = make_samples(300), make_samples(200)
@@ -40,13 +45,13 @@ for epoch in range(EPOCHS):
         inner, shares = forward(pixels)
         errors = [share - (number == digit) for number, share in enumerate(shares)]
         back = [
-            (1 - value * value) * sum(error * row[place] for error, row in zip(errors, second))
+            (1 - value * value) * sum(error * second[number][place] for number, error in enumerate(errors))
             for place, value in enumerate(inner)
         ]
-        for error, row in zip(errors, second):
-            row[:] = [w - lr * (error * x + decay * w) for w, x in zip(row, inner)]
-        for error, row in zip(back[1:], first):
-            row[:] = [w - lr * (error * x + decay * w) for w, x in zip(row, pixels)]
+        for number, error in enumerate(errors):
+            descend(second[number], error, inner)
+        for number, error in enumerate(back[1:]):
+            descend(first[number], error, pixels)
     accuracy = sum(max(range(10), key=forward(pixels)[1].__getitem__) == digit for pixels, digit in held_out) / 200
     report(accuracy, epoch)
 SUBMIT(accuracy=accuracy, epochs=EPOCHS)

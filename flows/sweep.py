@@ -24,6 +24,7 @@ from .reporting.run_report import render_outcomes
 from .reporting.text_table import BEST_MARK, PARETO_MARK, align_rows, format_rows
 from .search.plan import SearchPlan, parse_objectives, plan_search
 from .search.search import draw_points, execute_search
+from .search.study import check_sampler
 from .search.study_export import build_study
 
 DEFAULT_SAMPLER, DEFAULT_SEED = "tpe", 0
@@ -108,7 +109,7 @@ async def sweep(
     trials: Annotated[int | None, Field(ge=1, description="How many points of the space are tried")] = None,
     sampler: Annotated[
         str,
-        Field(min_length=1, description="random, tpe, or the import path of another, as optuna.samplers:CmaEsSampler"),
+        Field(min_length=1, description="random, tpe, or the import path of another, as optuna.samplers:NSGAIISampler"),
     ] = DEFAULT_SAMPLER,
     seed: Annotated[
         int, Field(description="What the sampler draws from, with the number of each trial")
@@ -208,10 +209,12 @@ def choose_points(
     if len(given) > 1:
         raise ConfigurationError(f"the space was given twice: pass {' or '.join(given)}, not both")
     if space is not None:
-        return plan_search(
+        plan = plan_search(
             space, trials=trials, objectives=objectives, sampler=sampler, seed=seed, pruner=pruner, code=code,
             prepare=prepare, is_sharded=is_sharded,
         )  # fmt: skip
+        check_sampler(plan)
+        return plan
     settings = (("trials", trials, None), ("sampler", sampler, DEFAULT_SAMPLER), ("seed", seed, DEFAULT_SEED))
     for name, value, default in (*settings, ("pruner", pruner, None)):
         if value != default:

@@ -110,11 +110,11 @@ def _check_pruner(plan: SearchPlan, code: str, prepare: str | None) -> None:
 
 
 def find_sampler_class(path: str) -> Any:
-    """The sampler's class at an import path such as optuna.samplers:CmaEsSampler. Raises ConfigurationError."""
+    """The sampler's class at an import path such as optuna.samplers:NSGAIISampler. Raises ConfigurationError."""
     if not IMPORT_PATH.fullmatch(path):
         raise ConfigurationError(
             f"there is no sampler {path!r}: it is {' or '.join(SAMPLERS)}, or an import path such as "
-            "optuna.samplers:CmaEsSampler"
+            "optuna.samplers:NSGAIISampler"
         )
     if is_deployment_run() and not path.startswith(OWN_SAMPLERS):
         raise ConfigurationError(f"runs of deployments import no sampler but Optuna's own, {OWN_SAMPLERS}NAME")

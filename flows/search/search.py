@@ -71,7 +71,7 @@ class Search:
             elif isinstance(line, LedgerLine):
                 outcome = line.to_outcome()
                 if isinstance(outcome, Result):  # one that failed is run again
-                    self.study.tell(number, outcome)
+                    self._tell(number, outcome)
             elif not self.study.has_report(number, line.step):  # and the pruner has its rungs again
                 self.study.report(number, line.step, line.value)
                 self._note_report(number, line.step, line.value, is_pruned=line.is_pruned)
@@ -118,9 +118,7 @@ class Search:
         """
         is_recorded = execution.index < len(self._recorded)
         result = self.cache.find_result(execution, lambda result: is_recorded or not result.meta.pruned)
-        if (
-            result is None and execution.index in self._pruned
-        ):  # it was told to end, and its end was not written any more
+        if result is None and execution.index in self._pruned:  # whose end was not written any more
             reports = tuple(self._reports[execution.index])
             meta = Meta(execution.index, execution.variables, self.provider, reports=reports, pruned=True)
             result = build_pruned_result(meta, self.plan.objectives[0].name)
@@ -130,7 +128,13 @@ class Search:
     def record_outcome(self, execution: Execution, outcome: Outcome) -> None:
         """Tells the study what became of a trial, unless the ledger has told it."""
         if self.study.is_running(execution.index):
-            self.study.tell(execution.index, outcome)
+            self._tell(execution.index, outcome)
+
+    def _tell(self, number: int, outcome: Outcome) -> None:
+        for step, value in outcome.meta.reports if self.plan.pruner is not None else ():
+            if not self.study.has_report(number, step):  # of a result from elsewhere, which others are measured against
+                self.study.report(number, step, value)
+        self.study.tell(number, outcome)
 
     def _judge_report(self, key: str, number: int, step: int, value: float) -> bool:
         """Records a report; whether the trial ends there. What it had reported before it was run again stands."""

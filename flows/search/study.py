@@ -55,15 +55,13 @@ class TrialStudy:
     def ask(self) -> Point:
         """The next trial's point. Optuna's own samplers for us draw it from the seed and the trial's number."""
         self._seed_sampler()
-        with keep_quiet(self._optuna):
-            if len(self._plan.space.alternatives) == 1:
-                distributions = self._parameters.distributions[0]
-                trial, number = self.study.ask(distributions), 0
-            else:
-                trial = self.study.ask()
-                number = trial.suggest_categorical(ALTERNATIVE, self._parameters.alternatives.choices)
-                for name, distribution in self._parameters.distributions[number].items():
-                    self._suggest(trial, name, distribution)
+        if len(self._plan.space.alternatives) == 1:
+            trial, number = self.study.ask(self._parameters.distributions[0]), 0
+        else:
+            trial = self.study.ask()
+            number = trial.suggest_categorical(ALTERNATIVE, self._parameters.alternatives.choices)
+            for name, distribution in self._parameters.distributions[number].items():
+                self._suggest(trial, name, distribution)
         self.count += 1
         return Point(self._parameters.decode(number, trial.params), number)
 
@@ -82,8 +80,7 @@ class TrialStudy:
         """Takes what a trial has reported; whether the pruner ends it there."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         self._storage.set_trial_intermediate_value(trial_id, step, value)
-        with keep_quiet(self._optuna):
-            return bool(self.study.pruner.prune(self.study, self._get_trial(number)))
+        return bool(self.study.pruner.prune(self.study, self._get_trial(number)))
 
     def is_running(self, number: int) -> bool:
         """Whether the trial was asked for, and not told what became of it."""
@@ -93,13 +90,12 @@ class TrialStudy:
         """Tells what became of a trial. One that failed, or whose objective is no number, teaches the study nothing."""
         state = self._optuna.trial.TrialState
         values = read_scores(outcome, self._plan.objectives)
-        with keep_quiet(self._optuna):
-            if isinstance(outcome, Result) and outcome.meta.pruned:
-                self.study.tell(number, state=state.PRUNED)
-            elif values is None or not self._plan.objectives:
-                self.study.tell(number, state=state.FAIL)
-            else:
-                self.study.tell(number, values)
+        if isinstance(outcome, Result) and outcome.meta.pruned:
+            self.study.tell(number, state=state.PRUNED)
+        elif values is None or not self._plan.objectives:
+            self.study.tell(number, state=state.FAIL)
+        else:
+            self.study.tell(number, values)
 
     def _get_trial(self, number: int) -> Any:
         return self._storage.get_trial(self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number))
@@ -130,11 +126,7 @@ class TrialStudy:
             more = {"multivariate": True, "group": True} if is_alternating else {}
             return samplers.TPESampler(seed=seed, constant_liar=True, **more)
         kind = find_sampler_class(self._plan.sampler)
-        options = {"seed": seed} if "seed" in inspect.signature(kind).parameters else {}
-        try:
-            return kind(**options)
-        except (TypeError, ValueError, ImportError) as error:
-            raise ConfigurationError(f"the sampler {self._plan.sampler} cannot be made: {error}") from None
+        return kind(seed=seed) if "seed" in inspect.signature(kind).parameters else kind()
 
     def _suggest(self, trial: Any, name: str, distribution: Any) -> Any:
         kinds = self._optuna.distributions
@@ -143,6 +135,17 @@ class TrialStudy:
         suggest = trial.suggest_int if isinstance(distribution, kinds.IntDistribution) else trial.suggest_float
         step = 1 if distribution.log and distribution.step is not None else distribution.step
         return suggest(name, distribution.low, distribution.high, step=step, log=distribution.log)
+
+
+def check_sampler(plan: SearchPlan) -> None:
+    """Has a sampler by import path draw a point. Raises ConfigurationError where it cannot, for want of a package."""
+    if plan.sampler in SAMPLERS:
+        return
+    try:
+        TrialStudy(plan).ask()
+    except Exception as error:  # of whatever code that is
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigurationError(f"the sampler {plan.sampler} cannot be used: {reason}") from error
 
 
 class StudyParameters:
@@ -241,7 +244,10 @@ def _decode_value(parameter: Parameter, value: Any) -> Any:
 
 @contextmanager
 def keep_quiet(optuna: Any) -> Iterator[None]:
-    """Within this, Optuna logs and warns of nothing: what it has to say is for whoever calls it themselves."""
+    """Within this, Optuna logs and warns of nothing: what it has to say is for whoever calls it themselves.
+
+    For what is made once: to change a level makes all of Python's logging forget what it has worked out.
+    """
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

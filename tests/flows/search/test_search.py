@@ -1,0 +1,298 @@
+"""What a person gets from a sweep that searches."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from rlm_batch import ConfigurationError, ExecutionsFailed, Result, batch, sweep
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.flows.search.study import derive_seed
+from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.trial_lines import AskedTrial, TrialReport
+
+pytestmark = pytest.mark.anyio
+
+SPACE = {"x": {"low": -5.0, "high": 10.0}, "opt": ["adam", "sgd"]}
+CODE = "SUBMIT(loss=(x - 3) ** 2 + (opt == 'sgd'))"
+TRAINING = "for step in range(9):\n    report(x + 1 / (step + 1), step)\nSUBMIT(loss=x + 1 / 9, steps=9)"
+ONE = {"x": {"low": 0.0, "high": 1.0}}
+OPTIONS: dict[str, Any] = {"provider": "local:none", "reuse_sandboxes": True}
+
+
+def list_points(report: Any) -> list[dict[str, Any]]:
+    return [trial.meta.variables for trial in report.trials]
+
+
+async def test_with_one_worker_the_points_are_optunas() -> None:
+    report = await sweep(CODE, space=SPACE, trials=25, seed=3, objective="loss", max_workers=1, **OPTIONS)
+    study = optuna.create_study()
+    distributions: Any = {
+        "x": optuna.distributions.FloatDistribution(-5.0, 10.0),
+        "opt": optuna.distributions.CategoricalDistribution(["adam", "sgd"]),
+    }
+    for number in range(25):
+        study.sampler = optuna.samplers.TPESampler(seed=derive_seed(3, number))
+        trial = study.ask(distributions)
+        study.tell(trial, (trial.params["x"] - 3) ** 2 + (trial.params["opt"] == "sgd"))
+    assert list_points(report) == [trial.params for trial in study.trials]
+    assert report.best.loss == study.best_value
+    again = report.study()
+    assert [(trial.params, trial.values) for trial in again.trials] == [(t.params, t.values) for t in study.trials]
+
+
+async def test_random_draws_the_same_points_with_any_number_of_workers_and_others_with_another_seed() -> None:
+    parameters: dict[str, Any] = {"space": SPACE, "trials": 8, "sampler": "random", **OPTIONS}
+    first = await sweep(CODE, max_workers=1, **parameters)
+    second = await sweep(CODE, max_workers=4, objective="loss", **parameters)
+    other = await sweep(CODE, seed=1, **parameters)
+    assert list_points(first) == list_points(second) != list_points(other)
+    assert (first.best, second.best.loss) == (None, min(trial.loss for trial in second.trials))
+
+
+async def test_a_pruned_trial_is_a_result_with_its_curve_and_is_never_the_best() -> None:
+    report = await sweep(
+        TRAINING, space=ONE, trials=12, sampler="random", pruner="asha", objective="loss", max_workers=1, **OPTIONS
+    )
+    pruned = [trial for trial in report.trials if trial.meta.pruned]
+    whole = [trial for trial in report.trials if not trial.meta.pruned]
+    assert pruned
+    assert whole
+    assert all(isinstance(trial, Result) for trial in report.trials)
+    for trial in pruned:
+        x, steps = trial.meta.variables["x"], len(trial.meta.reports)
+        assert trial.meta.reports == tuple((step, x + 1 / (step + 1)) for step in range(steps))
+        assert steps in (2, 5)
+        assert trial.outputs == {"loss": trial.meta.reports[-1][1]}
+        assert not trial.meta.submitted
+        with pytest.raises(AttributeError, match="the trial was pruned before its code called SUBMIT"):
+            _ = trial.steps
+    assert all(len(trial.meta.reports) == 9 for trial in whole)
+    assert report.best.loss == min(trial.loss for trial in whole)
+    assert str(report).count(" pruned") == len(pruned)
+    read = list(open_run_ledger(report.results_path).read_outcomes())
+    assert [(outcome.meta.reports, outcome.meta.pruned) for outcome in read] == [
+        (trial.meta.reports, trial.meta.pruned) for trial in report.trials
+    ]
+    states = {trial.state.name for trial in report.study().trials}
+    assert states == {"COMPLETE", "PRUNED"}
+
+
+async def test_a_point_and_each_report_are_in_the_ledger_before_what_follows_from_them() -> None:
+    report = await sweep(
+        TRAINING, space=ONE, trials=6, sampler="random", pruner="median", objective="loss", max_workers=2, **OPTIONS
+    )
+    lines = list(Ledger(report.results_path).read_trial_lines())
+    seen: dict[int, int] = {}
+    for line in lines:
+        if isinstance(line, AskedTrial):
+            assert line.variables == report.trials[line.index].meta.variables
+            assert seen.setdefault(line.index, 0) == 0
+        elif isinstance(line, TrialReport):
+            assert line.step == seen[line.index]
+            seen[line.index] += 1
+        else:
+            assert seen[line.data["index"]] == 9
+    assert len(lines) == 6 * (1 + 9 + 1)
+    assert len(list(Ledger(report.results_path).read_lines())) == 6, "whoever reads outcomes passes over the rest"
+
+
+async def test_a_search_goes_on_where_it_was_with_more_trials(tmp_path: Path) -> None:
+    parameters: dict[str, Any] = {
+        "space": ONE, "pruner": "asha", "objective": "loss", "max_workers": 1, "results_path": tmp_path / "job",
+        **OPTIONS,
+    }  # fmt: skip
+    first = await sweep(TRAINING, trials=8, **parameters)
+    second = await sweep(TRAINING, trials=20, **parameters)
+    whole = await sweep(TRAINING, trials=20, **{**parameters, "results_path": None})
+    assert list_points(second)[:8] == list_points(first)
+    assert list_points(second) == list_points(whole)
+    assert [trial.outputs for trial in second.trials] == [trial.outputs for trial in whole.trials]
+    asked = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, AskedTrial)]
+    assert [line.index for line in asked] == list(range(20))
+
+
+async def test_a_trial_that_was_under_way_runs_with_its_point_and_one_that_was_to_end_has_ended(tmp_path: Path) -> None:
+    parameters: dict[str, Any] = {
+        "space": ONE, "trials": 10, "pruner": "asha", "objective": "loss", "max_workers": 1,
+        "results_path": tmp_path / "job", **OPTIONS,
+    }  # fmt: skip
+    report = await sweep(TRAINING, **parameters)
+    last_pruned = max(trial.meta.index for trial in report.trials if trial.meta.pruned)
+    (part,) = (tmp_path / "job").glob("part-*.jsonl")
+    lines = part.read_bytes().splitlines(keepends=True)
+    kinds = [(json.loads(line)["index"], json.loads(line)["status"]) for line in lines]
+    part.write_bytes(b"".join(lines[: kinds.index((last_pruned, "succeeded"))]) + lines[-1][:40])
+    again = await sweep(TRAINING, **parameters)
+    assert list_points(again) == list_points(report)
+    assert [(t.outputs, t.meta.reports) for t in again.trials] == [(t.outputs, t.meta.reports) for t in report.trials]
+    reports = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, TrialReport)]
+    assert len({(line.index, line.step) for line in reports}) == len(reports), "none is recorded twice"
+
+
+async def test_a_trial_that_failed_is_run_again_with_its_point(tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    marks = str(tmp_path / "marks")
+    code = f"""
+import pathlib
+mark = pathlib.Path({marks!r}, str(x))
+if not mark.exists():
+    mark.touch()
+    1 / 0
+SUBMIT(loss=x)
+"""
+    parameters: dict[str, Any] = {
+        "space": ONE, "trials": 4, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS
+    }  # fmt: skip
+    with pytest.raises(ExecutionsFailed, match="4 of 4 trials failed") as failed:
+        await sweep(code, **parameters)
+    report = await sweep(code, **parameters)
+    assert list_points(report) == [failure.meta.variables for failure in failed.value.results]
+
+
+async def test_other_code_or_another_space_begins_anew_on_the_same_ledger(tmp_path: Path) -> None:
+    parameters: dict[str, Any] = {"trials": 3, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS}
+    await sweep("SUBMIT(loss=x)", space=ONE, **parameters)
+    other = await sweep("SUBMIT(loss=-x)", space=ONE, **parameters)
+    wide = await sweep("SUBMIT(loss=-x)", space={"x": {"low": 5.0, "high": 6.0}}, **parameters)
+    assert [trial.loss for trial in other.trials] == [-point["x"] for point in list_points(other)]
+    assert all(point["x"] >= 5 for point in list_points(wide))
+
+
+async def test_a_result_of_the_same_trial_elsewhere_is_taken_but_not_a_pruned_one(tmp_path: Path) -> None:
+    code = f"open({str(tmp_path / 'count')!r}, 'a').write('.')\n" + TRAINING
+    parameters: dict[str, Any] = {
+        "space": ONE, "trials": 12, "sampler": "random", "objective": "loss", "max_workers": 1, **OPTIONS
+    }  # fmt: skip
+    first = await sweep(code, pruner="asha", **parameters)
+    again = await sweep(code, pruner="asha", cache_results=True, **parameters)
+    pruned = sum(trial.meta.pruned for trial in first.trials)
+    assert 0 < pruned == sum(trial.meta.pruned for trial in again.trials)
+    assert len((tmp_path / "count").read_text()) == 12 + pruned
+    points = [{"x": point["x"]} for point in list_points(first)]
+    results = await batch(code, inputs=points, cache_results=True, **OPTIONS)
+    assert [len(result.meta.reports) for result in results] == [9] * 12, "a batch has no pruned results"
+
+
+async def test_several_objectives_have_a_front_in_the_place_of_a_best_trial() -> None:
+    code = "SUBMIT(error=1 / units, seconds=units if opt == 'a' else 2 * units)"
+    space = {"units": {"low": 1, "high": 50}, "opt": ["a", "b"]}
+    report = await sweep(
+        code, space=space, trials=15, objective=["error", "seconds"], direction=["minimize", "minimize"], **OPTIONS
+    )
+    assert report.best is None
+    scores = {trial.meta.index: (trial.error, trial.seconds) for trial in report.trials}
+    front = {
+        number
+        for number, (error, seconds) in scores.items()
+        if not any(e <= error and s <= seconds and (e, s) != (error, seconds) for e, s in scores.values())
+    }
+    assert {trial.meta.index for trial in report.pareto_front} == front
+    assert str(report).count("Pareto") == len(front)
+    assert {trial.number for trial in report.study().best_trials} == front
+
+
+async def test_a_grid_may_have_several_objectives_too() -> None:
+    report = await sweep(
+        "SUBMIT(a=x, b=-x, c=abs(x))", {"x": [-1, 0, 1]}, objective=["a", "c"], direction="maximize", **OPTIONS
+    )
+    assert [trial.meta.variables["x"] for trial in report.pareto_front] == [1]
+    with pytest.raises(ConfigurationError, match="the objective is 'd', and of 3 trials none submitted it"):
+        await sweep("SUBMIT(a=x)", {"x": [-1, 0, 1]}, objective=["a", "d"], **OPTIONS)
+
+
+async def test_a_study_goes_to_a_storage_for_optunas_own_tools(tmp_path: Path) -> None:
+    report = await sweep(CODE, space=SPACE, trials=5, objective="loss", **OPTIONS)
+    url = f"sqlite:///{tmp_path}/study.db"
+    report.study(url, "first")
+    loaded = optuna.load_study(study_name="first", storage=url)
+    assert loaded.best_value == report.best.loss
+    with pytest.raises(ConfigurationError, match="the study cannot be made in sqlite"):
+        report.study(url, "first")
+    grid = await sweep("SUBMIT(loss=x)", {"x": [1, 2, 3]}, objective="loss", **OPTIONS)
+    assert grid.study().best_params == {"x": 1}
+
+
+async def test_a_deadline_leaves_what_was_not_asked_for_without_a_point(tmp_path: Path) -> None:
+    code = "import time\ntime.sleep(30 if x > 0.2 else 0)\nSUBMIT(loss=x)"
+    report = await sweep(
+        code, space=ONE, trials=40, objective="loss", deadline=2, max_workers=2, on_failure="return",
+        results_path=tmp_path / "job", **OPTIONS,
+    )  # fmt: skip
+    asked = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, AskedTrial)]
+    assert 0 < len(asked) < 40
+    assert [bool(point) for point in list_points(report)] == [True] * len(asked) + [False] * (40 - len(asked))
+
+
+async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path) -> None:
+    other = Ledger(tmp_path / "job")
+    other.create()
+    assert other.register_writer()
+    with pytest.raises(ConfigurationError, match="a search has one writer"):
+        await sweep(CODE, space=SPACE, trials=2, objective="loss", results_path=tmp_path / "job", **OPTIONS)
+    other.unregister_writer()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"grid": {"x": [1]}, "trials": 3}, "trials goes with a space"),
+        ({"grid": {"x": [1]}, "pruner": "asha"}, "pruner goes with a space"),
+        ({"grid": {"x": [1]}, "sampler": "random"}, "sampler goes with a space"),
+        ({"grid": {"x": [1]}, "space": ONE}, "given twice: pass grid or space"),
+        ({"space": ONE, "trials": 3, "pruner": "asha", "code": "SUBMIT(loss=x)"}, "never calls report"),
+        ({"space": ONE, "trials": 3, "objective": None}, "goes by an objective"),
+        ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "low 2 above high 1"),
+    ],
+)
+async def test_what_does_not_go_together_is_one_sentence(
+    parameters: dict[str, Any], message: str, results: Path
+) -> None:
+    given: dict[str, Any] = {"code": TRAINING, "objective": "loss", **OPTIONS, **parameters}
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        await sweep(**given)
+    assert "\n" not in str(raised.value)
+    assert not list(results.glob("*/part-*")), "and nothing has run"
+
+
+async def test_a_trial_whose_sandbox_was_lost_is_run_again_and_its_first_reports_stand(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib, time
+mark = pathlib.Path({str(tmp_path / "mark")!r})
+is_first = not mark.exists()
+mark.touch()
+for step in range(3):
+    report(x + (0 if is_first else 9), step)
+if is_first:
+    os.kill(os.getppid(), 9)
+    time.sleep(30)
+report(x, 3)
+SUBMIT(loss=x)
+"""
+    report = await sweep(
+        code, space=ONE, trials=1, pruner="median", objective="loss", idempotent=True, results_path=tmp_path / "job",
+        provider="local:none",
+    )  # fmt: skip
+    (trial,) = report.trials
+    assert trial.meta.attempt == 2
+    lines = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, TrialReport)]
+    assert [(line.step, line.value) for line in lines] == [(step, trial.loss) for step in range(4)]
+
+
+async def test_code_that_takes_the_end_for_an_error_is_pruned_all_the_same() -> None:
+    code = """
+for step in range(50):
+    try:
+        report(x, step)
+    except BaseException:
+        pass
+SUBMIT(loss=x)
+"""
+    async with asyncio.timeout(60):
+        report = await sweep(
+            code, space=ONE, trials=12, sampler="random", pruner="asha", objective="loss", max_workers=1, **OPTIONS
+        )
+    assert sum(trial.meta.pruned for trial in report.trials) >= 2

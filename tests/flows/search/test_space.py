@@ -1,0 +1,121 @@
+"""What a person hears of a space that is none, before anything runs."""
+
+from typing import Any
+
+import pytest
+
+from rlm_batch import ConfigurationError
+from rlm_batch.flows.search.plan import parse_objectives, plan_search
+from rlm_batch.flows.search.space import Choices, Range, infer_space, parse_space
+
+SPACE = {"x": {"low": 0.0, "high": 1.0}}
+CODE = "report(x, 0)\nSUBMIT(y=x)"
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({}, "the space is empty"),
+        ([], "the space is empty"),
+        ([{}], "the space is empty"),
+        ({"x": 3}, "the space of 'x' is 3: it is a list of choices, or a dict with low and high"),
+        ({"x": []}, "no choices for 'x'"),
+        ({"x": ["a", "b", "a"]}, 'the choice "a" twice'),
+        ({"x": [1.0, float("nan")]}, "choices that are no JSON"),
+        ({"x": {"low": 1, "high": 0.1}}, "low 1 above high 0.1"),
+        ({"x": {"low": 0, "high": 1, "log": True}}, "has low 0: a logarithm takes more than 0"),
+        ({"x": {"low": 1, "hihg": 2}}, "'hihg', which there is not: there are low, high, log, step, type"),
+        ({"x": {"low": 1}}, "has no high"),
+        ({"x": {"low": "a", "high": 2}}, "low 'a': it is a finite number"),
+        ({"x": {"low": True, "high": 2}}, "low True: it is a finite number"),
+        ({"x": {"low": 0, "high": float("inf")}}, "high inf: it is a finite number"),
+        ({"x": {"low": 1, "high": 9, "step": 0}}, "step 0: it is above 0"),
+        ({"x": {"low": 1, "high": 9, "step": 2, "log": True}}, "log and step"),
+        ({"x": {"low": 1, "high": 9, "log": 1}}, "log 1: it is true or false"),
+        ({"x": {"low": 1, "high": 9, "type": "whole"}}, "type 'whole'"),
+        ({"x": {"low": 1.5, "high": 9, "type": "int"}}, "whole numbers and low 1.5"),
+        ({"x y": [1]}, "no name that Python code could use"),
+    ],
+)
+def test_a_space_that_is_none_is_one_sentence(space: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        parse_space(space)
+    assert "\n" not in str(raised.value)
+
+
+def test_numbers_are_whole_where_all_that_is_given_is_whole_or_it_is_said() -> None:
+    (space,) = parse_space(
+        {
+            "units": {"low": 16, "high": 64, "step": 16},
+            "share": {"low": 0, "high": 1.0},
+            "rate": {"low": 1, "high": 2, "type": "float"},
+            "opt": {"choices": ["adam", ["sgd", 0.9]]},
+        }
+    ).alternatives
+    assert space["units"] == Range(16, 64, log=False, step=16, is_whole=True)
+    assert space["share"] == Range(0, 1.0, log=False, step=None, is_whole=False)
+    assert space["rate"] == Range(1, 2, log=False, step=None, is_whole=False)
+    assert space["opt"] == Choices(("adam", ["sgd", 0.9]))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"trials": None}, "trials="),
+        ({"sampler": "best"}, "there is no sampler 'best': it is random or tpe, or an import path"),
+        ({"sampler": "nosuch.module:Sampler"}, "cannot be imported"),
+        ({"sampler": "optuna.samplers:Nosuch"}, "cannot be imported"),
+        ({"sampler": "optuna.pruners:MedianPruner"}, "is no sampler"),
+        ({"objectives": ()}, "the sampler tpe goes by an objective"),
+        ({"objectives": (), "sampler": "random", "pruner": "asha"}, "the pruner asha goes by an objective"),
+        ({"pruner": "sharp"}, "no pruner 'sharp': it is median or asha"),
+        ({"pruner": "asha", "objectives": parse_objectives(["y", "z"], "minimize")}, "goes by one objective"),
+        ({"pruner": "asha", "code": "SUBMIT(y=x)  # reported"}, "never calls report"),
+        ({"pruner": "asha", "space": {"report": [1, 2]}}, "'report' would hide the function"),
+        ({"is_sharded": True}, "the sampler tpe goes by what other trials have come to"),
+        ({"is_sharded": True, "sampler": "random", "pruner": "asha"}, "the pruner asha goes by what other trials"),
+    ],
+)
+def test_a_search_that_cannot_be_is_one_sentence(more: dict[str, Any], message: str) -> None:
+    objectives = parse_objectives("y", "minimize")
+    parameters = {"space": SPACE, "trials": 3, "objectives": objectives, "sampler": "tpe", "seed": 0, "pruner": None}
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        plan_search(**{**parameters, "code": CODE, **more})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_run_of_a_deployment_imports_no_sampler_but_optunas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "of a worker")
+    objectives = parse_objectives("y", "minimize")
+    parameters = {"trials": 3, "objectives": objectives, "seed": 0, "pruner": None, "code": CODE}
+    with pytest.raises(ConfigurationError, match="runs of deployments import no sampler but Optuna's own"):
+        plan_search(SPACE, **parameters, sampler="os:system")
+    assert plan_search(SPACE, **parameters, sampler="optuna.samplers:QMCSampler").is_adaptive
+
+
+def test_without_optuna_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'rlm-batch\[search\]'"):
+        plan_search(
+            SPACE, trials=3, objectives=parse_objectives("y", "minimize"), sampler="tpe", seed=0, pruner=None, code=CODE
+        )
+
+
+@pytest.mark.parametrize(
+    ("objective", "direction", "message"),
+    [
+        ([], "minimize", "the list of objectives is empty"),
+        (["a", "b"], ["minimize"], "2 objectives and 1 directions"),
+        (["a", "a"], "minimize", "'a' is there twice"),
+    ],
+)
+def test_objectives_that_are_none_are_one_sentence(objective: Any, direction: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_objectives(objective, direction)
+
+
+def test_a_space_is_made_of_points_where_none_was_given() -> None:
+    space = infer_space([{"x": 1, "opt": "a"}, {"x": 4, "opt": "b"}, {"x": 2.5, "opt": "a"}])
+    assert space.alternatives == ({"x": Range(1, 4, log=False, step=None, is_whole=False), "opt": Choices(("a", "b"))},)
+    assert space.find_alternative({"x": 3, "opt": "b"}) == 0
+    assert space.find_alternative({"x": 5, "opt": "b"}) is None

@@ -1,0 +1,128 @@
+"""The points are Optuna's: what a sampler draws for us is what it draws for whoever asks it with the same seeds."""
+
+from typing import Any
+
+import optuna
+import pytest
+
+from rlm_batch import ConfigurationError, Failure, Result
+from rlm_batch.flows.search.plan import SearchPlan, parse_objectives
+from rlm_batch.flows.search.space import parse_space
+from rlm_batch.flows.search.study import TrialStudy, check_sampler, derive_seed
+from rlm_batch.sandbox.errors import CodeError
+from rlm_batch.sandbox.meta import Meta
+
+SPACE: dict[str, Any] = {
+    "lr": {"low": 1e-5, "high": 0.1, "log": True},
+    "units": {"low": 16, "high": 256, "step": 16},
+    "depth": {"low": 1, "high": 64, "log": True},
+    "share": {"low": 0.0, "high": 1.0, "step": 0.25},
+    "opt": ["adam", "sgd", "rmsprop"],
+}
+DISTRIBUTIONS = {
+    "lr": optuna.distributions.FloatDistribution(1e-5, 0.1, log=True),
+    "units": optuna.distributions.IntDistribution(16, 256, step=16),
+    "depth": optuna.distributions.IntDistribution(1, 64, log=True),
+    "share": optuna.distributions.FloatDistribution(0.0, 1.0, step=0.25),
+    "opt": optuna.distributions.CategoricalDistribution(["adam", "sgd", "rmsprop"]),
+}
+SAMPLERS = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
+
+
+def compute_loss(point: dict[str, Any]) -> float:
+    return point["lr"] * 10 + abs(point["units"] - 128) / 100 + point["depth"] / 64 + (point["opt"] == "sgd")
+
+
+def make_study(space: Any, sampler: str = "tpe", objective: Any = "loss", **more: Any) -> TrialStudy:
+    return TrialStudy(SearchPlan(parse_space(space), 100, parse_objectives(objective, "minimize"), sampler, **more))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("seed", [0, 7])
+def test_with_one_worker_the_points_are_optunas(sampler: str, seed: int) -> None:
+    ours, theirs = make_study(SPACE, sampler, seed=seed), optuna.create_study()
+    for number in range(40):
+        point = ours.ask()
+        theirs.sampler = SAMPLERS[sampler](seed=derive_seed(seed, number))
+        trial = theirs.ask(DISTRIBUTIONS)
+        assert point.variables == trial.params, number
+        ours.tell(number, Result({"loss": compute_loss(point.variables)}, Meta()))
+        theirs.tell(trial, compute_loss(trial.params))
+
+
+def test_tpe_finds_what_random_does_not() -> None:
+    best: dict[str, float] = {}
+    for sampler in SAMPLERS:
+        study = make_study(SPACE, sampler)
+        losses = []
+        for number in range(80):
+            losses.append(compute_loss(study.ask().variables))
+            study.tell(number, Result({"loss": losses[-1]}, Meta()))
+        best[sampler] = min(losses)
+    assert best["tpe"] < best["random"]
+
+
+def test_alternatives_have_their_own_variables_and_share_those_that_are_alike() -> None:
+    lr, wide = {"low": 0.001, "high": 0.1, "log": True}, {"low": 0.0, "high": 9.0}
+    study = make_study(
+        [{"kind": ["a"], "lr": lr, "p": [1, 2]}, {"kind": ["b"], "lr": lr, "p": wide, "layers": [[1], [2, 2]]}]
+    )
+    for number in range(30):
+        point = study.ask()
+        is_first = point.variables["kind"] == "a"
+        assert point.alternative == (0 if is_first else 1)
+        assert list(point.variables) == (["kind", "lr", "p"] if is_first else ["kind", "lr", "p", "layers"])
+        assert point.variables.get("layers") in (None, [1], [2, 2])
+        study.tell(number, Result({"loss": point.variables["lr"] + is_first}, Meta()))
+    names = {name for trial in study.study.trials for name in trial.params}
+    assert {"lr", "p in space 0", "p in space 1", "layers"} <= names
+    kinds = [trial.params["space number"] for trial in study.study.trials]
+    assert sum(kinds[15:]) > 10, "the better alternative is tried more often"
+
+
+def test_choices_that_are_alike_to_python_are_told_apart() -> None:
+    study = make_study({"flag": [1, True, None, "1", [1]]}, "random")
+    found = [study.ask().variables["flag"] for _ in range(60)]
+    assert {repr(value) for value in found} == {"1", "True", "None", "'1'", "[1]"}
+
+
+def test_what_became_of_a_trial_is_what_optuna_knows_of_it() -> None:
+    study, states = make_study({"x": [1, 2]}, pruner="median"), optuna.trial.TrialState
+    for _ in range(6):
+        study.ask()
+    study.tell(0, Result({"loss": 2}, Meta()))
+    study.tell(1, Result({"loss": float("nan")}, Meta()))
+    study.tell(2, Result({"other": 1}, Meta()))
+    study.tell(3, Failure(CodeError("it failed"), Meta()))
+    study.report(4, 3, 0.5)
+    study.tell(4, Result({"loss": 0.5}, Meta(pruned=True)))
+    found = [trial.state for trial in study.study.trials]
+    assert found == [states.COMPLETE, states.FAIL, states.FAIL, states.FAIL, states.PRUNED, states.RUNNING]
+    assert (study.study.trials[4].value, study.study.best_value) == (0.5, 2)
+    assert [study.is_running(number) for number in (4, 5, 6)] == [False, True, False]
+
+
+def test_a_sampler_by_its_import_path_is_seeded_once() -> None:
+    found = [make_study({"x": {"low": 0.0, "high": 1.0}}, "optuna.samplers:NSGAIISampler") for _ in range(2)]
+    first, second = ([study.ask().variables["x"] for _ in range(8)] for study in found)
+    assert first == second
+    assert len(set(first)) == 8
+    known = optuna.create_study(sampler=optuna.samplers.NSGAIISampler(seed=derive_seed(0, 0)))
+    assert first == [known.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}).params["x"] for _ in range(8)]
+
+
+def test_a_sampler_that_lacks_a_package_is_a_sentence_before_anything_runs() -> None:
+    plan = SearchPlan(parse_space({"x": [1, 2]}), 9, parse_objectives("y", "minimize"), "optuna.samplers:GridSampler")
+    with pytest.raises(ConfigurationError, match=r"GridSampler cannot be used: .*search_space"):
+        check_sampler(plan)
+
+
+def test_optuna_says_nothing_on_its_own(capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
+    verbosity = optuna.logging.get_verbosity()
+    study = make_study([{"x": [1, 2]}, {"y": [1, 2]}])
+    for number in range(14):
+        study.ask()
+        study.tell(number, Result({"loss": number}, Meta()))
+    assert capfd.readouterr() == ("", "")
+    assert not recwarn.list
+    assert optuna.logging.get_verbosity() == verbosity
