@@ -58,7 +58,7 @@ TRAINING = """
 import math, random
 draw = random.Random(f"{seed} {lr}")
 for step in range(27):
-    loss = 1 + (math.log10(lr) + 2) ** 2 + 3 / (step + 1) + draw.gauss(0, 0.02)
+    loss = 1 + (math.log10(lr) + 2) ** 2 + 3 / (step + 1) + draw.gauss(0, 0.005)
     report(loss, step)
 SUBMIT(loss=loss)
 """

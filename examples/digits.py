@@ -36,6 +36,10 @@ def descend(row, error, values):
     row[:] = [weight - lr * (error * values[place] + decay * weight) for place, weight in enumerate(row)]
 
 
+def measure_accuracy():
+    return sum(max(range(10), key=forward(pixels)[1].__getitem__) == digit for pixels, digit in held_out) / 200
+
+
 training, held_out = make_samples(300), make_samples(200)
 first = [[draw.gauss(0, 0.3) for _ in range(16)] for _ in range(hidden)]
 second = [[draw.gauss(0, 0.3) for _ in range(hidden + 1)] for _ in range(10)]
@@ -52,6 +56,5 @@ for epoch in range(EPOCHS):
             descend(second[number], error, inner)
         for number, error in enumerate(back[1:]):
             descend(first[number], error, pixels)
-    accuracy = sum(max(range(10), key=forward(pixels)[1].__getitem__) == digit for pixels, digit in held_out) / 200
-    report(accuracy, epoch)
-SUBMIT(accuracy=accuracy, epochs=EPOCHS)
+    report(measure_accuracy(), epoch)
+SUBMIT(accuracy=measure_accuracy(), epochs=EPOCHS)

@@ -340,3 +340,47 @@ def test_a_server_that_fails_is_one_sentence(run_alone, tmp_path, monkeypatch):
 
 def _parts(path):
     return Path(path).glob("part-*.jsonl")
+
+
+def test_a_search_prints_its_trials_and_how_it_went_and_can_be_reported_and_gone_on_with(run, tmp_path):
+    (tmp_path / "train.py").write_text("for step in range(9):\n    report(x + 1 / (step + 1), step)\nSUBMIT(loss=x)")
+    words = ["sweep", "train.py", "--space", "x=0.0..1.0", "--space", "opt=a,b", "--sampler", "random", "--seed", "1"]
+    words += ["--pruner", "asha", "--minimize", "loss", "--max-workers", "1", "--results-path", "job"]
+    first = run(*words, "--trials", "12")
+    assert first.returncode == 0, first.stderr
+    rows = [line.split() for line in first.stdout.splitlines()[1:13]]
+    pruned = sum(row[-1] == "pruned" for row in rows)
+    assert 0 < pruned < 11
+    assert f"12 succeeded, {pruned} of them pruned, 0 failed" in first.stderr
+    assert "never called SUBMIT" not in first.stderr
+    more = run(*words, "--trials", "14", "--json")
+    lines = [json.loads(line) for line in more.stdout.splitlines()]
+    assert [line["index"] for line in lines] == list(range(14))
+    assert "12 from earlier runs" in more.stderr
+    assert sum(line["meta"].get("pruned", False) for line in lines) >= pruned
+    report = run("report", "job", "--html", "report.html")
+    assert "of them pruned" in report.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<img") >= 3
+    assert "loss as it was reported" in page
+
+
+def test_several_objectives_on_the_command_line_have_a_front(run, tmp_path):
+    (tmp_path / "model.py").write_text("SUBMIT(error=1 / units, size=units, fit=-units)")
+    (tmp_path / "space.json").write_text('[{"units": {"low": 1, "high": 9}}, {"units": [16, 32]}]')
+    words = [
+        "sweep",
+        "model.py",
+        "--space",
+        "space.json",
+        "--trials",
+        "6",
+        "--sampler",
+        "random",
+        "--minimize",
+        "error",
+    ]
+    done = run(*words, "--minimize", "size", "--maximize", "fit")
+    assert done.returncode == 0, done.stderr
+    assert "Pareto" in done.stdout
+    assert "6 of 6 done" in done.stderr

@@ -9,7 +9,11 @@ import pytest
 from markdown_it import MarkdownIt
 
 from rlm_batch import Result
+from rlm_batch.flows.reporting.charts.curves import draw_curves
 from rlm_batch.flows.reporting.charts.heat_map import draw_heat_map
+from rlm_batch.flows.reporting.charts.importances import draw_importances
+from rlm_batch.flows.reporting.charts.parallel_coordinates import draw_parallel_coordinates
+from rlm_batch.flows.reporting.charts.pareto_front import draw_pareto_front
 from rlm_batch.flows.reporting.charts.series import draw_series
 from rlm_batch.flows.reporting.document import Heading, Picture, Table, Text, Verbatim
 from rlm_batch.flows.reporting.html import render_html
@@ -17,7 +21,7 @@ from rlm_batch.flows.reporting.markdown import render_markdown
 from rlm_batch.flows.reporting.report import build_report
 from rlm_batch.flows.reporting.summary import RunSummary
 from rlm_batch.sandbox.meta import Meta
-from rlm_batch.tasks.ledger.run_record import ReportSpec, RunRecord
+from rlm_batch.tasks.ledger.run_record import Objective, ReportSpec, RunRecord
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -161,3 +165,74 @@ def test_many_values_of_numbers_are_put_together_and_of_text_are_no_heat_map() -
 def test_a_picture_is_in_the_page_itself() -> None:
     (found,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", render_markdown([Picture("<svg/>", "a | b")]))
     assert base64.b64decode(found) == b"<svg/>"
+
+
+def test_every_chart_is_xml_and_has_colours_for_light_and_dark() -> None:
+    charts = {
+        "curves": draw_curves(
+            [([(0, 1.0), (1, 0.5)], False, True), ([(0, 2.0)], True, False)], title="t", across="a", up="u"
+        ),
+        "importances": draw_importances({"lr": 0.75, "<opt>": 0.25}, title="t"),
+        "front": draw_pareto_front([(0, 1), (1, 0), (1, 1)], [(0, 1), (1, 0)], title="t", across="a", up="u"),
+        "parallel": draw_parallel_coordinates(
+            [({"x": 1.0, "opt": "a"}, (0.5,), True), ({"x": 3.0, "opt": None}, (0.7,), False)],
+            names=["x", "opt"],
+            objectives=[("loss", "minimize")],
+            title="t",
+        ),
+    }
+    for name, svg in charts.items():
+        assert svg is not None
+        root, _ = drawn(svg)
+        assert root.tag.endswith("svg"), name
+        assert "prefers-color-scheme:dark" in svg
+    assert charts["front"].count('r="5"') == 2
+    assert "0.75" in charts["importances"]
+    assert "&lt;opt&gt;" in charts["importances"]
+
+
+def test_a_search_has_its_curves_its_importances_and_its_variables_in_the_report() -> None:
+    space = {"lr": {"low": 0.0, "high": 1.0}, "units": {"low": 1, "high": 64}}
+    summary = RunSummary(ReportSpec.for_trials([Objective("loss")], space))
+    for index in range(20):
+        variables = {"lr": index / 20, "units": 1 + index * 7 % 64}
+        is_pruned = index % 4 == 3
+        reports = tuple((step, index + 1 / (step + 1)) for step in range(2 if is_pruned else 5))
+        meta = Meta(index, variables, "local", submitted=not is_pruned, reports=reports, pruned=is_pruned)
+        summary.add(Result({"loss": float(index)}, meta))
+    parts = build_report(summary, [RunRecord("sweep", "/results", total=20)])
+    pictures = [part.alt for part in parts if isinstance(part, Picture)]
+    assert pictures == [
+        "loss over trials",
+        "loss over lr and units",
+        "loss as it was reported",
+        "importance of each variable for loss",
+        "every trial over its variables, the best in front",
+    ]
+    (table,) = [part for part in parts if isinstance(part, Table) and part.header[0] == ""]
+    assert [row[-1] for row in table.rows].count("pruned") == 5
+    assert table.rows[0][0] == "0"
+    assert "20 of 20 trials succeeded, 5 of them pruned" in str(parts[1])
+
+
+def test_several_objectives_have_their_front_in_the_report() -> None:
+    summary = RunSummary(ReportSpec.for_trials([Objective("loss"), Objective("accuracy", "maximize")]))
+    for index, scores in enumerate([(3, 1), (2, 2), (1, 1), (3, 3), (2, float("nan"))]):
+        summary.add(
+            Result(dict(zip(("loss", "accuracy"), scores, strict=True)), Meta(index, {"x": index, "y": index % 2}))
+        )
+    parts = build_report(summary, [RunRecord("sweep", "/results", total=5)])
+    assert "3 trials (1, 2, 3) by minimize loss, maximize accuracy" in str(parts[1])
+    assert any(isinstance(part, Picture) and "Pareto front" in part.alt for part in parts)
+    (table,) = [part for part in parts if isinstance(part, Table) and part.header[0] == ""]
+    assert [row[-1] for row in table.rows] == ["", "Pareto", "Pareto", "Pareto", "without all objectives as numbers"]
+
+
+def test_thousands_of_trials_with_curves_take_bounded_room() -> None:
+    summary = RunSummary(ReportSpec.for_trials([Objective("loss")]))
+    for index in range(3000):
+        meta = Meta(index, {"x": index}, reports=tuple((step, 1.0) for step in range(1000)), pruned=index % 2 == 0)
+        summary.add(Result({"loss": 1.0}, meta))
+    assert len(summary.curves) <= 200
+    assert max(len(curve.points) for curve in summary.curves) <= 110
+    assert len(summary.points) + len(summary.pruned_points) <= 4000

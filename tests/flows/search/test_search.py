@@ -23,12 +23,17 @@ ONE = {"x": {"low": 0.0, "high": 1.0}}
 OPTIONS: dict[str, Any] = {"provider": "local:none", "reuse_sandboxes": True}
 
 
+async def run_sweep(*arguments: Any, **parameters: Any) -> Any:
+    """The report of a sweep, whose results have whatever fields the code submits."""
+    return await sweep(*arguments, **parameters)
+
+
 def list_points(report: Any) -> list[dict[str, Any]]:
     return [trial.meta.variables for trial in report.trials]
 
 
 async def test_with_one_worker_the_points_are_optunas() -> None:
-    report = await sweep(CODE, space=SPACE, trials=25, seed=3, objective="loss", max_workers=1, **OPTIONS)
+    report = await run_sweep(CODE, space=SPACE, trials=25, seed=3, objective="loss", max_workers=1, **OPTIONS)
     study = optuna.create_study()
     distributions: Any = {
         "x": optuna.distributions.FloatDistribution(-5.0, 10.0),
@@ -46,15 +51,15 @@ async def test_with_one_worker_the_points_are_optunas() -> None:
 
 async def test_random_draws_the_same_points_with_any_number_of_workers_and_others_with_another_seed() -> None:
     parameters: dict[str, Any] = {"space": SPACE, "trials": 8, "sampler": "random", **OPTIONS}
-    first = await sweep(CODE, max_workers=1, **parameters)
-    second = await sweep(CODE, max_workers=4, objective="loss", **parameters)
-    other = await sweep(CODE, seed=1, **parameters)
+    first = await run_sweep(CODE, max_workers=1, **parameters)
+    second = await run_sweep(CODE, max_workers=4, objective="loss", **parameters)
+    other = await run_sweep(CODE, seed=1, **parameters)
     assert list_points(first) == list_points(second) != list_points(other)
     assert (first.best, second.best.loss) == (None, min(trial.loss for trial in second.trials))
 
 
 async def test_a_pruned_trial_is_a_result_with_its_curve_and_is_never_the_best() -> None:
-    report = await sweep(
+    report = await run_sweep(
         TRAINING, space=ONE, trials=12, sampler="random", pruner="asha", objective="loss", max_workers=1, **OPTIONS
     )
     pruned = [trial for trial in report.trials if trial.meta.pruned]
@@ -82,7 +87,7 @@ async def test_a_pruned_trial_is_a_result_with_its_curve_and_is_never_the_best()
 
 
 async def test_a_point_and_each_report_are_in_the_ledger_before_what_follows_from_them() -> None:
-    report = await sweep(
+    report = await run_sweep(
         TRAINING, space=ONE, trials=6, sampler="random", pruner="median", objective="loss", max_workers=2, **OPTIONS
     )
     lines = list(Ledger(report.results_path).read_trial_lines())
@@ -105,9 +110,9 @@ async def test_a_search_goes_on_where_it_was_with_more_trials(tmp_path: Path) ->
         "space": ONE, "pruner": "asha", "objective": "loss", "max_workers": 1, "results_path": tmp_path / "job",
         **OPTIONS,
     }  # fmt: skip
-    first = await sweep(TRAINING, trials=8, **parameters)
-    second = await sweep(TRAINING, trials=20, **parameters)
-    whole = await sweep(TRAINING, trials=20, **{**parameters, "results_path": None})
+    first = await run_sweep(TRAINING, trials=8, **parameters)
+    second = await run_sweep(TRAINING, trials=20, **parameters)
+    whole = await run_sweep(TRAINING, trials=20, **{**parameters, "results_path": None})
     assert list_points(second)[:8] == list_points(first)
     assert list_points(second) == list_points(whole)
     assert [trial.outputs for trial in second.trials] == [trial.outputs for trial in whole.trials]
@@ -120,13 +125,13 @@ async def test_a_trial_that_was_under_way_runs_with_its_point_and_one_that_was_t
         "space": ONE, "trials": 10, "pruner": "asha", "objective": "loss", "max_workers": 1,
         "results_path": tmp_path / "job", **OPTIONS,
     }  # fmt: skip
-    report = await sweep(TRAINING, **parameters)
+    report = await run_sweep(TRAINING, **parameters)
     last_pruned = max(trial.meta.index for trial in report.trials if trial.meta.pruned)
     (part,) = (tmp_path / "job").glob("part-*.jsonl")
     lines = part.read_bytes().splitlines(keepends=True)
     kinds = [(json.loads(line)["index"], json.loads(line)["status"]) for line in lines]
     part.write_bytes(b"".join(lines[: kinds.index((last_pruned, "succeeded"))]) + lines[-1][:40])
-    again = await sweep(TRAINING, **parameters)
+    again = await run_sweep(TRAINING, **parameters)
     assert list_points(again) == list_points(report)
     assert [(t.outputs, t.meta.reports) for t in again.trials] == [(t.outputs, t.meta.reports) for t in report.trials]
     reports = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, TrialReport)]
@@ -148,16 +153,16 @@ SUBMIT(loss=x)
         "space": ONE, "trials": 4, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS
     }  # fmt: skip
     with pytest.raises(ExecutionsFailed, match="4 of 4 trials failed") as failed:
-        await sweep(code, **parameters)
-    report = await sweep(code, **parameters)
+        await run_sweep(code, **parameters)
+    report = await run_sweep(code, **parameters)
     assert list_points(report) == [failure.meta.variables for failure in failed.value.results]
 
 
 async def test_other_code_or_another_space_begins_anew_on_the_same_ledger(tmp_path: Path) -> None:
     parameters: dict[str, Any] = {"trials": 3, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS}
-    await sweep("SUBMIT(loss=x)", space=ONE, **parameters)
-    other = await sweep("SUBMIT(loss=-x)", space=ONE, **parameters)
-    wide = await sweep("SUBMIT(loss=-x)", space={"x": {"low": 5.0, "high": 6.0}}, **parameters)
+    await run_sweep("SUBMIT(loss=x)", space=ONE, **parameters)
+    other = await run_sweep("SUBMIT(loss=-x)", space=ONE, **parameters)
+    wide = await run_sweep("SUBMIT(loss=-x)", space={"x": {"low": 5.0, "high": 6.0}}, **parameters)
     assert [trial.loss for trial in other.trials] == [-point["x"] for point in list_points(other)]
     assert all(point["x"] >= 5 for point in list_points(wide))
 
@@ -167,8 +172,8 @@ async def test_a_result_of_the_same_trial_elsewhere_is_taken_but_not_a_pruned_on
     parameters: dict[str, Any] = {
         "space": ONE, "trials": 12, "sampler": "random", "objective": "loss", "max_workers": 1, **OPTIONS
     }  # fmt: skip
-    first = await sweep(code, pruner="asha", **parameters)
-    again = await sweep(code, pruner="asha", cache_results=True, **parameters)
+    first = await run_sweep(code, pruner="asha", **parameters)
+    again = await run_sweep(code, pruner="asha", cache_results=True, **parameters)
     pruned = sum(trial.meta.pruned for trial in first.trials)
     assert 0 < pruned == sum(trial.meta.pruned for trial in again.trials)
     assert len((tmp_path / "count").read_text()) == 12 + pruned
@@ -180,7 +185,7 @@ async def test_a_result_of_the_same_trial_elsewhere_is_taken_but_not_a_pruned_on
 async def test_several_objectives_have_a_front_in_the_place_of_a_best_trial() -> None:
     code = "SUBMIT(error=1 / units, seconds=units if opt == 'a' else 2 * units)"
     space = {"units": {"low": 1, "high": 50}, "opt": ["a", "b"]}
-    report = await sweep(
+    report = await run_sweep(
         code, space=space, trials=15, objective=["error", "seconds"], direction=["minimize", "minimize"], **OPTIONS
     )
     assert report.best is None
@@ -196,29 +201,29 @@ async def test_several_objectives_have_a_front_in_the_place_of_a_best_trial() ->
 
 
 async def test_a_grid_may_have_several_objectives_too() -> None:
-    report = await sweep(
+    report = await run_sweep(
         "SUBMIT(a=x, b=-x, c=abs(x))", {"x": [-1, 0, 1]}, objective=["a", "c"], direction="maximize", **OPTIONS
     )
     assert [trial.meta.variables["x"] for trial in report.pareto_front] == [1]
     with pytest.raises(ConfigurationError, match="the objective is 'd', and of 3 trials none submitted it"):
-        await sweep("SUBMIT(a=x)", {"x": [-1, 0, 1]}, objective=["a", "d"], **OPTIONS)
+        await run_sweep("SUBMIT(a=x)", {"x": [-1, 0, 1]}, objective=["a", "d"], **OPTIONS)
 
 
 async def test_a_study_goes_to_a_storage_for_optunas_own_tools(tmp_path: Path) -> None:
-    report = await sweep(CODE, space=SPACE, trials=5, objective="loss", **OPTIONS)
+    report = await run_sweep(CODE, space=SPACE, trials=5, objective="loss", **OPTIONS)
     url = f"sqlite:///{tmp_path}/study.db"
     report.study(url, "first")
     loaded = optuna.load_study(study_name="first", storage=url)
     assert loaded.best_value == report.best.loss
     with pytest.raises(ConfigurationError, match="the study cannot be made in sqlite"):
         report.study(url, "first")
-    grid = await sweep("SUBMIT(loss=x)", {"x": [1, 2, 3]}, objective="loss", **OPTIONS)
+    grid = await run_sweep("SUBMIT(loss=x)", {"x": [1, 2, 3]}, objective="loss", **OPTIONS)
     assert grid.study().best_params == {"x": 1}
 
 
 async def test_a_deadline_leaves_what_was_not_asked_for_without_a_point(tmp_path: Path) -> None:
     code = "import time\ntime.sleep(30 if x > 0.2 else 0)\nSUBMIT(loss=x)"
-    report = await sweep(
+    report = await run_sweep(
         code, space=ONE, trials=40, objective="loss", deadline=2, max_workers=2, on_failure="return",
         results_path=tmp_path / "job", **OPTIONS,
     )  # fmt: skip
@@ -232,7 +237,7 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
     other.create()
     assert other.register_writer()
     with pytest.raises(ConfigurationError, match="a search has one writer"):
-        await sweep(CODE, space=SPACE, trials=2, objective="loss", results_path=tmp_path / "job", **OPTIONS)
+        await run_sweep(CODE, space=SPACE, trials=2, objective="loss", results_path=tmp_path / "job", **OPTIONS)
     other.unregister_writer()
 
 
@@ -253,7 +258,7 @@ async def test_what_does_not_go_together_is_one_sentence(
 ) -> None:
     given: dict[str, Any] = {"code": TRAINING, "objective": "loss", **OPTIONS, **parameters}
     with pytest.raises(ConfigurationError, match=message) as raised:
-        await sweep(**given)
+        await run_sweep(**given)
     assert "\n" not in str(raised.value)
     assert not list(results.glob("*/part-*")), "and nothing has run"
 
@@ -272,7 +277,7 @@ if is_first:
 report(x, 3)
 SUBMIT(loss=x)
 """
-    report = await sweep(
+    report = await run_sweep(
         code, space=ONE, trials=1, pruner="median", objective="loss", idempotent=True, results_path=tmp_path / "job",
         provider="local:none",
     )  # fmt: skip
@@ -292,7 +297,7 @@ for step in range(50):
 SUBMIT(loss=x)
 """
     async with asyncio.timeout(60):
-        report = await sweep(
+        report = await run_sweep(
             code, space=ONE, trials=12, sampler="random", pruner="asha", objective="loss", max_workers=1, **OPTIONS
         )
     assert sum(trial.meta.pruned for trial in report.trials) >= 2

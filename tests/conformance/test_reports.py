@@ -1,0 +1,127 @@
+"""What code says of how far it has come, and what ends it there."""
+
+import math
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch import CodeError
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.driver_settings import Preparation
+
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
+
+
+async def run(provider: SandboxProvider, code: str, should_prune: Any = None, **more: Any) -> Any:
+    async with provider.interpreter(timeout=60, **more) as interpreter:
+        return await interpreter.execute(dedent(code), should_prune=should_prune)
+
+
+@pytest.mark.every_provider
+async def test_what_code_reports_is_recorded_and_a_search_ends_it_there(provider: SandboxProvider) -> None:
+    code = "for step in range(5):\n    report(step / 2, step)\nSUBMIT(done=True)"
+    result = await run(provider, code)
+    assert result.done
+    assert result.meta.reports == tuple((step, step / 2) for step in range(5))
+    asked: list[tuple[int, float]] = []
+    result = await run(provider, code, lambda step, value: asked.append((step, value)) or step == 2)
+    assert asked == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert (result.outputs, result.meta.reports, result.meta.pruned) == ({}, tuple(asked), True)
+    assert not result.meta.submitted
+
+
+async def test_numbers_of_any_kind_are_values_and_the_first_of_a_step_counts(provider: SandboxProvider) -> None:
+    code = """
+    import decimal
+    report(True, 0); report(decimal.Decimal("0.5"), 1.0); report(9, 1)
+    report(float("nan"), 2); report(float("-inf"), 3)
+    """
+    first, second, third, fourth = (await run(provider, code)).meta.reports
+    assert (first, second, fourth) == ((0, 1.0), (1, 0.5), (3, -math.inf))
+    assert third[0] == 2
+    assert math.isnan(third[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("report('high', 1)", "value is a str: it is a number"),
+        ("report([1], 1)", "value is a list: it is a number"),
+        ("report(10 ** 400, 1)", "larger than a float holds"),
+        ("report(1, -1)", "step is -1: it is a whole number from 0 on"),
+        ("report(1, 0.5)", "step is 0.5: it is a whole number from 0 on"),
+        ("report(1, 'a')", "step is a str: it is a number"),
+        ("report(1)", "step"),
+    ],
+)
+async def test_what_is_no_report_is_an_error_of_the_code(provider: SandboxProvider, call: str, message: str) -> None:
+    with pytest.raises(CodeError, match=message):
+        await run(provider, call)
+
+
+async def test_ten_thousand_steps_are_recorded_and_one_more_is_refused(provider: SandboxProvider) -> None:
+    with pytest.raises(CodeError, match="there are 10,000 reports of this execution") as raised:
+        await run(provider, "for step in range(10_001):\n    report(step, step)")
+    assert raised.value.meta is not None
+    assert len(raised.value.meta.reports) == 10_000
+
+
+ENDINGS = {
+    "a bare except": "for step in range(9):\n    try:\n        report(1, step)\n    except:\n        pass\nSUBMIT(x=1)",
+    "a thread": """
+    import threading, time
+    thread = threading.Thread(target=lambda: [report(1, step) for step in range(99)])
+    thread.start()
+    time.sleep(50)
+    SUBMIT(x=1)
+    """,
+    "an event loop": """
+    import asyncio
+    async def train():
+        for step in range(99):
+            report(1, step)
+            await asyncio.sleep(0)
+    asyncio.run(train())
+    """,
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+async def test_the_end_is_the_end_wherever_the_report_comes_from(provider: SandboxProvider, name: str) -> None:
+    result = await run(provider, ENDINGS[name], lambda step, _value: step == 3)
+    assert (result.outputs, result.meta.pruned, len(result.meta.reports)) == ({}, True, 4)
+    assert result.meta.seconds < 40
+
+
+async def test_a_context_lives_on_and_reports_anew(provider: SandboxProvider) -> None:
+    async with provider.interpreter(timeout=60) as interpreter:
+        first = await interpreter.execute(
+            "x = 7\nfor step in range(9):\n    report(1, step)",
+            context="c",
+            should_prune=lambda step, _value: step == 1,
+        )
+        second = await interpreter.execute("report(2, 0)\nSUBMIT(x=x)", context="c")
+    assert first.meta.pruned
+    assert (second.x, second.meta.reports, second.meta.pruned) == (7, ((0, 2.0),), False)
+
+
+async def test_prepared_code_reports_too(provider: SandboxProvider) -> None:
+    prepare = Preparation("def train(call):\n    for step in range(9):\n        call(1, step)", 60, None)
+    result = await run(provider, "train(report)", lambda step, _value: step == 1, prepare=prepare)
+    assert result.meta.pruned
+
+
+async def test_a_tool_or_a_variable_of_that_name_is_what_code_finds(provider: SandboxProvider) -> None:
+    calls: list[str] = []
+    result = await run(provider, "report('of mine')\nSUBMIT()", tools={"report": calls.append})
+    assert (calls, result.meta.reports) == (["of mine"], ())
+    async with provider.interpreter(timeout=60) as interpreter:
+        assert (await interpreter.execute("SUBMIT(y=report)", {"report": 3})).y == 3
+
+
+async def test_an_execution_that_is_told_to_end_and_does_not_is_ended(provider: SandboxProvider) -> None:
+    code = "try:\n    report(1, 0)\nfinally:\n    import time; time.sleep(50)"
+    result = await run(provider, code, lambda _step, _value: True)
+    assert result.meta.pruned
+    assert result.meta.seconds < 40
