@@ -33,13 +33,14 @@ def batch(
         files: Files of Python code, one execution each; /dev/stdin is standard input.
         inputs: A file of variables for one FILE: JSON lines or CSV, an execution a line.
     """
-    from .run_flow import run_batch
-
     code: Any = [arguments.read_code(file) for file in files]
     if inputs is not None:
         if len(code) > 1:
             raise ConfigurationError("--inputs goes with one FILE, and there are several")
         code = code[0]
+    # Prefect, which it imports, takes a second: what is wrong with a file is said before.
+    from .run_flow import run_batch
+
     return run_batch(files, output, code=code, inputs=arguments.resolve_path(inputs), **parameters)
 
 
@@ -78,6 +79,7 @@ def sweep(
         minimize: The submitted field that is least in the best trial; with several objectives once for each.
         maximize: The submitted field that is greatest in the best trial, likewise.
     """
+    code = arguments.read_code(file)
     from .run_flow import run_sweep
 
     directions = ["minimize"] * len(minimize or ()) + ["maximize"] * len(maximize or ())
@@ -85,7 +87,7 @@ def sweep(
     is_single = len(objectives) <= 1
     return run_sweep(
         output=output,
-        code=arguments.read_code(file),
+        code=code,
         grid=None if grid is None else arguments.parse_grid(grid),
         points=arguments.resolve_path(points),
         space=None if space is None else arguments.parse_space(space),
@@ -161,16 +163,18 @@ def chunks(
         reduce: A file of Python code that runs once when all chunks are done; what they submitted is in results.
         trust_markers: Take completion markers that are not signed, where code could have written them as well.
     """
+    code = arguments.read_code(file)
+    reduction = None if reduce is None else arguments.read_code(reduce)
     from .run_flow import run_chunks
 
     return run_chunks(
         output=output,
-        code=arguments.read_code(file),
+        code=code,
         chunks=arguments.resolve_path(chunks),
         data=arguments.resolve_path(data),
         chunk_size=chunk_size,
         volume_name=volume_name,
-        reduce=None if reduce is None else arguments.read_code(reduce),
+        reduce=reduction,
         trust_markers=trust_markers,
         **parameters,
     )
@@ -192,9 +196,9 @@ def sequence(
         files: Files of Python code, a step each; /dev/stdin is standard input.
         stop_on_error: Run no further step once one has failed.
     """
+    steps = [arguments.read_code(file) for file in files]
     from .run_flow import run_sequence
 
-    steps = [arguments.read_code(file) for file in files]
     return run_sequence(files, output, steps=steps, stop_on_error=stop_on_error, **parameters)
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -230,6 +232,21 @@ def test_wrong_usage_is_one_sentence_and_exit_status_2(refused, tmp_path, argume
     (tmp_path / "deep.jsonl").write_text('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}")
     (tmp_path / "twice.csv").write_text("x,x\n1,2\n")
     assert said in refused(*arguments)
+
+
+def test_a_file_of_code_that_is_not_there_is_said_before_prefect_is_imported():
+    program = (
+        "import sys\n"
+        "from rlm_batch.cli.main import main\n"
+        "for words in sys.stdin:\n"
+        "    try: main(words.split())\n"
+        "    except SystemExit as end: assert end.code == 2\n"
+        "assert 'prefect' not in sys.modules\n"
+    )
+    commands = ["batch", "sweep", "chunks", "sequence"]
+    words = "".join(f"{command} nosuch.py\n" for command in commands)
+    done = subprocess.run([sys.executable, "-c", program], input=words, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["rlm-batch: the file nosuch.py cannot be read: No such file or directory"] * 4
 
 
 def test_what_code_submits_or_writes_gives_a_terminal_no_commands(run, tmp_path):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ..infra.network_namespace import make_command
 from ..infra.prefect_database import make_prefect_home
+from .network_namespace import make_command
 
 SCRIPT = """
 import asyncio
