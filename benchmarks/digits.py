@@ -35,9 +35,9 @@ LIMIT = 1.5  # times the pool
 
 def evaluate(C: float, gamma: float) -> float:
     """The function of a trial: accuracy over three folds."""
-    from sklearn.datasets import load_digits  # pyright: ignore
-    from sklearn.model_selection import cross_val_score  # pyright: ignore
-    from sklearn.svm import SVC  # pyright: ignore
+    from sklearn.datasets import load_digits  # type: ignore[reportMissingImports]
+    from sklearn.model_selection import cross_val_score  # type: ignore[reportMissingImports]
+    from sklearn.svm import SVC  # type: ignore[reportMissingImports]
 
     X, y = load_digits(return_X_y=True)
     return float(cross_val_score(SVC(C=C, gamma=gamma), X, y, cv=3).mean())
