@@ -16,8 +16,10 @@ for _name, _value in (
     os.environ.setdefault(_name, _value)
 
 if TYPE_CHECKING:  # The public names, in the form that makes them public for a type checker.
+    from .blocks.container.block import ContainerSandbox as ContainerSandbox
     from .blocks.daytona.block import DaytonaSandbox as DaytonaSandbox
     from .blocks.dspy_interpreter import InterpreterFactory as InterpreterFactory
+    from .blocks.interpreters import ContainerInterpreter as ContainerInterpreter
     from .blocks.interpreters import DaytonaInterpreter as DaytonaInterpreter
     from .blocks.interpreters import LocalInterpreter as LocalInterpreter
     from .blocks.interpreters import ModalInterpreter as ModalInterpreter

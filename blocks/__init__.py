@@ -6,9 +6,9 @@ The Prefect blocks are found here too, imported when one is asked for: what a sc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .block_types import DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox
+    from .block_types import ContainerSandbox, DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox
 
-__all__ = ["DaytonaSandbox", "LanguageModel", "LocalSandbox", "ModalSandbox"]
+__all__ = ["ContainerSandbox", "DaytonaSandbox", "LanguageModel", "LocalSandbox", "ModalSandbox"]
 
 if not TYPE_CHECKING:  # A type checker that saw it would take any name for a public one.
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..sandbox.interpreter import Interpreter
     from ..sandbox.queries.recursion import Queries
     from ..sandbox.sandbox_api import Sandbox
+    from .container.settings import ContainerFields
     from .daytona.settings import DaytonaFields
     from .language_model.settings import LanguageModelSettings
     from .local.settings import LocalFields
@@ -136,6 +137,8 @@ if TYPE_CHECKING:  # No interpreter imports the fields of another's block.
 
     class LocalKeywords(InterpreterKeywords, LocalFields, total=False): ...
 
+    class ContainerKeywords(InterpreterKeywords, ContainerFields, total=False): ...
+
     class ModalKeywords(InterpreterKeywords, ModalFields, total=False): ...
 
     class DaytonaKeywords(InterpreterKeywords, DaytonaFields, total=False): ...
@@ -159,6 +162,21 @@ class LocalInterpreter(_ProviderInterpreter):
     if TYPE_CHECKING:
 
         def __init__(self, **keywords: Unpack[LocalKeywords]) -> None: ...
+
+
+class ContainerInterpreter(_ProviderInterpreter):
+    """Runs code in a container of Docker or Podman on this machine, step by step.
+
+    Keywords are `ContainerSandbox`'s fields (`image="docker.io/library/python:3.13-slim"`, `memory_mib=1024`),
+    `timeout` (seconds, the default for each execution) and `tools` (functions of the host that the code may call by
+    name).
+    """
+
+    entry = PROVIDERS["container"]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **keywords: Unpack[ContainerKeywords]) -> None: ...
 
 
 class ModalInterpreter(_ProviderInterpreter):

@@ -183,8 +183,12 @@ class SandboxProvider(SandboxSettings, ABC):
         `python_path` are directories that code imports from, ahead of all others. They are read here. Raises
         ConfigurationError.
         """
+        return self.with_host_files(read_host_files(python_path, is_uploaded=self.uploads_files))
+
+    def with_host_files(self, files: HostFiles) -> Self:
+        """The same, whose sandboxes have these files."""
         provider = self.model_copy()
-        provider._files = read_host_files(python_path, is_uploaded=self.uploads_files)
+        provider._files = files
         return provider
 
     async def compute_files_digest(self) -> str | None:
@@ -194,9 +198,7 @@ class SandboxProvider(SandboxSettings, ABC):
 
     def with_files_of(self, other: "SandboxProvider") -> Self:
         """The same with the host's files that another one of its kind has."""
-        provider = self.model_copy()
-        provider._files = other._files
-        return provider
+        return self.with_host_files(other._files)
 
     def has_credentials(self) -> bool:
         """Whether it can sign in with what it was given and what the environment has."""

@@ -27,6 +27,17 @@ class ProviderEntry:
     sign_in: str = ""  # what `doctor` says where there are no credentials
     isolations: tuple[str, ...] = ()  # what `provider="NAME:ISOLATION"` takes
     probed_isolations: tuple[str, ...] = ()  # those of them that `doctor` tries, and of which one has to work
+    engines: tuple[str, ...] = ()  # what `provider="NAME:ENGINE"` takes
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What `provider="NAME:KIND"` takes."""
+        return self.isolations or self.engines
+
+    @property
+    def kind_setting(self) -> str:
+        """The setting that a kind stands for."""
+        return "engine" if self.engines else "isolation"
 
     @property
     def slug(self) -> str:
@@ -59,6 +70,7 @@ PROVIDERS = {
             isolations=("bubblewrap", "landlock", "none"),
             probed_isolations=("bubblewrap", "landlock"),
         ),
+        ProviderEntry(name="container", engines=("podman", "docker")),
         ProviderEntry(
             name="daytona",
             sign_in="no key: set the environment variable DAYTONA_API_KEY, or save a block with one, to use it",
@@ -111,15 +123,15 @@ def make_unsaved_provider(text: str, options: dict[str, Any] | None = None) -> S
     """
     if "/" in text:
         return None
-    name, colon, isolation = text.partition(":")
-    isolations = [f"{entry.name}:{level}" for entry in PROVIDERS.values() for level in entry.isolations]
+    name, colon, kind = text.partition(":")
+    kinds = [f"{entry.name}:{kind}" for entry in PROVIDERS.values() for kind in entry.kinds]
     entry = PROVIDERS.get(name)
     if entry is None:
-        known = ", ".join([*PROVIDERS, *isolations])
+        known = ", ".join([*PROVIDERS, *kinds])
         raise ConfigurationError(
             f"unknown provider {text!r}: it is one of {known}, or a saved block such as local-sandbox/NAME"
         )
-    if colon and isolation not in entry.isolations:
-        raise ConfigurationError(f"unknown isolation in {text!r}: it is one of {', '.join(isolations)}")
-    settings: dict[str, Any] = {"isolation": isolation} if colon else {}
+    if colon and kind not in entry.kinds:
+        raise ConfigurationError(f"unknown {entry.kind_setting} in {text!r}: it is one of {', '.join(kinds)}")
+    settings: dict[str, Any] = {entry.kind_setting: kind} if colon else {}
     return entry.load_provider()(**settings).with_options(options)

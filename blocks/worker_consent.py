@@ -16,6 +16,9 @@ from ..sandbox.errors import ConfigurationError
 
 ALLOW_NO_ISOLATION = "RLM_BATCH_ALLOW_NO_ISOLATION"
 ALLOWED_PATHS = "RLM_BATCH_ALLOWED_PATHS"
+ALLOW_NETWORK = "RLM_BATCH_ALLOW_NETWORK"
+# By another name Podman would start whatever program of the PATH is called so, with root's rights where it has them.
+OCI_RUNTIMES = {"crun", "kata", "kata-runtime", "krun", "nvidia", "runc", "runsc", "youki"}
 # Prefect sets them for the process that a worker, or `.serve()`, runs a flow run in: the latter has only the second.
 RUN_VARIABLES = ("PREFECT__FLOW_RUN_ID", "PREFECT__ENABLE_CANCELLATION_AND_CRASHED_HOOKS")
 # Of stores beyond the worker's host. HTTP is not among them: with it whoever starts a run could have the worker read
@@ -43,6 +46,23 @@ def check_no_isolation() -> None:
             "this worker runs no code without isolation (provider local:none, or a block with isolation none): take "
             f"another, or set {ALLOW_NO_ISOLATION}=1 in the worker's environment. Then whoever starts its runs can do "
             "whatever the worker's user can"
+        )
+
+
+def check_network(purpose: str) -> None:
+    """Returns if containers on this host may have its network, for what `purpose` names. Raises ConfigurationError."""
+    if is_deployment_run() and os.environ.get(ALLOW_NETWORK) != "1":
+        raise ConfigurationError(
+            f"this worker gives containers no network ({purpose}): go without, or set {ALLOW_NETWORK}=1 in the "
+            "worker's environment. Then whoever starts its runs can reach what the worker's network has"
+        )
+
+
+def check_runtime(name: str) -> None:
+    """Returns if containers on this host may be run by that OCI runtime. Raises ConfigurationError."""
+    if is_deployment_run() and name not in OCI_RUNTIMES:
+        raise ConfigurationError(
+            f"runs of deployments do not name the runtime {name!r}: it is one of {', '.join(sorted(OCI_RUNTIMES))}"
         )
 
 

@@ -327,7 +327,7 @@ def reap(
     """Remove the sandboxes that nobody uses any more: their flow run is over, their host died, or their time is up.
 
     Args:
-        provider: local, daytona, modal, or a saved block such as daytona-sandbox/NAME.
+        provider: local, container, daytona, modal, or a saved block such as daytona-sandbox/NAME.
         older_than: Also take those of a flow run that is not over, but has been silent for so many seconds; 360 at
             least.
         dry_run: Say what would be removed, and remove nothing.

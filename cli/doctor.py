@@ -11,8 +11,8 @@ from prefect.settings import PREFECT_API_URL
 from rich.table import Table
 from rich.text import Text
 
-from ..blocks.local.volume import find_volumes_root
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
+from ..blocks.storage.local_volume import find_volumes_root
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
 from .outcome_output import print_json
@@ -20,15 +20,16 @@ from .table import print_whole_lines
 
 
 def run_doctor(*, is_json: bool = False) -> int:
-    """Prints a row for each check: its name, ok or no, and details. Returns 0 if a local isolation works, else 2."""
+    """Prints a row for each check: its name, ok or no, and details. Returns 0 if code can be isolated here, else 2."""
     rows = [("Python", True, f"{platform.python_version()} at {sys.executable}")]
     can_isolate = False
     for entry in PROVIDERS.values():
-        for isolation in entry.probed_isolations:
-            works, text = asyncio.run(_check_provider(entry, f"{entry.name}:{isolation}"))
+        kinds = entry.probed_isolations or entry.engines
+        for kind in kinds:
+            works, text = asyncio.run(_check_provider(entry, f"{entry.name}:{kind}"))
             can_isolate = can_isolate or works
-            rows.append((f"{entry.name}, {isolation}", works, text))
-        if not entry.probed_isolations:
+            rows.append((f"{entry.name}, {kind}", works, text))
+        if not kinds:
             rows.append((entry.name, *asyncio.run(_check_provider(entry, entry.name))))
     rows.append(_check_directory("results", get_results_root(), "RLM_BATCH_RESULTS"))
     rows.append(_check_directory("volumes", find_volumes_root(None), "RLM_BATCH_VOLUMES"))

@@ -26,7 +26,8 @@ Provider = Annotated[
     Field(
         "local",
         min_length=1,
-        description="local, daytona, modal, local:none (no isolation), or a saved block such as daytona-sandbox/NAME",
+        description="local, container, daytona, modal, local:none (no isolation), or a saved block such as "
+        "daytona-sandbox/NAME",
     ),
 ]
 ProviderOptions = Annotated[

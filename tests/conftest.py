@@ -19,9 +19,11 @@ import certifi
 import pytest
 
 from rlm_batch.cli.main import QUIET_PREFECT
+from rlm_batch.sandbox.process_identity import read_own_identity
 
 from .infra.execution_counter import ExecutionCounter
 from .infra.isolation_levels import find_strongest_level
+from .infra.podman.store import use_own_storage
 from .infra.prefect_database import make_prefect_home
 from .infra.requirements import leave_out_tests, mark_level
 from .standins.daytona.running import Running as DaytonaStandin
@@ -49,6 +51,7 @@ os.environ["SSL_CERT_FILE"] = f"{HOME}/certificate.pem"
 os.environ.pop("SSL_CERT_DIR", None)
 certificate, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition("-----END CERTIFICATE-----\n")
 Path(os.environ["SSL_CERT_FILE"]).write_text(certificate + end, encoding="utf-8")
+use_own_storage(Path(HOME))
 # No test signs in anywhere with what this machine's user has.
 os.environ["MODAL_CONFIG_PATH"] = f"{HOME}/modal.toml"
 for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT", "MODAL_PROFILE"):
@@ -225,6 +228,19 @@ def no_folder_left() -> Iterator[None]:
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     assert not left, f"left behind: {sorted(path.name for path in left)}"
+
+
+@pytest.fixture
+def no_container_left() -> Iterator[None]:
+    """Fails a test whose process leaves a container."""
+    yield
+    from rlm_batch.blocks.container.provider import ContainerProvider
+
+    sandboxes = asyncio.run(ContainerProvider(engine="podman").list_sandboxes())
+    left = [info.id for info in sandboxes if info.process == read_own_identity()]
+    for name in left:
+        asyncio.run(ContainerProvider(engine="podman").delete_sandbox(name))
+    assert not left, f"left behind: {left}"
 
 
 @pytest.fixture

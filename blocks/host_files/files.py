@@ -21,6 +21,10 @@ class HostFiles:
     python_path: PythonPath | None = None
     archive: bytes | None = None
 
+    def pack(self) -> "HostFiles":
+        """The same with the archive."""
+        return self if self.python_path is None else HostFiles(self.python_path, _build_archive(self.python_path))
+
     def build_fingerprint(self) -> dict[str, Any]:
         """What a result depends on of them: JSON."""
         return {} if self.python_path is None else {"python_path": self.python_path.digest}
@@ -35,10 +39,8 @@ def read_host_files(python_path: Sequence[str] | None, *, is_uploaded: bool) -> 
 
     Raises ConfigurationError.
     """
-    modules = read_python_path(python_path) if python_path else None
-    if modules is None or not is_uploaded:
-        return HostFiles(modules)
-    return HostFiles(modules, _build_archive(modules))
+    files = HostFiles(read_python_path(python_path) if python_path else None)
+    return files.pack() if is_uploaded else files
 
 
 def _build_archive(modules: PythonPath) -> bytes:

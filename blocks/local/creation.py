@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import ConfigurationError, SandboxStartError
+from ..storage.local_volume import UMASK, find_volume
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import compute_mark, pick_folder, write_locked_labels
@@ -18,7 +19,6 @@ from .settings import LocalSettings
 from .totals.cgroups import MIB, build_group, try_remove_groups
 from .totals.plan import plan_totals
 from .totals.watcher import WatchedSandbox
-from .volume import UMASK, find_volume
 
 
 @dataclass(frozen=True)

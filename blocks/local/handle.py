@@ -13,6 +13,7 @@ from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, SandboxStartError, VolumeError
 from ...sandbox.sandbox_api import Sandbox
 from ...sandbox.wire.pipes import READ_BYTES
+from ..storage.local_volume import LocalVolume
 from ..storage.safe_paths import read_file_below, write_file_below
 from ..subprocess_runner import run_command
 from .channel import LocalChannel
@@ -21,7 +22,6 @@ from .isolation import IsolationLevel
 from .launch.driver_process import DriverProcess
 from .totals.cgroups import SandboxGroup, remove_groups, try_remove_groups
 from .totals.watcher import WatchedSandbox, watcher
-from .volume import LocalVolume
 
 log = logging.getLogger("rlm_batch.local")
 

@@ -40,13 +40,21 @@ async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> Isolatio
         if reason := await probe_level(isolation):
             raise ConfigurationError(f"isolation {isolation!r} does not work on this machine: {reason}. {INSTALL_HINT}")
         return isolation
+    level, reasons = await find_strongest_level()
+    if level is None:
+        raise ConfigurationError(f"this machine cannot isolate local sandboxes ({reasons}). {INSTALL_HINT}")
+    return level
+
+
+async def find_strongest_level() -> tuple[IsolationLevel | None, str]:
+    """The strongest level that works here, None where none does, and why those before it do not."""
     reasons: list[str] = []
     for level in ("bubblewrap", "landlock"):
         reason = await probe_level(level)
         if not reason:
-            return level
+            return level, "; ".join(reasons)
         reasons.append(f"{level}: {reason}")
-    raise ConfigurationError(f"this machine cannot isolate local sandboxes ({'; '.join(reasons)}). {INSTALL_HINT}")
+    return None, "; ".join(reasons)
 
 
 async def probe_level(level: IsolationLevel) -> str:

@@ -18,9 +18,10 @@ from functools import cache
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError
+from ..host_files.cache import make_once, resolve_cache_root
+from ..host_files.wheels import check_wheel_requirements
 from ..subprocess_runner import run_command
 from ..worker_consent import check_path
-from .cache import make_once, resolve_cache_root
 
 INSTALL_TIMEOUT_SECONDS = 900.0
 # What an installer has of this process's environment: its own settings (where the index is, and how one signs in), the
@@ -42,28 +43,6 @@ def refuse(event, arguments):
 sys.addaudithook(refuse)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
-
-
-def check_wheel_requirements(requirements: list[str]) -> None:
-    """Raises ValueError for what is no name of a package on the index, with versions, extras or a marker."""
-    if not requirements:
-        return
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    for text in requirements:
-        try:
-            is_place = Requirement(text).url is not None
-        except InvalidRequirement:
-            is_place = re.search(r"://|[/\\@]|\.(whl|zip|tar)\b", text) is not None
-            if not is_place:
-                raise ValueError(f"{text!r} is no requirement: give names such as numpy or pandas>=2") from None
-        if is_place:
-            name = re.split("[@:]", text)[0].strip()  # what follows may have a password in it
-            raise ValueError(
-                f"{name!r} names a place, and building what is there would run its code on this machine: local "
-                "sandboxes take wheels from the index, by names such as numpy or pandas>=2; for modules of your own "
-                "there is python_path (a directory of them), or repo_url"
-            )
 
 
 async def install_packages(requirements: list[str]) -> Path:

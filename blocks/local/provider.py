@@ -2,24 +2,26 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.sandbox_api import Sandbox
+from ..host_files.cache import check_out_repository, keep_modules
 from ..provider import SandboxInfo, SandboxProvider
-from .cache import check_out_repository, keep_modules
+from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
-from .handle import LocalSandboxHandle
-from .inventory import list_sandboxes, pick_folder
-from .isolation import list_layers
-from .isolation_level import resolve_level
+from .inventory import FOLDER_PATTERN, list_sandboxes, pick_folder
+from .isolation import INSTALL_HINT, IsolationLevel, list_layers
+from .isolation_level import find_strongest_level, resolve_level
 from .launch.launcher import Launch, zygotes
 from .packages import digest_installed_versions, find_environment_packages, install_packages
 from .settings import LocalSettings
+from .stand_in import build_stand_in
 from .totals.plan import describe_totals, plan_totals
-from .volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 
 PREPARED_PROCESSES = 3  # at the moment when one is forked that only forks
 
@@ -31,9 +33,14 @@ class LocalProvider(LocalSettings, SandboxProvider):
     gradual: ClassVar[bool] = False
     uploads_files: ClassVar[bool] = False
 
-    async def open(self, labels: dict[str, str]) -> LocalSandboxHandle:
-        """Opens a sandbox. Raises ConfigurationError where this machine cannot isolate, SandboxStartError otherwise."""
-        level = await resolve_level(self.isolation)
+    async def open(self, labels: dict[str, str]) -> Sandbox:
+        """Opens a sandbox, a container where this machine has no isolation but an engine of those.
+
+        Raises ConfigurationError where it cannot isolate, SandboxStartError otherwise.
+        """
+        level = await self._choose_isolation()
+        if isinstance(level, SandboxProvider):
+            return await level.open(labels)
         libraries = Libraries(await self._find_packages(), await self._find_modules())
         if self.repo_url is None:
             return create_sandbox(self, level, labels, libraries)
@@ -45,6 +52,23 @@ class LocalProvider(LocalSettings, SandboxProvider):
             await run_shielded(sandbox.remove())
             raise
         return sandbox
+
+    async def _choose_isolation(self) -> IsolationLevel | SandboxProvider:
+        """The level in force, or the containers that stand in where auto finds none. Raises ConfigurationError."""
+        if self.isolation != "auto":
+            return await resolve_level(self.isolation)
+        level, reasons = await find_strongest_level()
+        if level is not None:
+            return level
+        try:
+            stand_in = build_stand_in(self, self._commit, self._files)
+            await stand_in.check()
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"this machine cannot isolate local sandboxes ({reasons}). {INSTALL_HINT}. Nor can containers "
+                f"stand in: {error.summary}"
+            ) from None
+        return stand_in
 
     async def _find_packages(self) -> list[Path]:
         if self.has_environment_packages:
@@ -64,19 +88,31 @@ class LocalProvider(LocalSettings, SandboxProvider):
 
     async def check(self) -> str:
         """The level of isolation in force, its layers, how sandboxes start, and what limits them as a whole."""
-        level = await resolve_level(self.isolation)
+        level = await self._choose_isolation()
+        if isinstance(level, SandboxProvider):
+            _, reasons = await find_strongest_level()
+            return f"containers of {await level.check()}; local sandboxes of its own this machine has none ({reasons})"
         layers = ", ".join((*list_layers(level), *plan_totals(self, level).layers)) or "the code can do what you can"
         obstacle = zygotes.find_obstacle(Launch(pick_folder(), is_bubblewrap=level == "bubblewrap"))
         start = f"starts a Python of its own ({obstacle})" if obstacle else "is forked from a zygote"
         return f"{level} ({layers}); each sandbox {start}; for a sandbox as a whole: {describe_totals(level)}"
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """The local sandboxes of this user and this temporary directory."""
-        return list_sandboxes()
+        """The local sandboxes of this user and this temporary directory, and the containers that stand in for them."""
+        stand_in = await self._find_stand_in()
+        return [*list_sandboxes(), *([] if stand_in is None else await stand_in.list_sandboxes())]
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Ends the sandbox's processes and removes its folder."""
-        await delete_sandbox(sandbox_id)
+        if FOLDER_PATTERN.fullmatch(sandbox_id) is None and (stand_in := await self._find_stand_in()) is not None:
+            await stand_in.delete_sandbox(sandbox_id)
+        else:
+            await delete_sandbox(sandbox_id)
+
+    async def _find_stand_in(self) -> SandboxProvider | None:
+        with suppress(ConfigurationError):
+            choice = await self._choose_isolation()
+            return choice if isinstance(choice, SandboxProvider) else None
 
     async def list_volumes(self) -> list[str]:
         """The names of the directories below the root that can be volumes."""
@@ -84,6 +120,8 @@ class LocalProvider(LocalSettings, SandboxProvider):
 
     async def fingerprint(self) -> dict[str, Any]:
         """The common settings and the Python's version: limits decide whether there is a result, and not which."""
+        if (stand_in := await self._find_stand_in()) is not None:
+            return await stand_in.fingerprint()
         settings = {**await super().fingerprint(), "python": sys.version.split()[0]}
         if self.has_environment_packages:
             directories = tuple(find_environment_packages())

@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from ..host_files.wheels import check_wheel_requirements
 from ..settings import ENVIRONMENT, SandboxFields, SandboxSettings
-from .packages import check_wheel_requirements
 
 MAX_MIB = 1 << 40  # a limit is a signed 64-bit number of bytes for the kernel
 

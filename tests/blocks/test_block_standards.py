@@ -18,9 +18,9 @@ from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites.blocks import BlockStandardTestSuite
 from pydantic import SecretStr
 
-from rlm_batch import DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox, blocks
+from rlm_batch import ContainerSandbox, DaytonaSandbox, LanguageModel, LocalSandbox, ModalSandbox, blocks
 
-OURS: list[type[Block]] = [LocalSandbox, DaytonaSandbox, ModalSandbox, LanguageModel]
+OURS: list[type[Block]] = [LocalSandbox, ContainerSandbox, DaytonaSandbox, ModalSandbox, LanguageModel]
 
 
 class TestEveryBlock(BlockStandardTestSuite):

@@ -49,7 +49,7 @@ def test_the_package_of_an_entry_is_in_the_wheel(entry: ProviderEntry) -> None:
 def test_a_provider_has_the_name_of_its_entry(entry: ProviderEntry) -> None:
     assert entry.load_provider().provider_name == entry.name
     assert set(entry.probed_isolations) <= set(entry.isolations)
-    assert entry.isolations or entry.sign_in, "an account is needed: say in `sign_in` how to get credentials"
+    assert entry.kinds or entry.sign_in, "an account is needed: say in `sign_in` how to get credentials"
 
 
 def test_knowing_the_providers_imports_none_of_them() -> None:

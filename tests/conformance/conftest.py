@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
+from rlm_batch import ContainerSandbox, DaytonaSandbox, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.blocks.registry import PROVIDERS
 from rlm_batch.sandbox.interpreter import Interpreter
@@ -28,6 +28,13 @@ PROVIDER_NAMES = [
 LEVELS = ("bubblewrap", "landlock", "none")
 LATER = [f"local-{level}" for level in LEVELS[LEVELS.index(find_strongest_level() or "none") + 1 :]]
 LITTLE_MEMORY = 256  # MiB
+# A container takes a hundred times as long to start as a local sandbox: on one the others wait for the full tests.
+QUICK_IN_CONTAINERS = (
+    "test_fields_come_back_as_items_and_attributes",
+    "test_prints_of_every_kind_come_back",
+    "test_out_of_memory_says_so",
+    "test_what_is_saved_in_one_sandbox_is_loaded_in_the_next",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +52,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = str(item.callspec.params.get("provider_name", "local")) if hasattr(item, "callspec") else "local"  # type: ignore[attr-defined]
         if name.startswith("local"):
+            continue
+        if name == "container":
+            if getattr(item, "originalname", "") not in QUICK_IN_CONTAINERS:
+                item.add_marker(pytest.mark.full)
             continue
         if "volume_name" in item.fixturenames or item.get_closest_marker("own_machine"):  # type: ignore[attr-defined]
             item.add_marker(pytest.mark.requires("namespaces"))
@@ -67,7 +78,12 @@ def make_modal(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> S
     return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib)
 
 
-MAKERS = {"local": make_local, "daytona": make_daytona, "modal": make_modal}
+def make_container(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
+    request.getfixturevalue("no_container_left")
+    return ContainerSandbox(engine="podman", memory_mib=memory_mib)
+
+
+MAKERS = {"local": make_local, "container": make_container, "daytona": make_daytona, "modal": make_modal}
 
 
 def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
@@ -79,6 +95,8 @@ def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxP
 
 def mark_provider(name: str) -> list[pytest.MarkDecorator]:
     """What the tests of that provider need, and whether they wait for the full tests."""
+    if name == "container":
+        return [pytest.mark.requires("podman")]
     level = name.partition("-")[2]
     return [*(mark_level(level) if level else ()), *([pytest.mark.full] if name in LATER else [])]
 

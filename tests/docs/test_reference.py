@@ -19,7 +19,7 @@ from .pages import ROOT, names, sections, table_rows
 SECTIONS = sections("docs/reference.md")
 SHARING = ("batch", "sweep", "chunks", "sequence", "rlm")  # what "all" in the column of flows means
 FLOWS = (*SHARING, "reap")
-BLOCKS = ("LocalSandbox", "DaytonaSandbox", "ModalSandbox", "LanguageModel")
+BLOCKS = ("LocalSandbox", "ContainerSandbox", "DaytonaSandbox", "ModalSandbox", "LanguageModel")
 RETRIED = {
     "never": "no",
     "always": "yes",

@@ -17,6 +17,7 @@ from rlm_batch.blocks.local.totals.cgroups import find_parents
 
 from ..standins.mount_namespace import find_refusal
 from .isolation_levels import find_missing_support
+from .podman.store import find_missing_podman
 from .postgres import find_programs
 
 ORDINARY_UID = 54321  # whom a host is run as that is an ordinary user although the tests run as root
@@ -60,6 +61,7 @@ REQUIREMENTS: dict[str, Callable[[], str]] = {
     "bubblewrap for users": lambda: _find_missing_user_level("bubblewrap"),
     "landlock for users": lambda: _find_missing_user_level("landlock"),
     "namespaces": lambda: f"no namespaces for the stand-ins: {why}" if (why := find_refusal()) else "",
+    "podman": find_missing_podman,
     "chromium": lambda: _find_missing_program(
         *BROWSERS, package="chromium", purpose="Prefect's UI is looked at in a browser"
     ),

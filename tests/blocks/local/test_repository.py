@@ -20,7 +20,7 @@ import pytest
 
 from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch
 from rlm_batch.blocks.git import resolve_commit, run_git
-from rlm_batch.blocks.local.cache import check_out_repository
+from rlm_batch.blocks.host_files.cache import check_out_repository
 from rlm_batch.blocks.local.packages import install_packages
 
 pytestmark = pytest.mark.anyio

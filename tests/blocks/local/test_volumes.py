@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rlm_batch import ConfigurationError, LocalInterpreter, Volume, VolumeError
-from rlm_batch.blocks.local.volume import LocalVolume
+from rlm_batch.blocks.storage.local_volume import LocalVolume
 from rlm_batch.blocks.volume import VolumeFile
 
 if TYPE_CHECKING:

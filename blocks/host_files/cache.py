@@ -13,8 +13,8 @@ from pydantic import SecretStr
 
 from ...sandbox.errors import ConfigurationError
 from ..git import run_git
-from ..host_files.python_path import PythonPath
 from ..worker_consent import check_repository
+from .python_path import PythonPath
 
 FETCH_TIMEOUT_SECONDS = 600.0  # for a repository of some gigabytes
 

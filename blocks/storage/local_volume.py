@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, VolumeError
-from ..storage.data_dirs import resolve_data_dir
-from ..storage.safe_paths import enter_directory_below, read_file_below, replace_file_below
 from ..volume import NAME, VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
 from ..worker_consent import check_path
+from .data_dirs import resolve_data_dir
+from .safe_paths import enter_directory_below, read_file_below, replace_file_below
 
 FIRST_GID = 0x59000000  # of the groups that own volumes where the host is root: far from those that systems hand out
 GIDS = 1 << 24

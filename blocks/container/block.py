@@ -1,0 +1,36 @@
+"""Containers as a Prefect block."""
+
+from typing import TYPE_CHECKING, ClassVar, Unpack
+
+from prefect.blocks.core import Block
+from pydantic import HttpUrl
+
+from .provider import ContainerProvider
+from .settings import ContainerFields
+
+
+class ContainerSandbox(ContainerProvider, Block):
+    """Sandboxes that are containers of Docker or Podman on this machine, which need no account.
+
+    Code runs in a container of any image with Python, as a user that is not root, with no capabilities, no network, a
+    root that is read only, and limits on memory, processes, processors and files for the container as a whole. Linux
+    containers share the kernel, unless `runtime` names one that does not, such as runsc.
+
+    Example:
+        Load a saved block, and run a batch in its sandboxes:
+        ```python
+        from rlm_batch import ContainerSandbox
+
+        sandbox = ContainerSandbox.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name: ClassVar[str] = "Container Sandbox"  # type: ignore[misc]
+    _block_type_slug: ClassVar[str] = "container-sandbox"  # type: ignore[misc]
+    _description: ClassVar[str] = "Runs code in containers of Docker or Podman."  # type: ignore[misc]
+    _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.podman.io/")  # type: ignore[misc]
+    _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
+
+    if TYPE_CHECKING:  # In what they make of pydantic's fields no secret may be text.
+
+        def __init__(self, **fields: Unpack[ContainerFields]) -> None: ...

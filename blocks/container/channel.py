@@ -1,0 +1,88 @@
+"""The wire to the driver in a container: standard input and output of the engine's `run --interactive`."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from ...sandbox.cancellation import run_shielded
+from ...sandbox.errors import SandboxLost
+from ...sandbox.protocol import STALL_SECONDS
+from ...sandbox.wire.pipes import READ_BYTES
+from .errors import describe_end
+
+STDERR_BYTES = 2000
+
+
+class ContainerChannel:
+    """Hands bytes to a container's first process, and on what comes from it.
+
+    `closed` gets the reason where there is no more, or where none of its input is taken for `STALL_SECONDS`.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, receive: Callable[[bytes], None], closed: Callable[[str], None]
+    ) -> None:
+        self._process = process
+        self._receive = receive
+        self._closed = closed
+        self._lock = asyncio.Lock()
+        self._stderr = b""
+        self.end_reason = ""
+        self._tasks = [asyncio.create_task(self._read_stderr()), asyncio.create_task(self._read_output())]
+
+    async def send(self, data: bytes) -> None:
+        """Hands the bytes over, after those of earlier sends. Raises SandboxLost."""
+        async with self._lock:
+            if self.end_reason or self._process.stdin is None:
+                raise SandboxLost(f"the container has gone ({self.end_reason}): run it in a new one")
+            self._process.stdin.write(data)
+            await run_shielded(self._drain())
+
+    async def _drain(self) -> None:
+        assert self._process.stdin is not None
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                await self._process.stdin.drain()
+        except TimeoutError:
+            self._end(f"it has taken none of its input for {STALL_SECONDS:g} s")
+            raise SandboxLost(f"the container has gone ({self.end_reason}): run it in a new one") from None
+        except (OSError, RuntimeError):
+            raise SandboxLost("the container has ended: run it in a new one") from None
+
+    @property
+    def stderr_tail(self) -> str:
+        """The end of what the engine's client, or the container's first process, wrote on its standard error."""
+        return self._stderr.decode("utf-8", "replace").strip()
+
+    async def close(self) -> None:
+        """Ends the wire, upon which the driver ends everything, and the container with it."""
+        self._end("it was removed", is_told=False)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def wait_closed(self) -> None:
+        """Waits until all that came has been read."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+
+    async def _read_output(self) -> None:
+        assert self._process.stdout is not None
+        while data := await self._process.stdout.read(READ_BYTES):
+            if not self.end_reason:
+                self._receive(data)
+        status = await self._process.wait()
+        await asyncio.wait([self._tasks[0]], timeout=1.0)
+        self._end(describe_end(status, self.stderr_tail))
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        with suppress(OSError):
+            while data := await self._process.stderr.read(READ_BYTES):
+                self._stderr = (self._stderr + data)[-STDERR_BYTES:]
+
+    def _end(self, reason: str, *, is_told: bool = True) -> None:
+        if not self.end_reason:
+            self.end_reason = reason
+            if is_told:
+                self._closed(reason)

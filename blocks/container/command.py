@@ -1,0 +1,106 @@
+"""The command line that runs a container, held to its limits: the same for a sandbox and for the probe of an image."""
+
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from ...sandbox.errors import ConfigurationError
+from .engine import Engine
+from .settings import ContainerSettings
+
+OPEN_FILES = 4096  # of each process
+MOST_PROCESSES = 4096  # of a user: where Podman has few rights, it cannot set many more
+FIRST_UID = 0x5B000000  # of the users that code runs as where the host is root: far from those that systems hand out
+NOBODY = 65534  # the user where an engine's own root is an ordinary user of this machine
+# A container needs them for itself.
+SYSTEM_DIRECTORIES = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/tmp")
+PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A directory of this machine that a container has at `target`, and may write."""
+
+    source: str
+    target: str
+
+
+def build_run_command(
+    engine: Engine,
+    settings: ContainerSettings,
+    image: str,
+    program: str,
+    *,
+    labels: Mapping[str, str],
+    name: str | None = None,
+    image_volumes: Sequence[str] = (),
+    bind: Bind | None = None,
+    gid: int | None = None,
+) -> list[str]:
+    """The words that run `program`, a Python program, in a container that is removed at its end."""
+    memory = f"{settings.memory_mib}m"
+    # What is in /dev/shm stays when the code that wrote it was killed: with the files it leaves some memory.
+    shm_mib = max(1, min(settings.memory_mib - settings.disk_limit_mib, settings.memory_mib // 2) // 2)
+    tmpfs = "rw,exec,nosuid,nodev,mode=1777"
+    words = [engine.program, "run", "--interactive", "--rm", "--pull", "never", "--log-driver", "none"]
+    words += [] if name is None else ["--name", name]
+    words += [word for label, value in labels.items() for word in ("--label", f"{label}={value}")]
+    words += ["--hostname", "sandbox", "--workdir", "/tmp", "--entrypoint", "python3", "--init=false"]
+    words += ["--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges"]
+    words += [] if settings.network else ["--network", "none"]
+    words += [] if settings.runtime is None else ["--runtime", settings.runtime]
+    words += ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(settings.processes)]
+    words += [] if settings.cpus is None else ["--cpus", f"{settings.cpus:g}"]
+    words += ["--tmpfs", f"/tmp:{tmpfs},size={settings.disk_limit_mib}m"]
+    words += ["--tmpfs", f"/dev/shm:{tmpfs},size={shm_mib}m"]
+    words += [word for path in image_volumes for word in ("--tmpfs", f"{path}:ro,size=64k")]
+    words += build_ulimits(engine)
+    words += _build_user(engine, gid)
+    if engine.name == "podman":
+        words += ["--read-only-tmpfs=false", "--http-proxy=false"]
+    else:  # its client hands on what its configuration has, with passwords in it
+        words += [word for name in PROXY_VARIABLES for word in ("--env", f"{name}=", "--env", f"{name.lower()}=")]
+    if bind is not None:
+        words += ["--mount", f"type=bind,source={bind.source},target={bind.target}"]
+    return [*words, image, "-u", "-c", program]
+
+
+def build_ulimits(engine: Engine) -> list[str]:
+    """The limits of each process. Podman's own are higher than its process may set where that has few rights."""
+    limits = {"core": 0, "nofile": OPEN_FILES}
+    if engine.name == "podman":
+        limits["nproc"] = MOST_PROCESSES
+        if engine.is_local:
+            for name, kind in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
+                hard = resource.getrlimit(kind)[1]
+                limits[name] = limits[name] if hard == resource.RLIM_INFINITY else min(limits[name], hard)
+    return [word for name, number in limits.items() for word in ("--ulimit", f"{name}={number}:{number}")]
+
+
+def _build_user(engine: Engine, gid: int | None) -> list[str]:
+    """The user that code runs as, which is never root.
+
+    That is one of its own where this process is root, for what the kernel counts by user, and else who runs this, whose
+    volumes it can then write. `gid` is the group that owns a volume.
+    """
+    if engine.is_rootless and engine.name == "podman":
+        return ["--userns", "keep-id"]
+    if engine.is_rootless:
+        return ["--user", f"{NOBODY}:{NOBODY}"]
+    if os.geteuid():
+        return ["--user", f"{os.geteuid()}:{os.getegid()}"]
+    uid = FIRST_UID + int.from_bytes(os.urandom(3), "big")
+    return ["--user", f"{uid}:{uid if gid is None else gid}"]
+
+
+def resolve_mount_point(path: str) -> str:
+    """The path of a volume in the container. Raises ConfigurationError for one that the container needs for itself."""
+    mount = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
+    is_system = any(mount.is_relative_to(other) for other in SYSTEM_DIRECTORIES)
+    if is_system or str(mount) == "/" or "," in path:
+        raise ConfigurationError(
+            f"volume_mount_path is {path}, which a container needs for itself: name another place, such as /data"
+        )
+    return str(mount)

@@ -1,0 +1,79 @@
+"""How a container comes to be: its name, its volume, what it is sent, and its driver's settings."""
+
+import os
+import uuid
+
+from ...sandbox.driver_settings import DriverSettings
+from ...sandbox.errors import ConfigurationError
+from ..host_files.cache import check_out_repository
+from ..host_files.files import HostFiles
+from ..storage.local_volume import UMASK, find_volume
+from ..worker_consent import check_network, check_runtime
+from .command import Bind, build_run_command, resolve_mount_point
+from .deletion import NAME_PREFIX
+from .engine import Engine
+from .handle import ContainerHandle
+from .launch import CWD, Payload, pack_repository
+from .probe import ensure_ready
+from .settings import ContainerSettings
+
+
+async def create_container(
+    settings: ContainerSettings, engine: Engine, labels: dict[str, str], commit: str | None, files: HostFiles
+) -> ContainerHandle:
+    """A container that is run when its driver is asked for. Raises ConfigurationError, SandboxStartError."""
+    check_consent(settings)
+    volume, bind, gid = None, None, None
+    if settings.volume_name is not None:
+        volume = find_volume(settings.volume_root, settings.volume_name)
+        if engine.is_rootless and engine.name == "docker":
+            raise ConfigurationError(
+                "a rootless Docker makes the code another user than the one who owns the volume: use Podman, or Docker "
+                "with root's rights"
+            )
+        bind = Bind(os.path.realpath(volume.path), resolve_mount_point(settings.volume_mount_path))
+        if "," in bind.source:
+            raise ConfigurationError(
+                f"the volume {bind.source} has a comma in its path, and an engine mounts none such: move it"
+            )
+    ready = await ensure_ready(settings, engine)
+    repository = None
+    if settings.repo_url is not None:
+        clone = await check_out_repository(settings.repo_url, commit or "", settings.repo_token)
+        repository = await pack_repository(clone)
+    if volume is not None:
+        gid = volume.create()
+    payload = Payload(files.archive, repository)
+    name = f"{NAME_PREFIX}{uuid.uuid4().hex[:16]}"
+    command = build_run_command(
+        engine,
+        settings,
+        ready.image,
+        payload.build_boot_program(settings.start_timeout),
+        labels=labels,
+        name=name,
+        image_volumes=ready.image_volumes,
+        bind=bind,
+        gid=gid,
+    )
+    # What is too large by itself is a MemoryError, and the process lives on. What is only reserved is free.
+    limits = {"CORE": 0, "DATA": settings.memory_mib << 20}
+    own_environment = {"HOME": CWD, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    given = {variable: value.get_secret_value() for variable, value in settings.environment.items()}
+    driver_settings = DriverSettings(
+        cwd=CWD,
+        volume=None if bind is None else bind.target,
+        environment={**own_environment, **given},
+        python_path=files.list_uploaded_directories(),
+        lifetime=settings.lifetime,
+        confinement={"limits": limits, **({} if gid is None else {"umask": UMASK})},
+    )
+    return ContainerHandle(engine, name, ready.layers, driver_settings, command, payload, volume)
+
+
+def check_consent(settings: ContainerSettings) -> None:
+    """Returns if this process may run such containers. Raises ConfigurationError."""
+    if settings.network:
+        check_network("network")
+    if settings.runtime is not None:
+        check_runtime(settings.runtime)

@@ -1,0 +1,172 @@
+"""One open container: its driver, its files, and its end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import PurePosixPath
+
+from ...sandbox.driver_settings import DriverSettings
+from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
+from ...sandbox.sandbox_api import Sandbox
+from ..storage.local_volume import LocalVolume
+from ..storage.safe_paths import split_path
+from .channel import ContainerChannel
+from .deletion import remove_container
+from .engine import Engine
+from .errors import CANNOT_RUN_STATUS, ENGINE_STATUS, NO_PROGRAM_STATUS, get_last_line, make_start_error
+from .launch import Payload
+
+END_GRACE_SECONDS = 8.0  # for the driver to end what runs and for the engine to remove the container
+FILE_SECONDS = 300.0
+FILE_ERROR_STATUS = 3
+WRITE_FILE = f"""
+import os, sys
+path = sys.argv[1]
+try:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        while data := sys.stdin.buffer.read(1 << 20):
+            file.write(data)
+except (OSError, ValueError) as error:
+    print(error, file=sys.stderr)
+    os._exit({FILE_ERROR_STATUS})
+"""
+READ_FILE = f"""
+import os, sys
+try:
+    with open(sys.argv[1], "rb") as file:
+        while data := file.read(1 << 20):
+            sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+except (OSError, ValueError) as error:
+    print(error, file=sys.stderr)
+    os._exit({FILE_ERROR_STATUS})
+"""
+
+log = logging.getLogger("rlm_batch.container")
+
+
+class ContainerHandle(Sandbox):
+    """One container, and the engine's client that its driver is reached through."""
+
+    provider = "container"
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        layers: tuple[str, ...],
+        settings: DriverSettings,
+        command: list[str],
+        payload: Payload,
+        volume: LocalVolume | None,
+    ) -> None:
+        self.id = name
+        self.isolation = engine.name
+        self.layers = layers
+        self.settings = settings
+        self._engine = engine
+        self._command = command
+        self._payload = payload
+        self._volume = volume
+        self._process: asyncio.subprocess.Process | None = None
+        self._channel: ContainerChannel | None = None
+
+    async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> ContainerChannel:
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
+            )
+        except OSError as error:
+            raise make_start_error(self.id, None, str(error)) from error
+        channel = self._channel = ContainerChannel(process, receive, closed)
+        try:
+            for piece in self._payload.read_pieces():
+                await channel.send(piece)
+        except SandboxLost:
+            status = await process.wait() if process.returncode is None else process.returncode
+            raise make_start_error(self.id, status, channel.stderr_tail) from None
+        return channel
+
+    def read_stderr_tail(self) -> str:
+        return "" if self._channel is None else self._channel.stderr_tail
+
+    def may_run_unheard(self) -> bool:
+        # Whoever kills the client cuts off what the driver was saying; a client that ended has handed on all of it.
+        return self._process is not None and (self._process.returncode is None or self._process.returncode < 0)
+
+    async def upload(self, path: str, data: bytes) -> None:
+        place = self._locate(path)
+        if self._volume is not None and isinstance(place, str):
+            await self._volume.put(place, data)
+        else:
+            await self._run_on_file(WRITE_FILE, str(place), f"{path} could not be written", data)
+
+    async def download(self, path: str) -> bytes:
+        place = self._locate(path)
+        if self._volume is not None and isinstance(place, str):
+            return await self._volume.get(place)
+        return await self._run_on_file(READ_FILE, str(place), f"{path} could not be read")
+
+    def _locate(self, path: str) -> str | PurePosixPath:
+        """The path below the volume where it is on that, and else the path in the container. Raises VolumeError."""
+        if not path or "\0" in path:
+            raise VolumeError(f"{path!r} is no path of a file")
+        if self.settings.volume is not None and PurePosixPath(path).is_relative_to(self.settings.volume):
+            return str(PurePosixPath(path).relative_to(self.settings.volume))
+        return PurePosixPath(path) if path.startswith("/") else PurePosixPath(self.settings.cwd, *split_path(path))
+
+    async def _run_on_file(self, program: str, path: str, failure: str, data: bytes = b"") -> bytes:
+        """What a program in the container writes: an engine cannot copy into files that are in memory."""
+        words = [self._engine.program, "exec", "--interactive", self.id, "python3", "-I", "-c", program, path]
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(FILE_SECONDS):
+                stdout, stderr = await process.communicate(data)
+        except TimeoutError:
+            raise SandboxLost(f"{failure} within {FILE_SECONDS:g} s: run the code in a new sandbox") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        words = get_last_line(stderr.decode("utf-8", "replace"))
+        if process.returncode == FILE_ERROR_STATUS:
+            raise VolumeError(f"{failure}: {words}")
+        if process.returncode:
+            raise SandboxLost(f"{failure}, for container {self.id} has gone: {words}")
+        return stdout
+
+    async def remove(self) -> None:
+        """Ends the wire, upon which the driver ends everything; removes the container itself if that does not."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if self._channel is not None:
+            await self._channel.close()
+        try:
+            async with asyncio.timeout(END_GRACE_SECONDS):
+                await process.wait()
+            is_gone = process.returncode != ENGINE_STATUS and (process.returncode or 0) >= 0
+        except TimeoutError:
+            is_gone = False
+        try:
+            if not is_gone and process.returncode not in (CANNOT_RUN_STATUS, NO_PROGRAM_STATUS):
+                await remove_container(self._engine, self.id, self.id)
+        except RlmBatchError as error:
+            log.warning("%s; it ends at its lifetime, and rlm-batch reap --provider container removes it", error)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            if self._channel is not None:
+                await self._channel.wait_closed()

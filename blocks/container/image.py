@@ -1,0 +1,90 @@
+"""The image of containers: pulled where it is missing, and built once where packages go into it."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from ...sandbox.errors import ConfigurationError
+from ..worker_consent import check_network
+from .command import build_ulimits
+from .engine import Engine
+from .errors import get_last_line
+from .settings import DEFAULT_IMAGE, ContainerSettings
+
+BUILD_SECONDS = 1800.0
+BUILT_REPOSITORY = "localhost/rlm-batch-packages"
+PIP_SECRET = "pip"  # the name under which a build has what signs pip in: no layer and no history keeps it
+# pip's settings that say where packages come from; those that name files of this machine are not among them.
+INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
+
+
+async def find_image(settings: ContainerSettings, engine: Engine) -> bool:
+    """Whether the image is in the engine's store."""
+    return (await engine.run("image", "inspect", "--format", "{{.Id}}", settings.image)).returncode == 0
+
+
+async def ensure_image(settings: ContainerSettings, engine: Engine) -> str:
+    """The name of an image that is in the engine's store, with the packages. Raises ConfigurationError."""
+    if not await find_image(settings, engine):
+        await _pull(settings, engine)
+    if not settings.packages:
+        return settings.image
+    if settings.image != DEFAULT_IMAGE:
+        check_network("packages for an image of the run's own, whose pip has the network while it installs them")
+    identity = (await engine.run("image", "inspect", "--format", "{{.Id}}", settings.image)).stdout.strip()
+    digest = hashlib.sha256("\0".join([identity, *sorted(settings.packages)]).encode()).hexdigest()
+    name = f"{BUILT_REPOSITORY}:{digest[:24]}"
+    if (await engine.run("image", "inspect", "--format", "{{.Id}}", name)).returncode:
+        await _build(settings, engine, name)
+    return name
+
+
+async def list_image_volumes(engine: Engine, image: str) -> list[str]:
+    """The directories that the image declares as volumes, for which an engine would make some without a limit."""
+    done = await engine.run("image", "inspect", "--format", "{{json .Config.Volumes}}", image)
+    try:
+        return sorted(json.loads(done.stdout) or {})
+    except ValueError:
+        return []
+
+
+async def _pull(settings: ContainerSettings, engine: Engine) -> None:
+    done = await engine.run("pull", "--quiet", settings.image, timeout=settings.start_timeout)
+    if done.returncode:
+        raise ConfigurationError(
+            f"{engine.name} has no image {settings.image} and could not pull it: {get_last_line(done.stderr)}. Name "
+            "another with `image`, or make it there (pull, build, load)"
+        )
+
+
+async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None:
+    """Builds the image with its packages: wheels of the index alone, for which pip runs none of their code."""
+    install = ["python3", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:", "--"]
+    mount = f"--mount=type=secret,id={PIP_SECRET},target=/etc/pip.conf "
+    lines = [
+        f"FROM {settings.image}",
+        "USER 0",
+        f"RUN {mount}{json.dumps([*install, *sorted(settings.packages)])}",
+        "LABEL managed-by=rlm-batch",
+    ]
+    given = {variable: os.environ[variable] for variable in INDEX_VARIABLES if os.environ.get(variable)}
+    options = [f"{variable.removeprefix('PIP_').lower().replace('_', '-')} = {given[variable]}" for variable in given]
+    with tempfile.TemporaryDirectory(prefix="rlm-batch.build-") as folder:
+        Path(folder, "Containerfile").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        Path(folder, "context").mkdir()
+        secret = Path(folder, "pip.conf")
+        secret.touch(0o600)
+        secret.write_text("\n".join(["[global]", *options]) + "\n", encoding="utf-8")
+        words = ["--secret", f"id={PIP_SECRET},src={secret}", "--file", f"{folder}/Containerfile"]
+        if engine.name == "podman":
+            words += ["--pull=never", *build_ulimits(engine)]
+        done = await engine.run(
+            "build", "--quiet", "--network", "host", "--tag", name, *words, f"{folder}/context", timeout=BUILD_SECONDS
+        )
+    if done.returncode:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-10:]
+        raise ConfigurationError(
+            f"the packages could not be installed into {settings.image}, from wheels alone: " + "\n".join(lines)
+        )

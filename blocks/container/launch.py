@@ -1,0 +1,103 @@
+"""What a container's first process does: it takes what it needs from its standard input, and becomes the driver."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...sandbox.driver_bundle import DRIVER_LOADER, compress_driver
+from ...sandbox.errors import SandboxStartError
+from ..host_files.cache import make_once, resolve_cache_root
+from ..subprocess_runner import run_command
+
+CWD = "/tmp/sandbox"  # below the one directory that can be written, so that one limit holds for all files
+ARCHIVE_PIECE_BYTES = 1 << 20
+
+# A program for `python3 -c`. It has the host's files in its standard input, behind the driver and before the first
+# frame, and unpacks them in a process of its own, which imports what the driver does without. The first process of a
+# namespace is deaf to signals that it has no handler for.
+BOOT = """
+import os, signal, sys
+
+signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+signal.alarm({seconds})
+
+class Part:
+    def __init__(self, size):
+        self.rest = size
+
+    def read(self, size=-1):
+        data = []
+        size = self.rest if size < 0 else min(size, self.rest)
+        while size:
+            data.append(os.read(0, size))
+            size -= len(data[-1]) or os._exit(1)
+            self.rest -= len(data[-1])
+        return b"".join(data)
+
+code, text = Part({code}).read(), Part({text}).read()
+os.makedirs({cwd!r}, exist_ok=True)
+if {modules} or {repository}:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            import io, tarfile, zipfile
+            if {modules}:
+                zipfile.ZipFile(io.BytesIO(Part({modules}).read())).extractall("/")
+            if {repository}:
+                part = Part({repository})
+                tarfile.open(fileobj=part, mode="r|").extractall({cwd!r})
+                part.read()
+        except BaseException as error:
+            os.write(2, f"the host's files could not be unpacked: {{error}}\\n".encode())
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        os._exit(1)
+signal.alarm(0)
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+os.chdir({cwd!r})
+sys.path[:] = [path for path in sys.path if path]
+{loader}
+found["main"]()
+"""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What a container is sent ahead of the first frame: the driver, an archive of modules, one of a repository."""
+
+    modules: bytes | None = None
+    repository: Path | None = None
+
+    def build_boot_program(self, seconds: int) -> str:
+        """The program that takes it; it gives up after so many seconds."""
+        code, text = compress_driver()
+        return BOOT.format(
+            seconds=seconds,
+            code=len(code),
+            text=len(text),
+            modules=len(self.modules or b""),
+            repository=0 if self.repository is None else self.repository.stat().st_size,
+            cwd=CWD,
+            loader=DRIVER_LOADER,
+        )
+
+    def read_pieces(self) -> Iterator[bytes]:
+        """Its bytes, in pieces that fit into memory."""
+        yield b"".join((*compress_driver(), self.modules or b""))
+        if self.repository is not None:
+            with self.repository.open("rb") as file:
+                while piece := file.read(ARCHIVE_PIECE_BYTES):
+                    yield piece
+
+
+async def pack_repository(clone: Path) -> Path:
+    """An archive of a clone, made once beside it. Raises SandboxStartError, ConfigurationError."""
+
+    async def pack(folder: Path) -> None:
+        done = await run_command("tar", "-C", str(clone), "-cf", str(folder / "repository.tar"), ".")
+        if done.returncode:
+            raise SandboxStartError(f"the repository could not be packed for containers: {done.stderr.strip()[-1000:]}")
+
+    place = resolve_cache_root() / "repository-archives" / clone.parent.name / clone.name
+    return await make_once(place, pack) / "repository.tar"

@@ -1,0 +1,123 @@
+"""What a container of an image and of these settings turns out to be on this machine: found out by running one."""
+
+import asyncio
+import json
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from ...sandbox.errors import ConfigurationError
+from ..provider import MANAGED_LABELS
+from .command import build_run_command
+from .engine import Engine
+from .errors import get_last_line
+from .image import ensure_image, list_image_volumes
+from .settings import ContainerSettings
+
+PROBE_SECONDS = 60.0
+# Prints what the kernel says of the container that it runs in. The first of each pair of files is control groups' first
+# version's. gVisor shows neither.
+PROBE = """
+import json, os, sys
+
+def read(*paths):
+    for path in paths:
+        try:
+            with open("/sys/fs/cgroup/" + path) as file:
+                return file.read().strip()
+        except OSError:
+            pass
+    return ""
+
+def ask(name):
+    with open("/proc/self/status") as file:
+        return next((line.split()[1] for line in file if line.startswith(name + ":")), "")
+
+print(json.dumps({
+    "python": list(sys.version_info[:3]),
+    "uid": os.getuid(),
+    "capabilities": int(ask("CapBnd") or "0", 16),
+    "seccomp": ask("Seccomp") == "2",
+    "memory": read("memory/memory.limit_in_bytes", "memory.max"),
+    "processes": read("pids/pids.max", "pids.max"),
+    "cpus": read("cpu/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_quota_us", "cpu.max").split(" ")[0],
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """An image that containers can be made of, and what holds them here."""
+
+    image: str
+    image_volumes: tuple[str, ...]
+    python: str
+    limits: tuple[str, ...]  # the settings that the kernel holds for the container as a whole
+    layers: tuple[str, ...]
+
+
+_ready: dict[tuple[Any, ...], Readiness] = {}
+_locks = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
+
+
+def find_readiness(settings: ContainerSettings, engine: Engine) -> Readiness | None:
+    """What is known already of containers of these settings."""
+    return _ready.get(_build_key(settings, engine))
+
+
+async def ensure_ready(settings: ContainerSettings, engine: Engine) -> Readiness:
+    """An image that is there, tried once in a process. Raises ConfigurationError where no container of it runs."""
+    key = _build_key(settings, engine)
+    if key not in _ready:
+        async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if key not in _ready:
+                image = await ensure_image(settings, engine)
+                _ready[key] = await _try_container(settings, engine, image)
+    return _ready[key]
+
+
+def forget_readiness() -> None:
+    """Has every image looked for and tried again: one may have been removed since."""
+    _ready.clear()
+
+
+def _build_key(settings: ContainerSettings, engine: Engine) -> tuple[Any, ...]:
+    names = ("image", "runtime", "memory_mib", "processes", "cpus", "disk_limit_mib", "network")
+    return (engine, tuple(settings.packages), *(getattr(settings, name) for name in names))
+
+
+async def _try_container(settings: ContainerSettings, engine: Engine, image: str) -> Readiness:
+    volumes = await list_image_volumes(engine, image)
+    _, *words = build_run_command(engine, settings, image, PROBE, labels=MANAGED_LABELS, image_volumes=volumes)
+    done = await engine.run(*words, timeout=PROBE_SECONDS)
+    try:
+        told = json.loads(done.stdout.splitlines()[-1])
+        if done.returncode:
+            raise ValueError
+        python = tuple(map(int, told["python"]))
+    except (ValueError, LookupError, TypeError):
+        words = get_last_line(done.stderr) or f"it ended with status {done.returncode}"
+        raise ConfigurationError(
+            f"{engine.name} runs no container of {image}: {words}. It needs Python 3.9 or newer as python3; ask "
+            "rlm-batch doctor what the engine is"
+        ) from None
+    if python < (3, 9):
+        raise ConfigurationError(
+            f"{image} has Python {'.'.join(map(str, python))}, and sandboxes need 3.9 or newer: name another image"
+        )
+    if told["uid"] == 0 or told["capabilities"]:
+        raise ConfigurationError(
+            f"{engine.name} ran a container as root or with capabilities although it was told not to: name another "
+            "engine or runtime"
+        )
+    expected = {
+        "memory_mib": ("memory", str(settings.memory_mib << 20)),
+        "processes": ("processes", str(settings.processes)),
+        **({} if settings.cpus is None else {"cpus": ("cpus", str(int(settings.cpus * 100_000)))}),
+    }
+    limits = tuple(name for name, (what, number) in expected.items() if told[what] == number)
+    layers = ["namespaces", settings.runtime or engine.runtime, "seccomp" if told["seccomp"] else "", "user"]
+    layers += [f"cgroup-v{engine.cgroup_version}" if limits else ""]
+    return Readiness(
+        image, tuple(volumes), ".".join(map(str, python)), (*limits, "disk_mib"), tuple(filter(None, layers))
+    )

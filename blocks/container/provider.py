@@ -1,0 +1,63 @@
+"""The container provider: opens sandboxes as containers of an engine on this machine, and lists them."""
+
+from typing import Any, ClassVar
+
+from ..provider import SandboxInfo, SandboxProvider
+from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
+from .creation import check_consent, create_container
+from .deletion import delete_container, list_containers
+from .engine import find_engine, list_engines
+from .handle import ContainerHandle
+from .image import find_image
+from .probe import ensure_ready
+from .settings import ContainerSettings
+
+
+class ContainerProvider(ContainerSettings, SandboxProvider):
+    """Opens, lists and removes containers of Docker and Podman."""
+
+    provider_name: ClassVar[str] = "container"
+    gradual: ClassVar[bool] = False
+
+    async def open(self, labels: dict[str, str]) -> ContainerHandle:
+        """Opens a sandbox. Raises ConfigurationError where no engine answers or none runs the image."""
+        return await create_container(self, await find_engine(self.engine), labels, await self.commit(), self._files)
+
+    async def check(self) -> str:
+        """The engine, what it is, and what holds for a sandbox as a whole; of an image that is here, by running it."""
+        check_consent(self)
+        engine = await find_engine(self.engine)
+        if not await find_image(self, engine):
+            return f"{engine.describe()}; the image {self.image} is pulled when the first sandbox is opened"
+        ready = await ensure_ready(self, engine)
+        asked = ["memory_mib", "processes", "disk_mib", *(["cpus"] if self.cpus is not None else [])]
+        missing = [name for name in asked if name not in ready.limits]
+        lack = f" (what says that {', '.join(missing)} holds is not to be seen in it)" if missing else ""
+        return (
+            f"{engine.describe()}; {ready.image} with Python {ready.python} ({', '.join(ready.layers)}); for a sandbox "
+            f"as a whole: {', '.join(ready.limits)}{lack}"
+        )
+
+    async def list_sandboxes(self) -> list[SandboxInfo]:
+        """The containers with our labels, of every engine that answers, unless one is named."""
+        return [info for engine in await list_engines(self.engine) for info in await list_containers(engine)]
+
+    async def delete_sandbox(self, sandbox_id: str) -> None:
+        await delete_container(await list_engines(self.engine), sandbox_id)
+
+    async def list_volumes(self) -> list[str]:
+        """The names of the directories below the root that can be volumes."""
+        return list_volumes(self.volume_root)
+
+    async def fingerprint(self) -> dict[str, Any]:
+        """The common settings, the image and the network: limits decide whether there is a result, and not which."""
+        settings = {**await super().fingerprint(), "image": self.image}
+        if self.network:
+            settings["network"] = True
+        if self.volume_name is not None:  # the same name elsewhere is another volume
+            settings["volume"] += [str(find_volumes_root(self.volume_root))]
+        return settings
+
+    async def open_volume(self, name: str) -> LocalVolume:
+        """The directory of that name below the root."""
+        return find_volume(self.volume_root, name)

@@ -1,0 +1,130 @@
+"""The settings of containers: plain pydantic, which a Prefect block and a script share."""
+
+import re
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from ..host_files.wheels import check_wheel_requirements
+from ..settings import SandboxFields, SandboxSettings
+
+DEFAULT_IMAGE = "docker.io/library/python:3.12-slim"
+MAX_MIB = 1 << 40  # a limit is a signed 64-bit number of bytes for the kernel
+REFERENCE = re.compile(
+    r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]+(?=/))?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+# What Podman takes, in front of a colon, for a place on this machine or elsewhere and not for an image's name.
+TRANSPORTS = (
+    "atomic", "containers-storage", "dir", "docker", "docker-archive", "docker-daemon", "oci", "oci-archive", "ostree",
+    "sif", "tarball",
+)  # fmt: skip
+
+
+class ContainerSettings(SandboxSettings):
+    """What a person sets of containers: the engine, the image, and the limits of a sandbox as a whole."""
+
+    block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "engine", "runtime")
+
+    engine: Literal["auto", "podman", "docker"] = Field(
+        default="auto",
+        title="Engine",
+        description="Whose command line is used; auto takes the first that answers, Podman before Docker.",
+    )
+    image: str = Field(
+        default=DEFAULT_IMAGE,
+        title="Image",
+        description="An image with Python 3.9 or newer as `python3`, by its name at a registry or in the engine's "
+        "store; it is pulled where it is missing.",
+    )
+    runtime: str | None = Field(
+        default=None,
+        title="Runtime",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="An OCI runtime that the engine knows by that name, such as runsc for gVisor; by default its own.",
+    )
+    memory_mib: int = Field(
+        default=2048,
+        ge=64,
+        le=MAX_MIB,
+        title="Memory",
+        description="MiB of memory for the sandbox as a whole, its files included, and no swap.",
+    )
+    processes: int = Field(
+        default=256,
+        ge=8,
+        le=4096,
+        title="Processes",
+        description="Processes and threads of the sandbox as a whole, the driver's one among them.",
+    )
+    cpus: float | None = Field(
+        default=None,
+        ge=0.01,
+        allow_inf_nan=False,
+        title="Processors",
+        description="Processors that the sandbox as a whole may keep busy, such as 0.5; unlimited by default.",
+    )
+    disk_mib: int | None = Field(
+        default=None,
+        ge=1,
+        title="Disk",
+        description="MiB that all files of the sandbox may take together, the clone of a repository included; by "
+        "default half of its memory, which they are in.",
+    )
+    network: bool = Field(
+        default=False,
+        title="Network",
+        description="Code has the engine's default network. A deployment's run needs its worker's consent.",
+    )
+    volume_root: str | None = Field(
+        default=None,
+        title="Volumes",
+        description="The directory of this machine that volumes are in, which local sandboxes share; by default "
+        "RLM_BATCH_VOLUMES, or one below the user's data directory.",
+    )
+
+    @field_validator("image")
+    @classmethod
+    def _check_image(cls, image: str) -> str:
+        transport, colon, _ = image.partition(":")
+        if REFERENCE.fullmatch(image) is None or (colon and transport in TRANSPORTS):
+            raise ValueError(
+                f"{image!r} is no name of an image: give one such as docker.io/library/python:3.13-slim, and no path "
+                "or archive (the engine makes an image of one by `load` or `import`)"
+            )
+        return image
+
+    @field_validator("packages")
+    @classmethod
+    def _check_wheels(cls, packages: list[str]) -> list[str]:
+        check_wheel_requirements(packages)
+        return packages
+
+    @model_validator(mode="after")
+    def _check_disk(self) -> Self:
+        if self.disk_mib is not None and self.disk_mib > self.memory_mib * 3 // 4:
+            raise ValueError(
+                f"disk_mib is {self.disk_mib} and memory_mib {self.memory_mib}: a container's files are in its memory, "
+                "of which they may take three quarters; set a higher memory_mib, or put data on a volume"
+            )
+        return self
+
+    @property
+    def disk_limit_mib(self) -> int:
+        """MiB that all files of a sandbox may take together."""
+        return self.memory_mib // 2 if self.disk_mib is None else self.disk_mib
+
+
+class ContainerFields(SandboxFields, total=False):
+    """The same for type checkers, as keywords of `ContainerSandbox` and `ContainerInterpreter`."""
+
+    packages: list[str] | tuple[str, ...]
+    engine: Literal["auto", "podman", "docker"]
+    image: str
+    runtime: str | None
+    memory_mib: int
+    processes: int
+    cpus: float | None
+    disk_mib: int | None
+    network: bool
+    volume_root: str | None
