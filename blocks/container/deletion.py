@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-from collections.abc import Iterator
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ..provider import MANAGED_LABELS, SandboxInfo
@@ -13,7 +11,6 @@ from .errors import get_last_line
 NAME_PREFIX = "rlm-batch-"
 NAME = re.compile(NAME_PREFIX + "[0-9a-f]{16}")
 REMOVE_SECONDS = 60.0
-LIST_FORMAT = '{"id": {{json .Id}}, "name": {{json .Name}}, "labels": {{json .Config.Labels}}}'
 ((LABEL, LABEL_VALUE),) = MANAGED_LABELS.items()
 
 
@@ -43,22 +40,20 @@ async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
 async def remove_container(engine: Engine, container: str, sandbox_id: str) -> None:
     """Removes a container that is known to be ours. Raises RlmBatchError where it is left."""
     done = await engine.run("rm", "--force", "--volumes", container, timeout=REMOVE_SECONDS)
-    if done.returncode and [*await _inspect(engine, [container])]:
+    if done.returncode and await _inspect(engine, [container]):
         raise RlmBatchError(
             f"the container {sandbox_id} could not be removed: {get_last_line(done.stderr)}. Reap again later"
         )
 
 
-async def _inspect(engine: Engine, names: list[str]) -> Iterator[tuple[str, str, dict[str, str]]]:
+async def _inspect(engine: Engine, names: list[str]) -> list[tuple[str, str, dict[str, str]]]:
     """The id, the name and the labels of those that are there and carry our label."""
-    done = await engine.run("container", "inspect", "--format", LIST_FORMAT, *names)
-    return _read_containers(done)
-
-
-def _read_containers(done: subprocess.CompletedProcess[str]) -> Iterator[tuple[str, str, dict[str, str]]]:
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            told = json.loads(line)
-            labels = {str(name): str(value) for name, value in (told["labels"] or {}).items()}
-            if labels.get(LABEL) == LABEL_VALUE:
-                yield str(told["id"]), str(told["name"]).removeprefix("/"), labels
+    done = await engine.run("container", "inspect", *names)
+    try:
+        containers = json.loads(done.stdout or "[]")  # without those that have gone meanwhile
+        told = [(item["Id"], item["Name"].removeprefix("/"), item["Config"]["Labels"] or {}) for item in containers]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise RlmBatchError(
+            f"{engine.name} does not say what its containers are: {get_last_line(done.stderr)}"
+        ) from None
+    return [item for item in told if item[2].get(LABEL) == LABEL_VALUE]

@@ -1,0 +1,156 @@
+"""What is left of containers when their host dies, when their lifetime is over, and what `reap` takes: ours alone."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rlm_batch import ConfigurationError, ContainerSandbox, SandboxLost, SandboxStartError, reap
+from rlm_batch.blocks.container.settings import DEFAULT_IMAGE
+from rlm_batch.sandbox.errors import OutcomeUnknown
+
+from .conftest import run_podman
+
+pytestmark = [pytest.mark.anyio, pytest.mark.requires("podman")]
+
+HOST = """
+import asyncio, sys
+from rlm_batch.blocks.container.provider import ContainerProvider
+
+CODE = "import time, subprocess; subprocess.Popen(['sleep', '600']); print('runs', flush=True); time.sleep(600)"
+
+async def run_one(provider):
+    async with provider.interpreter(timeout=600) as interpreter:
+        await interpreter.execute(CODE, on_output=lambda _, text: print(text, end="", flush=True))
+
+async def run_all(count):
+    await asyncio.gather(*(run_one(ContainerProvider(engine="podman")) for _ in range(count)))
+
+asyncio.run(run_all(int(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def foreign() -> Iterator[str]:
+    """A container of somebody else's, with a name like those of ours."""
+    name = f"rlm-batch-{uuid.uuid4().hex[:16]}"
+    words = ["run", "--detach", "--name", name, "--network", "none", "--log-driver", "none", "--label", "managed-by=me"]
+    words += ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+    run_podman(*words, DEFAULT_IMAGE, "sleep", "600")
+    yield name
+    run_podman("rm", "--force", "--time", "0", name)
+
+
+def list_names() -> list[str]:
+    return run_podman("ps", "--all", "--format", "{{.Names}}").split()
+
+
+async def becomes(is_so: Callable[[], bool], seconds: float) -> bool:
+    """Whether it is so within that time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if await asyncio.to_thread(is_so):
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+def open_abandoned(label: str, value: str) -> str:
+    """A container of ours whose client was killed by what it does not notice: it goes on without a wire."""
+    name = f"rlm-batch-{uuid.uuid4().hex[:16]}"
+    labels = {"managed-by": "rlm-batch", "rlm-batch-host": socket.gethostname(), label: value}
+    words = ["run", "--detach", "--name", name, "--network", "none", "--log-driver", "none"]
+    words += [word for item in labels.items() for word in ("--label", "=".join(item))]
+    words += ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+    run_podman(*words, DEFAULT_IMAGE, "sleep", "600")
+    return name
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.full)])
+async def test_a_host_that_is_killed_leaves_no_container_and_touches_nobody_elses(
+    container: ContainerSandbox, foreign: str, count: int
+) -> None:
+    before = {*list_names()}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HOST, str(count)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            for _ in range(count):
+                assert await process.stdout.readline() == b"runs\n"
+        assert len({*list_names()} - before) == count
+    finally:
+        process.kill()
+        await process.wait()
+    assert await becomes(lambda: {*list_names()} <= before, 30)
+    assert foreign in list_names()
+
+
+async def test_reap_takes_what_is_ours_and_over_and_nothing_else(
+    server: str, container: ContainerSandbox, foreign: str
+) -> None:
+    expired = open_abandoned("rlm-batch-expires", str(int(time.time()) - 10))
+    running = open_abandoned("rlm-batch-expires", str(int(time.time()) + 600))
+    try:
+        assert await reap("container", dry_run=True) == [expired]
+        assert await reap("container") == [expired]
+        assert expired not in list_names()
+        assert {running, foreign} <= {*list_names()}
+        await container.delete_sandbox(foreign)  # whoever asks
+        assert foreign in list_names()
+        await container.delete_sandbox(running)
+        assert running not in list_names()
+        await container.delete_sandbox(running)  # it has gone, which is no error
+        with pytest.raises(ConfigurationError, match="no id of a container"):
+            await container.delete_sandbox("somebody-elses")
+    finally:
+        run_podman("rm", "--force", "--time", "0", "--ignore", expired, running)
+
+
+async def test_a_container_ends_at_its_lifetime_whatever_its_host_does(container: ContainerSandbox) -> None:
+    provider = container.with_options({"lifetime": 1})
+    interpreter = provider.interpreter(timeout=60)
+    await interpreter.start()
+    name = interpreter.sandbox.id
+    assert await becomes(lambda: name not in list_names(), 20)
+    with pytest.raises((SandboxLost, OutcomeUnknown, SandboxStartError)):
+        await interpreter.execute("SUBMIT(x=1)")
+    await interpreter.shutdown()
+
+
+async def test_an_engines_client_that_is_killed_is_a_lost_sandbox_and_the_next_one_works(
+    container: ContainerSandbox,
+) -> None:
+    async with container.interpreter(timeout=60) as interpreter:
+        sleeping = asyncio.create_task(interpreter.execute("import time; time.sleep(60)"))
+        name = interpreter.sandbox.id if interpreter.is_alive else ""
+        while not name:
+            await asyncio.sleep(0.05)
+            name = interpreter.sandbox.id if interpreter.is_alive else ""
+        found = subprocess.run(["pgrep", "-f", f"podman run .*{name}"], capture_output=True, text=True, check=True)  # noqa: ASYNC221
+        for pid in map(int, found.stdout.split()):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises((OutcomeUnknown, SandboxLost, SandboxStartError)):
+            await sleeping
+    assert await becomes(lambda: name not in list_names(), 20)
+    async with container.interpreter(timeout=60) as interpreter:
+        assert (await interpreter.execute("SUBMIT(works=True)")).works
+
+
+async def test_who_is_cancelled_while_a_container_starts_leaves_none(container: ContainerSandbox) -> None:
+    before = {*list_names()}
+    for seconds in (0.01, 0.05, 0.1, 0.2):
+        interpreter = container.interpreter(timeout=60)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await interpreter.execute("import time; time.sleep(60)")
+        await interpreter.shutdown()
+    assert await becomes(lambda: {*list_names()} <= before, 20)

@@ -1,0 +1,146 @@
+"""What docs/isolation.md promises of code in a container, probed from inside one."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import CodeError, ConfigurationError, ContainerSandbox, ExecutionTimeout
+
+from .conftest import run_podman
+
+pytestmark = [pytest.mark.anyio, pytest.mark.requires("podman")]
+
+PROBE = r"""
+import os, socket, urllib.request
+
+def attempt(action):
+    try:
+        return str(action())
+    except Exception as error:
+        return type(error).__name__ + ": " + str(error)
+
+def write(path):
+    with open(path, "w") as file:
+        file.write("x")
+    return "written"
+
+def connect(address):
+    with socket.create_connection(address, timeout=2):
+        return "connected"
+
+status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
+places = ("/", "/usr", "/etc", "/var/tmp", "/run", "/dev", "/proc/sys/kernel", "/sys/fs/cgroup", "/root")
+SUBMIT(
+    interfaces=sorted(os.listdir("/sys/class/net")),
+    outside=attempt(lambda: connect((host, port))),
+    names=attempt(lambda: socket.getaddrinfo("example.org", 80)),
+    environment=dict(os.environ),
+    refused={place: attempt(lambda: write(place + "/x")) for place in places},
+    own={place: attempt(lambda: write(place + "/x")) for place in (".", "/tmp", "/dev/shm")},
+    secret=attempt(lambda: open(secret).read()),
+    processes=[name for name in os.listdir("/proc") if name.isdigit()],
+    signal=attempt(lambda: os.kill(pid, 0)),
+    uid=[os.getuid(), os.geteuid(), os.getgid()],
+    capabilities=[status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
+    no_new_privileges=status["NoNewPrivs"],
+    seccomp=status["Seccomp"],
+    mount=attempt(lambda: os.unshare(0x20000) if hasattr(os, "unshare") else "no unshare"),
+    hostname=socket.gethostname(),
+    host=attempt(lambda: os.listdir("/proc/1/root/home")),
+)
+"""
+
+
+async def test_the_promises_of_the_documentation_hold_in_a_container(
+    container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_HOST", "told")
+    monkeypatch.setenv("HTTP_PROXY", "http://user:password@proxy.invalid")
+    secret = tmp_path / "secret"
+    secret.write_text("told")
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    variables = {"secret": str(secret), "pid": os.getpid(), "host": host, "port": port}
+    async with server, container.interpreter(timeout=20) as interpreter:
+        found = await interpreter.execute(PROBE, variables)
+        assert interpreter.sandbox.isolation == "podman"
+        assert {"namespaces", "seccomp", "user"} <= {*interpreter.sandbox.layers}
+    # 1. No network.
+    assert found.interfaces == ["lo"]
+    assert "connected" not in found.outside
+    assert "gaierror" in found.names
+    # 2. None of the host's environment.
+    assert "told" not in str(found.environment)
+    assert "proxy" not in str(found.environment).lower()
+    # 3. The system's files are read only, and 4. there is one place that code may write, in memory.
+    assert {place: text for place, text in found.refused.items() if "written" in text} == {}
+    assert {*found.own.values()} == {"written"}
+    # 5. No file and no process of the host.
+    assert "told" not in found.secret
+    assert len(found.processes) < 6
+    assert found.signal != "None" or os.getpid() < 10
+    assert found.hostname == "sandbox"
+    # 6. Not root, and no way there.
+    assert 0 not in found.uid
+    assert {*found.capabilities} == {"0" * 16}
+    assert found.no_new_privileges == "1"
+    assert found.seccomp == "2"
+    assert "Error" in found.mount or found.mount == "no unshare"
+
+
+async def test_the_seventh_is_time_which_ends_an_execution_and_not_the_container(container: ContainerSandbox) -> None:
+    async with container.interpreter(timeout=1) as interpreter:
+        with pytest.raises(ExecutionTimeout):
+            await interpreter.execute("while True: pass")
+        assert (await interpreter.execute("SUBMIT(works=True)", timeout=20)).works
+
+
+async def test_the_code_cannot_kill_or_stop_the_containers_first_process_nor_read_it(
+    container: ContainerSandbox,
+) -> None:
+    code = """
+import os, signal
+for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT):
+    try:
+        os.kill(1, number)
+    except OSError:
+        pass
+for name in ("mem", "fd", "environ"):
+    try:
+        os.listdir(f"/proc/1/{name}") if name == "fd" else open(f"/proc/1/{name}", "rb").read(1)
+    except OSError:
+        continue
+    SUBMIT(read=name)
+SUBMIT(read="")
+"""
+    async with container.interpreter(timeout=20) as interpreter:
+        assert (await interpreter.execute(code)).read == ""
+        assert (await interpreter.execute("SUBMIT(works=True)")).works
+
+
+async def test_secrets_of_the_environment_stand_in_no_command_line(container: ContainerSandbox) -> None:
+    provider = ContainerSandbox(engine="podman", environment={"KEY": "sk-not-for-others"})  # type: ignore[arg-type]
+    async with provider.interpreter(timeout=20) as interpreter:
+        assert (await interpreter.execute("import os; SUBMIT(key=os.environ['KEY'])")).key == "sk-not-for-others"
+        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        assert any(interpreter.sandbox.id.encode() in line for line in lines)
+        assert not any(b"sk-not-for-others" in line for line in lines)
+        assert "sk-not-for-others" not in await asyncio.to_thread(run_podman, "inspect", interpreter.sandbox.id)
+
+
+async def test_what_an_image_lacks_is_told_before_anything_runs(container: ContainerSandbox) -> None:
+    with pytest.raises(ConfigurationError, match="could not pull it"):
+        await container.with_options({"image": "localhost/there-is-no-such-image:1"}).open({})
+    with pytest.raises(ConfigurationError, match="runs no container of"):
+        await ContainerSandbox(engine="podman", runtime="there-is-none").check()
+
+
+async def test_the_images_python_is_the_codes(container: ContainerSandbox) -> None:
+    async with container.interpreter(timeout=20) as interpreter:
+        version = await interpreter.execute("import sys; SUBMIT(version=list(sys.version_info[:3]))")
+        assert version.version == list(sys.version_info[:3])
+        with pytest.raises(CodeError, match="No module named 'prefect'"):
+            await interpreter.execute("import prefect")

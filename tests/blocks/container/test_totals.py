@@ -1,0 +1,136 @@
+"""The limits of a container hold for it as a whole, each ends its own execution alone, and the next one works."""
+
+import asyncio
+import time
+
+import pytest
+
+from rlm_batch import CodeCrashed, CodeError, ContainerSandbox, ExecutionTimeout
+from rlm_batch.sandbox.errors import RlmBatchError
+
+pytestmark = [pytest.mark.anyio, pytest.mark.requires("podman")]
+
+MEMORY_BOMB = """
+import os, time
+pids = []
+for _ in range(10):
+    pid = os.fork()
+    if pid == 0:
+        held = os.urandom(1 << 20) * 40
+        time.sleep(30)
+        os._exit(0)
+    pids.append(pid)
+killed = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(3)]
+raise MemoryError(f"processes ended by {killed}")
+"""
+MANY_FILES = """
+import os
+for number in range(1000):
+    with open(f"file{number}", "wb") as file:
+        file.write(os.urandom(1 << 20))
+"""
+IN_SHARED_MEMORY = MANY_FILES.replace('f"file', 'f"/dev/shm/file')
+FORK_BOMB = """
+import os
+count = 0
+while True:
+    try:
+        if os.fork() == 0:
+            while True:
+                os.fork()
+        count += 1
+    except OSError:
+        pass
+"""
+THREADS = """
+import threading, time
+for count in range(2000):
+    threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+"""
+SPIN = """
+import os
+for _ in range(8):
+    if os.fork() == 0:
+        while True:
+            pass
+while True:
+    pass
+"""
+PROCESSOR_SECONDS = """
+import os
+if os.path.exists("/sys/fs/cgroup/cpu.stat"):
+    SUBMIT(seconds=int(open("/sys/fs/cgroup/cpu.stat").read().split()[1]) / 1e6)
+SUBMIT(seconds=int(open("/sys/fs/cgroup/cpuacct/cpuacct.usage").read()) / 1e9)
+"""
+WORKS = "import os; SUBMIT(works=os.getpid() > 0)"
+
+
+async def run_beyond(provider: ContainerSandbox, code: str, timeout: float = 20) -> RlmBatchError:
+    """The error of code that goes beyond a limit; another execution runs beside it, and one after it, undisturbed."""
+    async with provider.interpreter(timeout=timeout) as interpreter:
+        beside = asyncio.create_task(interpreter.execute("import time; time.sleep(0.5); SUBMIT(works=True)"))
+        await asyncio.sleep(0)
+        with pytest.raises(RlmBatchError) as caught:
+            await interpreter.execute(code)
+        assert (await beside).works
+        assert (await interpreter.execute(WORKS)).works
+    return caught.value
+
+
+async def test_ten_processes_together_get_no_more_than_the_memory_of_the_container(container: ContainerSandbox) -> None:
+    error = await run_beyond(container.with_options({"memory_mib": 256}), MEMORY_BOMB)
+    assert isinstance(error, CodeError)
+    if isinstance(error, CodeCrashed):  # the kernel has taken the first of them
+        assert error.out_of_memory
+    else:
+        assert "-9" in str(error)
+
+
+async def test_a_thousand_files_together_get_no_more_than_the_disk_of_the_container(
+    container: ContainerSandbox,
+) -> None:
+    error = await run_beyond(container.with_options({"disk_mib": 64}), MANY_FILES)
+    assert isinstance(error, CodeError)
+    assert "No space left on device" in str(error)
+
+
+async def test_a_full_disk_can_be_cleared_by_the_next_execution(container: ContainerSandbox) -> None:
+    async with container.with_options({"disk_mib": 16}).interpreter(timeout=20) as interpreter:
+        with pytest.raises(CodeError, match="No space left"):
+            await interpreter.execute(MANY_FILES)
+        code = "import os\nfor name in os.listdir(): os.unlink(name)\nopen('a', 'w').write('b')\nSUBMIT(works=True)"
+        assert (await interpreter.execute(code)).works
+
+
+@pytest.mark.full
+async def test_shared_memory_is_limited_too(container: ContainerSandbox) -> None:
+    error = await run_beyond(container.with_options({"memory_mib": 256}), IN_SHARED_MEMORY)
+    assert "No space left on device" in str(error)
+
+
+@pytest.mark.full
+@pytest.mark.alone
+async def test_a_fork_bomb_ends_with_its_execution(container: ContainerSandbox) -> None:
+    provider = container.with_options({"processes": 64, "cpus": 1})
+    async with provider.interpreter(timeout=3) as interpreter:
+        with pytest.raises(RlmBatchError):
+            await interpreter.execute(FORK_BOMB)
+        assert (await interpreter.execute(WORKS, timeout=20)).works
+
+
+async def test_threads_count_as_processes_do(container: ContainerSandbox) -> None:
+    error = await run_beyond(container.with_options({"processes": 40}), THREADS)
+    assert "can't start new thread" in str(error)
+
+
+@pytest.mark.full
+@pytest.mark.alone
+async def test_processes_that_spin_get_the_processors_of_the_container_and_no_more(container: ContainerSandbox) -> None:
+    provider = container.with_options({"cpus": 0.5})
+    async with provider.interpreter(timeout=6) as interpreter:
+        await interpreter.execute(WORKS)
+        started = time.monotonic()
+        with pytest.raises(ExecutionTimeout):
+            await interpreter.execute(SPIN, timeout=4)
+        used = await interpreter.execute(PROCESSOR_SECONDS, timeout=20)
+        assert used.seconds < 0.5 * (time.monotonic() - started) + 1.5
