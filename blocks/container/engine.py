@@ -82,9 +82,14 @@ async def ask_engine(name: str) -> Engine | str:
             return f"{program} could not be started ({error.strerror})"
         try:
             _engines[key] = _read_info(program, json.loads(done.stdout))
-        except (ValueError, KeyError, TypeError):
-            return get_last_line(done.stderr or done.stdout) or f"it ended with status {done.returncode}"
+        except (ValueError, KeyError, TypeError) as error:
+            no_server = str(error) if isinstance(error, NoServerError) else ""
+            return no_server or get_last_line(done.stderr) or f"it ended with status {done.returncode}"
     return _engines[key]
+
+
+class NoServerError(ValueError):
+    """A client has told of itself, and of no server: the message is what it complained of."""
 
 
 def _read_info(program: str, info: dict[str, Any]) -> Engine:
@@ -102,7 +107,7 @@ def _read_info(program: str, info: dict[str, Any]) -> Engine:
             tuple(setting for setting, (name, _) in CONTROLLERS.items() if name in host["cgroupControllers"]),
         )
     if not info.get("ServerVersion"):
-        raise ValueError("; ".join(info.get("ServerErrors") or ["no server"]))
+        raise NoServerError("; ".join(map(str, info.get("ServerErrors") or ["its daemon does not answer"])))
     return Engine(
         program,
         "docker",

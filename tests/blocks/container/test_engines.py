@@ -1,0 +1,153 @@
+"""Which engine is used: the one that answers, whatever is installed; and what is said where none does."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import ConfigurationError, ContainerSandbox, LocalSandbox
+from rlm_batch.blocks.container.engine import find_engine
+from rlm_batch.blocks.local import isolation_level
+from rlm_batch.blocks.registry import make_unsaved_provider
+from rlm_batch.cli.doctor import run_doctor
+
+from .conftest import DOCKER_INFO, make_docker, make_program
+
+PATH = os.environ["PATH"]
+
+pytestmark = pytest.mark.anyio
+
+NO_DAEMON = 'echo "Cannot connect to the Docker daemon at unix:///var/run/docker.sock." >&2; exit 1'
+
+
+async def test_a_client_that_nobody_answers_is_no_engine(programs: Path) -> None:
+    make_program(programs / "docker", NO_DAEMON)
+    with pytest.raises(ConfigurationError, match="podman: it is not on the PATH; docker: Cannot connect to the Docker"):
+        await find_engine("auto")
+    make_docker(programs / "docker", {"ServerErrors": ["the daemon is away"]}, "exit 1")
+    with pytest.raises(ConfigurationError, match="the daemon is away"):
+        await find_engine("docker")
+
+
+async def test_the_engine_that_answers_is_taken_although_another_is_installed(programs: Path) -> None:
+    make_program(programs / "podman", "echo 'Error: cannot re-exec process' >&2; exit 125")
+    make_docker(programs / "docker", DOCKER_INFO, "exit 1")
+    engine = await find_engine("auto")
+    assert engine.name == "docker"
+    assert engine.describe() == ("docker 28.2.2 (with root's rights, runc, cgroup v2 for memory_mib, processes, cpus)")
+    with pytest.raises(ConfigurationError, match="podman: cannot re-exec process"):
+        await find_engine("podman")
+
+
+async def test_an_engine_is_asked_again_once_it_has_been_started(programs: Path) -> None:
+    make_program(programs / "docker", NO_DAEMON)
+    with pytest.raises(ConfigurationError):
+        await find_engine("auto")
+    make_docker(programs / "docker", {**DOCKER_INFO, "SecurityOptions": ["name=rootless"]}, "exit 1")
+    assert (await find_engine("auto")).is_rootless
+
+
+async def test_a_client_called_docker_may_be_podman(programs: Path) -> None:
+    host = {"ociRuntime": {"name": "crun"}, "cgroupVersion": "v2", "cgroupControllers": [], "serviceIsRemote": True}
+    info = {"host": {**host, "security": {"rootless": True}}, "version": {"Version": "5.0.0"}}
+    make_docker(programs / "docker", info, "exit 1")
+    engine = await find_engine("auto")
+    assert engine.name == "podman"
+    assert engine.describe() == "podman 5.0.0 (rootless, crun, cgroup v2 for nothing)"
+
+
+async def test_the_name_of_a_provider_may_name_the_engine() -> None:
+    provider = make_unsaved_provider("container:docker")
+    assert isinstance(provider, ContainerSandbox.__mro__[1])
+    assert provider.engine == "docker"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"unknown engine in 'container:lxc': it is one of .*container:podman"):
+        make_unsaved_provider("container:lxc")
+
+
+@pytest.mark.requires("podman")
+async def test_a_sandbox_runs_by_dockers_command_line(
+    no_container_left: None, no_process_left: None, programs: Path
+) -> None:
+    """Its words are those that both engines know: here Podman takes them, but says of itself what Docker does."""
+    # A daemon has the rights to set its own limits, which this Podman may have not.
+    podman = 'case $1 in run) shift; set -- run --ulimit nproc=1024:1024 "$@" ;; esac; exec podman "$@"'
+    make_docker(programs / "docker", DOCKER_INFO, f"export PATH={PATH}; {podman}")
+    provider = ContainerSandbox(engine="docker", environment={"HTTP_PROXY": "http://own"})  # type: ignore[arg-type]
+    async with provider.interpreter(timeout=20) as interpreter:
+        assert interpreter.sandbox.isolation == "docker"
+        assert (await interpreter.execute("import os; SUBMIT(p=os.environ['HTTP_PROXY'])")).p == "http://own"
+        await interpreter.upload("a/file", b"data")
+        assert await interpreter.sandbox.download("a/file") == b"data"
+        (listed,) = await provider.list_sandboxes()
+        assert listed.id == interpreter.sandbox.id
+    assert await provider.list_sandboxes() == []
+
+
+# ------------------------------------------------------------------------------------------ in place of local sandboxes
+
+
+@pytest.fixture
+def without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS: neither level of local isolation works, and nothing of it has been tried yet."""
+    monkeypatch.setattr(isolation_level, "_reasons", {})
+    monkeypatch.setattr(isolation_level.sys, "platform", "darwin")
+
+
+@pytest.mark.requires("podman")
+@pytest.mark.usefixtures("without_isolation")
+async def test_local_sandboxes_are_containers_where_the_machine_has_no_isolation_of_its_own(
+    no_container_left: None, no_process_left: None, volumes: Path
+) -> None:
+    provider = LocalSandbox(total_memory_mib=512, volume_name="results")
+    said = await provider.check()
+    assert said.startswith("containers of podman ")
+    assert "local sandboxes of its own this machine has none (bubblewrap: local isolation needs Linux" in said
+    assert (await provider.fingerprint())["provider"] == "container"
+    async with provider.interpreter(timeout=20) as interpreter:
+        result = await interpreter.execute("save_to_volume('a', 'b'); SUBMIT(x=1)")
+        assert (result.meta.provider, result.meta.isolation) == ("container", "podman")
+        (info,) = await provider.list_sandboxes()
+        assert info.id == interpreter.sandbox.id
+        await provider.delete_sandbox(info.id)
+    assert await (await provider.volume()).get("a") == b"b"
+
+
+@pytest.mark.usefixtures("without_isolation")
+async def test_without_either_the_error_says_what_to_do_about_both(programs: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        await LocalSandbox().open({})
+    assert "install bubblewrap" in str(caught.value)
+    assert "install Podman" in str(caught.value)
+    with pytest.raises(ConfigurationError, match="does not work on this machine"):  # who names a level gets no other
+        await LocalSandbox(isolation="landlock").open({})
+
+
+@pytest.mark.requires("podman")
+@pytest.mark.usefixtures("without_isolation")
+async def test_what_no_container_can_have_is_refused_there(programs: Path) -> None:
+    make_docker(programs / "docker", DOCKER_INFO, "exit 1")
+    with pytest.raises(ConfigurationError, match="no container does for these settings: packages"):
+        await LocalSandbox(packages="environment").open({})  # type: ignore[arg-type]
+
+
+def test_the_doctor_shows_engines_and_what_they_are(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_program(programs / "podman", NO_DAEMON.replace("Docker", "Podman"))
+    make_docker(programs / "docker", DOCKER_INFO, "exit 1")
+    assert run_doctor(is_json=True) == 0
+    rows = {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows["container, docker"]["works"]
+    assert "docker 28.2.2 (with root's rights, runc, cgroup v2 for memory_mib" in rows["container, docker"]["details"]
+    assert "is pulled when the first sandbox is opened" in rows["container, docker"]["details"]
+    assert not rows["container, podman"]["works"]
+    assert "Cannot connect" in rows["container, podman"]["details"]
+
+
+@pytest.mark.requires("podman")
+def test_the_doctor_tries_a_container_where_the_image_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    run_doctor(is_json=True)
+    rows = {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    details = rows["container, podman"]["details"]
+    assert f"with Python {'.'.join(map(str, sys.version_info[:3]))}" in details
+    assert "for a sandbox as a whole: memory_mib, processes, disk_mib" in details

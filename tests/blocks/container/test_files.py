@@ -1,0 +1,124 @@
+"""What a container gets of the host's files, what goes in and out, and what an image is built with."""
+
+import base64
+import hashlib
+import subprocess
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import ConfigurationError, ContainerSandbox, SandboxStartError, VolumeError
+from rlm_batch.blocks.container.image import BUILT_REPOSITORY
+
+from .conftest import run_podman
+
+pytestmark = [pytest.mark.anyio, pytest.mark.requires("podman")]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a module and a link, and a cache of the test's own for its clone."""
+    monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "repository"
+    path.mkdir()
+    (path / "shape.py").write_text("AREA = 12\n")
+    (path / "link").symlink_to("shape.py")
+    commit_all(path)
+    return path
+
+
+def commit_all(repository: Path) -> None:
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "more"]):
+        subprocess.run([*git, *words], check=True, timeout=60)
+
+
+async def test_code_runs_in_a_clone_that_it_may_write(container: ContainerSandbox, repository: Path) -> None:
+    provider = container.with_options({"repo_url": str(repository)})
+    async with provider.interpreter(timeout=20) as interpreter:
+        code = "import os, shape\nopen('own', 'w').write('x')\nSUBMIT(area=shape.AREA, there=sorted(os.listdir()))"
+        result = await interpreter.execute(code)
+    assert result.area == 12
+    assert {".git", "link", "own", "shape.py"} <= {*result.there}
+    assert not (repository / "own").exists()
+
+
+async def test_a_clone_that_its_disk_has_no_room_for_says_so(container: ContainerSandbox, repository: Path) -> None:
+    (repository / "large").write_bytes(bytes(4 << 20))
+    commit_all(repository)
+    provider = container.with_options({"repo_url": str(repository), "disk_mib": 2})
+    with pytest.raises(SandboxStartError, match=r"could not be unpacked: .*No space left"):
+        await provider.interpreter(timeout=20).start()
+
+
+async def test_modules_of_ones_own_and_files_go_in_and_out(container: ContainerSandbox, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("NAME = 'mine'\n")
+    provider = container.with_files([str(tmp_path)])
+    async with provider.interpreter(timeout=20) as interpreter:
+        assert (await interpreter.execute("import mine; SUBMIT(name=mine.NAME)")).name == "mine"
+        data = bytes(range(256)) * 8192  # which a pipe does not hold
+        await interpreter.upload("folder/file.bin", data)
+        assert await interpreter.sandbox.download("folder/file.bin") == data
+        assert await interpreter.sandbox.download("/tmp/sandbox/folder/file.bin") == data
+        for path in ("/usr/file", "/proc/1/file"):
+            with pytest.raises(VolumeError, match="could not be written"):
+                await interpreter.upload(path, b"")
+        with pytest.raises(VolumeError, match="could not be read"):
+            await interpreter.sandbox.download("nothing")
+
+
+# ------------------------------------------------------------------------------------------------------------- packages
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An index with one wheel, that pip is told of by the environment."""
+    folder = tmp_path / "index" / "a-shape"
+    folder.mkdir(parents=True)
+    name, info = "a_shape-1.0-py3-none-any.whl", "a_shape-1.0.dist-info"
+    files = {
+        "a_shape.py": "AREA = 7\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: a-shape\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(folder / name, "w") as wheel:
+        lines: list[str] = []
+        for path, text in files.items():
+            wheel.writestr(path, text)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+            lines.append(f"{path},sha256={digest},{len(text)}")
+        wheel.writestr(f"{info}/RECORD", "\n".join([*lines, f"{info}/RECORD,,"]) + "\n")
+    (folder / "index.html").write_text(f'<a href="{name}">{name}</a>')
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://user:not-for-layers@127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
+        thread.join()
+    for image in run_podman("images", "--quiet", "--filter", "label=managed-by=rlm-batch").split():
+        run_podman("rmi", "--force", image)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("index")
+async def test_packages_are_built_into_an_image_once_and_no_password_stays_there(container: ContainerSandbox) -> None:
+    provider = container.with_options({"packages": ["a-shape>=1"]})
+    for _ in range(2):
+        async with provider.interpreter(timeout=20) as interpreter:
+            assert (await interpreter.execute("import a_shape; SUBMIT(area=a_shape.AREA)")).area == 7
+    names = run_podman("images", "--format", "{{.Repository}}:{{.Tag}}").split()
+    (built,) = [name for name in names if name.startswith(BUILT_REPOSITORY)]
+    told = run_podman("image", "inspect", built) + run_podman("history", "--no-trunc", built)
+    assert "not-for-layers" not in told
+    code = "import glob; SUBMIT(text=[open(path).read() for path in glob.glob('/etc/pip*')])"
+    async with provider.interpreter(timeout=20) as interpreter:
+        assert "not-for-layers" not in str((await interpreter.execute(code)).text)
+    with pytest.raises(ConfigurationError, match=r"could not be installed into .*from wheels alone"):
+        await container.with_options({"packages": ["there-is-no-such-package"]}).open({})
