@@ -34,7 +34,7 @@ def build_run_command(
     program: str,
     *,
     labels: Mapping[str, str],
-    name: str | None = None,
+    name: str,
     image_volumes: Sequence[str] = (),
     bind: Bind | None = None,
     gid: int | None = None,
@@ -45,7 +45,7 @@ def build_run_command(
     shm_mib = max(1, min(settings.memory_mib - settings.disk_limit_mib, settings.memory_mib // 2) // 2)
     tmpfs = "rw,exec,nosuid,nodev,mode=1777"
     words = [engine.program, "run", "--interactive", "--rm", "--pull", "never", "--log-driver", "none"]
-    words += [] if name is None else ["--name", name]
+    words += ["--name", name]
     words += [word for label, value in labels.items() for word in ("--label", f"{label}={value}")]
     words += ["--hostname", "sandbox", "--workdir", "/tmp", "--entrypoint", "python3", "--init=false"]
     words += ["--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges"]

@@ -1,7 +1,6 @@
 """How a container comes to be: its name, its volume, what it is sent, and its driver's settings."""
 
 import os
-import uuid
 
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import ConfigurationError
@@ -10,7 +9,7 @@ from ..host_files.files import HostFiles
 from ..storage.local_volume import UMASK, find_volume
 from ..worker_consent import check_network, check_runtime
 from .command import Bind, build_run_command, resolve_mount_point
-from .deletion import NAME_PREFIX
+from .deletion import make_name
 from .engine import Engine
 from .handle import ContainerHandle
 from .launch import CWD, Payload, pack_repository
@@ -36,7 +35,7 @@ async def create_container(
             raise ConfigurationError(
                 f"the volume {bind.source} has a comma in its path, and an engine mounts none such: move it"
             )
-    ready = await ensure_ready(settings, engine)
+    ready = await ensure_ready(settings, engine, labels)
     repository = None
     if settings.repo_url is not None:
         clone = await check_out_repository(settings.repo_url, commit or "", settings.repo_token)
@@ -44,7 +43,7 @@ async def create_container(
     if volume is not None:
         gid = volume.create()
     payload = Payload(files.archive, repository)
-    name = f"{NAME_PREFIX}{uuid.uuid4().hex[:16]}"
+    name = make_name()
     command = build_run_command(
         engine,
         settings,

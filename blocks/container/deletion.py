@@ -2,6 +2,7 @@
 
 import json
 import re
+import uuid
 
 from ...sandbox.errors import ConfigurationError, RlmBatchError
 from ..provider import MANAGED_LABELS, SandboxInfo
@@ -12,6 +13,11 @@ NAME_PREFIX = "rlm-batch-"
 NAME = re.compile(NAME_PREFIX + "[0-9a-f]{16}")
 REMOVE_SECONDS = 60.0
 ((LABEL, LABEL_VALUE),) = MANAGED_LABELS.items()
+
+
+def make_name() -> str:
+    """The name of a new container, which is its id for us."""
+    return f"{NAME_PREFIX}{uuid.uuid4().hex[:16]}"
 
 
 async def list_containers(engine: Engine) -> list[SandboxInfo]:

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError
-from ..provider import MANAGED_LABELS
 from .command import build_run_command
+from .deletion import make_name, remove_container
 from .engine import Engine
 from .errors import get_last_line
 from .image import ensure_image, list_image_volumes
@@ -60,25 +62,18 @@ _ready: dict[tuple[Any, ...], Readiness] = {}
 _locks = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
 
-def find_readiness(settings: ContainerSettings, engine: Engine) -> Readiness | None:
-    """What is known already of containers of these settings."""
-    return _ready.get(_build_key(settings, engine))
+async def ensure_ready(settings: ContainerSettings, engine: Engine, labels: Mapping[str, str]) -> Readiness:
+    """An image that is there, tried once in a process, in a container with these labels.
 
-
-async def ensure_ready(settings: ContainerSettings, engine: Engine) -> Readiness:
-    """An image that is there, tried once in a process. Raises ConfigurationError where no container of it runs."""
+    Raises ConfigurationError where no container of it runs.
+    """
     key = _build_key(settings, engine)
     if key not in _ready:
         async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if key not in _ready:
                 image = await ensure_image(settings, engine)
-                _ready[key] = await _try_container(settings, engine, image)
+                _ready[key] = await _try_container(settings, engine, image, labels)
     return _ready[key]
-
-
-def forget_readiness() -> None:
-    """Has every image looked for and tried again: one may have been removed since."""
-    _ready.clear()
 
 
 def _build_key(settings: ContainerSettings, engine: Engine) -> tuple[Any, ...]:
@@ -86,19 +81,28 @@ def _build_key(settings: ContainerSettings, engine: Engine) -> tuple[Any, ...]:
     return (engine, tuple(settings.packages), *(getattr(settings, name) for name in names))
 
 
-async def _try_container(settings: ContainerSettings, engine: Engine, image: str) -> Readiness:
+async def _try_container(
+    settings: ContainerSettings, engine: Engine, image: str, labels: Mapping[str, str]
+) -> Readiness:
     volumes = await list_image_volumes(engine, image)
-    _, *words = build_run_command(engine, settings, image, PROBE, labels=MANAGED_LABELS, image_volumes=volumes)
-    done = await engine.run(*words, timeout=PROBE_SECONDS)
+    name = make_name()
+    _, *words = build_run_command(engine, settings, image, PROBE, labels=labels, name=name, image_volumes=volumes)
+    is_gone = False
+    try:
+        done = await engine.run(*words, timeout=PROBE_SECONDS)
+        is_gone = done.returncode == 0
+    finally:
+        if not is_gone:  # one that was made and not started is not removed by itself
+            await run_shielded(remove_container(engine, name, name))
     try:
         told = json.loads(done.stdout.splitlines()[-1])
         if done.returncode:
             raise ValueError
         python = tuple(map(int, told["python"]))
     except (ValueError, LookupError, TypeError):
-        words = get_last_line(done.stderr) or f"it ended with status {done.returncode}"
+        complaint = get_last_line(done.stderr) or f"it ended with status {done.returncode}"
         raise ConfigurationError(
-            f"{engine.name} runs no container of {image}: {words}. It needs Python 3.9 or newer as python3; ask "
+            f"{engine.name} runs no container of {image}: {complaint}. It needs Python 3.9 or newer as python3; ask "
             "rlm-batch doctor what the engine is"
         ) from None
     if python < (3, 9):

@@ -29,7 +29,7 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         engine = await find_engine(self.engine)
         if not await find_image(self, engine):
             return f"{engine.describe()}; the image {self.image} is pulled when the first sandbox is opened"
-        ready = await ensure_ready(self, engine)
+        ready = await ensure_ready(self, engine, self.labels(""))
         asked = ["memory_mib", "processes", "disk_mib", *(["cpus"] if self.cpus is not None else [])]
         missing = [name for name in asked if name not in ready.limits]
         lack = f" (what says that {', '.join(missing)} holds is not to be seen in it)" if missing else ""
