@@ -37,7 +37,7 @@ PROGRAMS = (
     "seq",
     "sort",
 )
-LEFT_OUT = ("site-packages", "test", "idlelib", "tkinter", "turtledemo", "lib2to3", "__pycache__")
+LEFT_OUT = ("site-packages", "test", "idlelib", "tkinter", "turtledemo", "lib2to3")
 STORAGE = """
 [storage]
 driver = "overlay"
