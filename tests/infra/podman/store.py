@@ -83,14 +83,19 @@ def find_missing_podman() -> str:
     return ""
 
 
+def name_image() -> str:
+    """The image's own name, which changes with what it is made of."""
+    text = "".join([Path(__file__).read_text(), sys.version, sys.base_prefix])
+    return f"localhost/tests-of-rlm-batch:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
 def _run_podman(*words: str) -> str:
     return subprocess.run(["podman", *words], check=True, capture_output=True, text=True, timeout=100).stdout
 
 
 def _ensure_image() -> None:
     """Makes the image, once, under the name of the default one: there is no other of that name in the tests' store."""
-    text = "".join([Path(__file__).read_text(), sys.version, sys.base_prefix])
-    name = f"localhost/tests-of-rlm-batch:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    name = name_image()
     PLACE.mkdir(mode=0o700, exist_ok=True)
     with (PLACE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
