@@ -13,6 +13,8 @@ from .errors import get_last_line
 
 ENGINES = ("podman", "docker")  # in the order of auto: the first needs no daemon, and with it no one's root
 ANSWER_SECONDS = 30.0
+# Where clients run: conmon, which Podman starts, would leave a file `oom` in a directory that it can write.
+CLIENT_DIRECTORY = "/proc" if os.path.isdir("/proc") else "/"
 # By setting: the controller as Podman names it, and what Docker says of it.
 CONTROLLERS = {
     "memory_mib": ("memory", "MemoryLimit"), "processes": ("pids", "PidsLimit"), "cpus": ("cpu", "CpuCfsQuota"),
@@ -36,7 +38,7 @@ class Engine:
     async def run(self, *words: str, timeout: float = ANSWER_SECONDS) -> subprocess.CompletedProcess[str]:
         """One of its commands. Raises ConfigurationError where it does not end within `timeout` seconds."""
         try:
-            return await run_command(self.program, *words, timeout=timeout)
+            return await run_command(self.program, *words, timeout=timeout, cwd=CLIENT_DIRECTORY)
         except TimeoutError:
             raise ConfigurationError(f"{self.name} {words[0]} did not end within {timeout:g} s: is it well?") from None
 

@@ -12,7 +12,7 @@ from ..storage.local_volume import LocalVolume
 from ..storage.safe_paths import split_path
 from .channel import ContainerChannel
 from .deletion import remove_container
-from .engine import Engine
+from .engine import CLIENT_DIRECTORY, Engine
 from .errors import CANNOT_RUN_STATUS, ENGINE_STATUS, NO_PROGRAM_STATUS, get_last_line, make_start_error
 from .launch import Payload
 
@@ -80,6 +80,7 @@ class ContainerHandle(Sandbox):
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
+                cwd=CLIENT_DIRECTORY,
             )
         except OSError as error:
             raise make_start_error(self.id, None, str(error)) from error
@@ -129,6 +130,7 @@ class ContainerHandle(Sandbox):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            cwd=CLIENT_DIRECTORY,
         )
         try:
             async with asyncio.timeout(FILE_SECONDS):

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,13 +78,17 @@ async def run_beyond(provider: ContainerSandbox, code: str, timeout: float = 20)
     return caught.value
 
 
-async def test_ten_processes_together_get_no_more_than_the_memory_of_the_container(container: ContainerSandbox) -> None:
+async def test_ten_processes_together_get_no_more_than_the_memory_of_the_container(
+    container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     error = await run_beyond(container.with_options({"memory_mib": 256}), MEMORY_BOMB)
     assert isinstance(error, CodeError)
     if isinstance(error, CodeCrashed):  # the kernel has taken the first of them
         assert error.out_of_memory
     else:
         assert "-9" in str(error)
+    assert list(tmp_path.iterdir()) == []  # what watches a container leaves nothing in its host's directory
 
 
 async def test_a_thousand_files_together_get_no_more_than_the_disk_of_the_container(
