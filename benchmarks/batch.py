@@ -1,6 +1,7 @@
 """What a batch costs beside plain thread pools: the same executions, in one run.
 
     python benchmarks/batch.py [--executions 500] [--workers 4] [--long 10000] [--isolation auto]
+    python benchmarks/batch.py --image docker.io/library/python:3.12-slim --executions 100
 
 A Prefect server with the settings that we ship runs as a process of its own. Each way is measured `--rounds` times, in
 turns: until it returns, and until the server shows all of its task runs as completed. The peers are pools of as many
@@ -9,6 +10,10 @@ bubblewrap to the first); and a sandbox of ours. Task runs that do nothing, as m
 itself. CPU is for each execution: the program's, the server's, and what else the machine did, which is the sandboxes.
 Below the table are 200 executions in sandboxes where `prepare` has imported numpy beside 200 in those where it has not,
 and one long batch in reused sandboxes, with what the process grew by.
+
+With an image the sandboxes are containers, and the first peer is the engine's own `run --rm` of it, with all flags that
+a sandbox of ours has. The line below that table is a batch's seconds less those of task runs that do nothing, beside
+that peer's.
 """
 
 from __future__ import annotations
@@ -37,10 +42,14 @@ from processor_time import read_machine_seconds, read_process_seconds
 from rich.console import Console
 from rich.table import Table
 
-from rlm_batch import LocalInterpreter, LocalSandbox, SandboxStartError, batch
+from rlm_batch import ContainerSandbox, LocalInterpreter, LocalSandbox, SandboxStartError, batch
+from rlm_batch.blocks.container.command import build_run_command
+from rlm_batch.blocks.container.deletion import make_name
+from rlm_batch.blocks.container.engine import find_engine
 from rlm_batch.deployments.server import PrefectServer
 
 CODE = "SUBMIT(y=x + 1)"
+NOTHING, FRESH = "task runs that do nothing", "batch, a sandbox each"
 BARE_CODE = "import sys\nprint(int(sys.argv[1]) + 1)"
 WALLS = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
 WALLS += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--"]
@@ -122,6 +131,42 @@ def run_batch(executions: int, workers: int, isolation: str, **options: Any) -> 
     assert [result.y for result in results] == list(range(1, executions + 1))
 
 
+def run_containers(provider: ContainerSandbox, executions: int, workers: int) -> None:
+    """A peer: a thread pool, and for each execution a container that the engine runs, with the flags of ours."""
+    engine = asyncio.run(find_engine(provider.engine))
+
+    def run_one(x: int) -> int:
+        words = build_run_command(engine, provider, provider.image, BARE_CODE, labels={}, name=make_name())
+        done = subprocess.run([*words, str(x)], stdin=subprocess.DEVNULL, capture_output=True, check=True, cwd="/proc")
+        return int(done.stdout)
+
+    with ThreadPoolExecutor(workers) as threads:
+        assert list(threads.map(run_one, range(executions))) == list(range(1, executions + 1))
+
+
+def build_container_ways(count: int, workers: int, image: str) -> dict[str, Way]:
+    """The ways of containers by their names, the peer of the ratios first."""
+    provider = ContainerSandbox(image=image)
+    provider.save("measured", overwrite=True)  # type: ignore[unused-coroutine]
+    ours = {"provider": "container-sandbox/measured"}
+    reused = {**ours, "reuse_sandboxes": True, "executions_per_task": 50}
+    run_batch(workers, workers, "auto", **ours)  # the probe of the image
+    return {
+        "engine's run": Way(lambda: run_containers(provider, count, workers)),
+        NOTHING: Way(lambda: run_empty_tasks(count, workers), count),
+        FRESH: Way(lambda: run_batch(count, workers, "auto", executions_per_task=1, **ours), count),
+        "batch, reused, 50 a task": Way(lambda: run_batch(count, workers, "auto", **reused), -(-count // 50)),
+    }
+
+
+def describe_container_ratios(found: dict[str, list[Sample]]) -> str:
+    """A batch's seconds in containers, less what Prefect costs, beside the engine's."""
+    seconds = {name: statistics.median(sample.seconds for sample in samples) for name, samples in found.items()}
+    peer, _, _, reused = seconds.values()
+    each = (seconds[FRESH] - seconds[NOTHING]) / peer
+    return f"less task runs that do nothing: {each:.2f} of the engine's run; reused: {reused / peer:.2f}"
+
+
 def measure(way: Way, server: PrefectServer) -> Sample:
     """One sample, which ends when the server shows its task runs."""
     assert server.pid is not None
@@ -152,8 +197,8 @@ def build_ways(count: int, workers: int, isolation: str) -> dict[str, Way]:
     return {
         **ways,
         "thread pool, a sandbox each": Way(lambda: run_sandboxes(count, workers, isolation)),
-        "task runs that do nothing": Way(lambda: run_empty_tasks(count, workers), count),
-        "batch, a sandbox each": Way(lambda: run_batch(count, workers, isolation, executions_per_task=1), count),
+        NOTHING: Way(lambda: run_empty_tasks(count, workers), count),
+        FRESH: Way(lambda: run_batch(count, workers, isolation, executions_per_task=1), count),
         "batch, reused, 50 a task": Way(lambda: run_batch(count, workers, isolation, **reused), -(-count // 50)),
     }
 
@@ -243,6 +288,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--long", type=int, default=10_000, help="executions of the long batch; 0 leaves it out")
     parser.add_argument("--isolation", default="auto")
+    parser.add_argument("--image", help="measure containers of that image in the place of local sandboxes")
     arguments = parser.parse_args()
     count, workers, isolation = arguments.executions, arguments.workers, arguments.isolation
     with tempfile.TemporaryDirectory() as home, PrefectServer(Path(home)) as server:
@@ -251,13 +297,17 @@ def main() -> None:
 
         with temporary_settings({PREFECT_API_URL: server.url}):
             run_batch(workers, workers, isolation)  # imports, and the probe of the isolation
-            ways = build_ways(count, workers, isolation)
+            image = arguments.image
+            ways = build_container_ways(count, workers, image) if image else build_ways(count, workers, isolation)
             found: dict[str, list[Sample]] = {name: [] for name in ways}
             for _ in range(arguments.rounds):
                 for name, way in ways.items():
                     found[name].append(measure(way, server))
             title = f"{count} executions, {workers} workers: medians of {arguments.rounds}; CPU for each execution"
             Console(width=120).print(build_table(found, count, title))
+            if image:
+                print(describe_container_ratios(found))
+                return
             print(measure_prepare(server, workers, isolation, arguments.rounds))
             if arguments.long:
                 before = read_memory()

@@ -86,7 +86,7 @@ async def ask_engine(name: str) -> Engine | str:
             _engines[key] = _read_info(program, json.loads(done.stdout))
         except (ValueError, KeyError, TypeError) as error:
             no_server = str(error) if isinstance(error, NoServerError) else ""
-            return no_server or get_last_line(done.stderr) or f"it ended with status {done.returncode}"
+            return no_server or get_last_line(done.stderr) or f"no server answers it (status {done.returncode})"
     return _engines[key]
 
 
@@ -109,7 +109,7 @@ def _read_info(program: str, info: dict[str, Any]) -> Engine:
             tuple(setting for setting, (name, _) in CONTROLLERS.items() if name in host["cgroupControllers"]),
         )
     if not info.get("ServerVersion"):
-        raise NoServerError("; ".join(map(str, info.get("ServerErrors") or ["its daemon does not answer"])))
+        raise NoServerError("; ".join(map(str, info.get("ServerErrors") or ())))
     return Engine(
         program,
         "docker",
