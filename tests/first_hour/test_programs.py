@@ -13,7 +13,7 @@ import pytest
 from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import ChatServer
 
-PROGRAMS = sorted(Path(__file__).with_name("programs").glob("*.py"))
+PROGRAMS = sorted(Path(__file__).with_name("programs").glob("*/*.py"))
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
