@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,10 @@ def test_an_interrupted_script_says_where_its_results_are_and_run_again_it_does_
     while sum("begun" in line for line in lines) < 3:
         lines.append(process.stderr.readline())
         assert lines[-1], "".join(lines)
+    until = time.monotonic() + 60
+    while not any(part.stat().st_size for part in (tmp_path / "results").glob("part-*.jsonl")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == -signal.SIGINT
