@@ -10,16 +10,8 @@ from ...blocks.host_files.python_path import locate_directories
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 
-VALUES = (
-    "code",
-    "steps",
-    "inputs",
-    "points",
-    "grid",
-    "space",
-    "data",
-    "chunks",
-)  # parameters that hold values for code
+# Parameters that hold values for code.
+VALUES = ("code", "steps", "inputs", "points", "grid", "space", "data", "chunks")
 
 # The types of parameters: for type checkers what callers may pass, and at run time, for Prefect's checks, schemas and
 # forms, what is made of that before Prefect sees it.
@@ -35,8 +27,8 @@ if TYPE_CHECKING:
 
     Items = Sequence[T] | Iterator[T] | Array
     Variables = object  # of what a person writes without a type: mypy takes [{"x": 1}, {"x": "one"}] for list[object],
-    SpaceValues = Mapping[str, object] | Sequence[Mapping[str, object]]
     GridValues = Mapping[str, object]  # and of a grid, unless all its values are of one type, for dict[str, object]
+    SpaceValues = Mapping[str, object] | Sequence[Mapping[str, object]]
     DataById = Mapping[Any, object]
     PathText = str | PurePath
     ProviderText = str | SandboxProvider

@@ -82,7 +82,7 @@ class Search:
         for line in self.ledger.read_trial_lines():
             if isinstance(line, AskedTrial) and line.search == self._digest and line.index < self.plan.trials:
                 asked.setdefault(line.index, line)
-        return list(itertools.takewhile(lambda trial: trial is not None, map(asked.get, itertools.count())))  # type: ignore[arg-type]
+        return [asked[number] for number in itertools.takewhile(asked.__contains__, itertools.count())]
 
     def make_executions(self, is_over: Callable[[], bool]) -> Iterator[Execution]:
         """The trials in order, each asked for when it is taken.
