@@ -134,6 +134,16 @@ async def test_a_sweep_in_shards_finds_the_best_trial(shared):
 
 
 @pytest.mark.full
+async def test_a_random_search_in_shards_tries_the_points_that_it_tries_without(shared, tmp_path):
+    parameters = {"space": {"x": {"low": 0.0, "high": 1.0}}, "trials": 6, "sampler": "random", "objective": "loss"}
+    options = {"provider": "local:none", **parameters}
+    sharded = await sweep("SUBMIT(loss=x)", shards=2, results_path=str(shared), **options)
+    alone = await sweep("SUBMIT(loss=x)", results_path=str(tmp_path / "alone"), **options)
+    assert [trial.meta.variables for trial in sharded.trials] == [trial.meta.variables for trial in alone.trials]
+    assert sharded.best.loss == alone.best.loss
+
+
+@pytest.mark.full
 @pytest.mark.full
 async def test_shards_prepare_their_sandboxes_and_what_that_raises_ends_the_job(shared):
     parameters: dict[str, Any] = {"inputs": [{"x": x} for x in range(6)], "shards": 2, "provider": "local:none"}
