@@ -76,7 +76,7 @@ def _split_words(option: str, words: list[str], form: str) -> dict[str, str]:
 
 
 def _parse_values(word: str, values: str) -> list[Any]:
-    from ..flows.inputs.readers import parse_cell
+    from ..flows.inputs.column_types import parse_cell
 
     if not values.startswith("["):
         return [parse_cell(value.strip()) for value in values.split(",")]
@@ -87,7 +87,7 @@ def _parse_values(word: str, values: str) -> list[Any]:
 
 
 def _parse_bounds(word: str, match: re.Match[str]) -> dict[str, Any]:
-    from ..flows.inputs.readers import parse_cell
+    from ..flows.inputs.column_types import parse_cell
 
     numbers = {name: parse_cell(text) for name in ("low", "high", "step") if (text := match[name]) is not None}
     for number in numbers.values():

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Unpack
 
 from cyclopts import App, Parameter
 
-from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters
+from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters, Types
 from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
 from .outcome_output import OutputFormat
@@ -24,6 +24,7 @@ def batch(
     /,
     *,
     inputs: str | None = None,
+    types: Types = None,
     output: OutputFormat,
     **parameters: Unpack[SharedParameters],
 ) -> int:
@@ -31,7 +32,7 @@ def batch(
 
     Args:
         files: Files of Python code, one execution each; /dev/stdin is standard input.
-        inputs: A file of variables for one FILE: JSON lines or CSV, an execution a line.
+        inputs: A file of variables for one FILE: JSON lines, CSV or Parquet, an execution a line.
     """
     code: Any = [arguments.read_code(file) for file in files]
     if inputs is not None:
@@ -41,7 +42,7 @@ def batch(
     # Prefect, which it imports, takes a second: what is wrong with a file is said before.
     from .run_flow import run_batch
 
-    return run_batch(files, output, code=code, inputs=arguments.resolve_path(inputs), **parameters)
+    return run_batch(files, output, code=code, inputs=arguments.resolve_path(inputs), types=types, **parameters)
 
 
 @app.command
@@ -59,6 +60,7 @@ def sweep(
     pruner: str | None = None,
     minimize: Annotated[list[str] | None, Parameter(negative=())] = None,
     maximize: Annotated[list[str] | None, Parameter(negative=())] = None,
+    types: Types = None,
     output: OutputFormat,
     **parameters: Unpack[SharedParameters],
 ) -> int:
@@ -68,7 +70,7 @@ def sweep(
         file: A file of Python code that reads the trial's variables and submits its fields; /dev/stdin is standard
             input.
         grid: A variable and its values, as in lr=0.001,0.01; once for each variable, and every combination is a trial.
-        points: A file of trials instead of a grid: JSON lines or CSV, a trial a line.
+        points: A file of trials instead of a grid: JSON lines, CSV or Parquet, a trial a line.
         space: A variable and what a sampler draws its values from: bounds, as in lr=log:1e-5..0.1, units=32..512:32
             and depth=1..8, or choices, as in opt=adam,sgd; once for each variable. Or a file of JSON, which may have a
             list of alternatives.
@@ -97,6 +99,7 @@ def sweep(
         pruner=pruner,
         objective=next(iter(objectives), None) if is_single else objectives,
         direction=next(iter(directions), "minimize") if is_single else directions,
+        types=types,
         **parameters,
     )
 
@@ -149,6 +152,7 @@ def chunks(
     volume_name: str | None = None,
     reduce: str | None = None,
     trust_markers: Annotated[bool, Parameter(negative=())] = False,
+    types: Types = None,
     output: OutputFormat,
     **parameters: Unpack[SharedParameters],
 ) -> int:
@@ -156,8 +160,8 @@ def chunks(
 
     Args:
         file: A file of Python code that reads chunk_id and data, and submits its fields; /dev/stdin is standard input.
-        chunks: A file of chunks: JSON lines or CSV, with the id and the data of a chunk in each line.
-        data: A file of data to be cut into chunks instead: JSON lines or CSV, an item a line.
+        chunks: A file of chunks: JSON lines, CSV or Parquet, with the id and the data of a chunk in each line.
+        data: A file of data to be cut into chunks instead: JSON lines, CSV or Parquet, an item a line.
         chunk_size: How many items of the data make a chunk.
         volume_name: The volume that every sandbox has, made when it is first asked for.
         reduce: A file of Python code that runs once when all chunks are done; what they submitted is in results.
@@ -176,6 +180,7 @@ def chunks(
         volume_name=volume_name,
         reduce=reduction,
         trust_markers=trust_markers,
+        types=types,
         **parameters,
     )
 

@@ -123,12 +123,29 @@ def _make_option(parameter: inspect.Parameter) -> inspect.Parameter:
     field = field_of(parameter.annotation)
     assert field is not None
     kind = get_args(parameter.annotation)[0]
-    if "list" in str(kind):
+    if parameter.name == "types":
+        words = "COLUMN=TYPE once for each, or json"
+        details = Parameter(help=f"{field.description}: {words}.", negative=(), converter=_read_types)
+    elif "list" in str(kind):
         details = Parameter(help=f"{field.description}.", negative=(), converter=_read_words)
     else:
         negative = () if field.default is False else None  # nobody asks for what is not done anyway
         details = Parameter(help=f"{field.description}.", negative=negative)
     return parameter.replace(name=_get_option_name(parameter.name), annotation=Annotated[kind, details])
+
+
+def _read_types(_kind: Any, tokens: Sequence[Token]) -> dict[str, str] | str | None:
+    """The types of columns, from words such as `zip=str`; a word of its own stands for all of them."""
+    words = [token.value for token in tokens]
+    if words == ["json"] or words == ["none"]:
+        return "json" if words == ["json"] else None
+    types: dict[str, str] = {}
+    for word in words:
+        name, equals, kind = word.rpartition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"--types {word}: it is a column and its type, as in zip=str; or json for all")
+        types[name] = kind
+    return types
 
 
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:

@@ -1,5 +1,6 @@
 """Progress while a flow runs, on standard error: live on a terminal, in plain lines elsewhere."""
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Self
@@ -17,6 +18,11 @@ from ..sandbox.result import Failure, Outcome, Result
 from ..tasks.ledger.run_record import Objective
 
 PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal
+
+
+def print_reading(text: str) -> None:
+    """Prints how far a file of inputs has been read, which happens before the display is there."""
+    print(escape_text(text), file=sys.stderr, flush=True)
 
 
 class ProgressDisplay(FlowListener):

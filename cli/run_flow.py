@@ -18,6 +18,9 @@ from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_mo
 from ..blocks.registry import make_unsaved_provider
 from ..blocks.storage.location_parsing import parse_scheme
 from ..blocks.volume import check_volume_name
+from ..flows.inputs.host_paths import locate_ledger
+from ..flows.inputs.readers import TypesOfColumns
+from ..flows.inputs.recorded_types import resolve_types_of
 from ..flows.inputs.spilling import spill_long_parameters
 from ..flows.reporting.text_table import format_cell, format_rows
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
@@ -25,7 +28,7 @@ from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Outcome, Result
 from ..tasks.server_errors import describe_server_error
 from .outcome_output import OutputFormat, print_json, print_json_lines, print_outputs
-from .progress import ProgressDisplay
+from .progress import ProgressDisplay, print_reading
 from .table import MAX_TABLE_ROWS, print_table
 
 DELIVERY_SECONDS = 10.0  # for a server that only failed once
@@ -44,7 +47,14 @@ def run_sweep(output: OutputFormat, **parameters: Any) -> int:
     prepare, is_sharded = parameters.get("prepare"), parameters.get("shards") is not None
 
     def open_inputs() -> object:
-        return choose_points(**own, objectives=objectives, prepare=prepare, is_sharded=is_sharded)
+        return choose_points(
+            **own,
+            objectives=objectives,
+            prepare=prepare,
+            is_sharded=is_sharded,
+            types=_resolve_types(points, parameters),
+            report=print_reading,
+        )
 
     display = ProgressDisplay(objectives)
     found, failed = _check_and_run(sweep, parameters, open_inputs, [points], display)
@@ -63,7 +73,11 @@ def run_batch(files: list[str], output: OutputFormat, **parameters: Any) -> int:
 
     code, inputs = parameters["code"], parameters["inputs"]
     code_files = files if inputs is None else []
-    return _run_and_print_rows(batch, parameters, output, lambda: executions(code, inputs), [inputs], code_files)
+
+    def open_inputs() -> object:
+        return executions(code, inputs, _resolve_types(inputs, parameters), print_reading)
+
+    return _run_and_print_rows(batch, parameters, output, open_inputs, [inputs], code_files)
 
 
 def run_sequence(files: list[str], output: OutputFormat, **parameters: Any) -> int:
@@ -107,7 +121,11 @@ def run_chunks(output: OutputFormat, **parameters: Any) -> int:
     by_id, data, size = parameters["chunks"], parameters["data"], parameters["chunk_size"]
     if parameters["volume_name"] is not None:
         check_volume_name(parameters["volume_name"])
-    found, failed = _check_and_run(chunks, parameters, lambda: build_chunks(by_id, data, size), [by_id, data])
+
+    def open_inputs() -> object:
+        return build_chunks(by_id, data, size, _resolve_types(by_id or data, parameters), print_reading)
+
+    found, failed = _check_and_run(chunks, parameters, open_inputs, [by_id, data])
     if failed is not None:
         count = len(failed.results) - (parameters["reduce"] is not None)
         found = report(Outcomes(failed.results, failed.failures, failed.results_path), count)
@@ -204,6 +222,11 @@ def _print_end(
             print(f"\n{len(idle)} more, the first number {idle[0].meta.index}: {idle[0].error}", file=sys.stderr)
     print(f"Results: {results_path}", file=sys.stderr if output.is_json else sys.stdout)
     return 0 if failed is None else 1
+
+
+def _resolve_types(source: object, parameters: dict[str, Any]) -> TypesOfColumns:
+    path = parameters.get("results_path")
+    return resolve_types_of(source, parameters.get("types"), None if path is None else locate_ledger(path))
 
 
 def _check_and_run(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Annotated, Any, Unpack
 
+from prefect import get_run_logger
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
@@ -11,11 +12,13 @@ from ..sandbox.result import Outcome
 from .decorator import batch_flow
 from .engine.execution_labels import execution_label
 from .engine.failures import raise_failures
-from .engine.job import execute_items
+from .engine.job import execute_items, locate_run_ledger
 from .inputs.conversion import Items, PathText, Variables
-from .inputs.readers import Inputs, read_inputs
+from .inputs.readers import Inputs, TypesOfColumns, get_column_types, read_inputs
+from .inputs.reading_progress import Report
+from .inputs.recorded_types import resolve_types_of
 from .inputs.spilling import check_code, read_code_reference
-from .parameters import Options, SharedParameters
+from .parameters import Options, SharedParameters, Types
 
 
 @batch_flow("batch")
@@ -23,21 +26,25 @@ async def batch(
     code: Annotated[Items[str] | str, Field(description="Pieces of Python code; or one piece, with inputs")],
     inputs: Annotated[
         Items[Variables] | PathText | None,
-        Field(description="Variables for each execution of one piece of code, or a path to JSON lines or CSV"),
+        Field(description="Variables for each execution of one piece of code, or a path to JSON lines, CSV or Parquet"),
     ] = None,
+    types: Types = None,
     **parameters: Unpack[SharedParameters],
 ) -> Sequence[Outcome]:
     """Runs each piece of code in a sandbox, and returns their results in order.
 
-    `code` is a list of texts; or one text with `inputs`, a list of variables or a path to JSON lines or CSV, and the
-    text runs once for each. docs/reference.md says what the parameters mean.
+    `code` is a list of texts; or one text with `inputs`, a list of variables or a path to JSON lines, CSV or Parquet,
+    and the text runs once for each. docs/reference.md says what the parameters mean.
 
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.
     """
-    items = executions(code, inputs)  # type: ignore[arg-type]  # lists and text by now
     options = Options.from_parameters(parameters)
-    outcomes = await execute_items(items, total=len(items), options=options, label=execution_label)
+    how = resolve_types_of(inputs, types, locate_run_ledger(options))  # type: ignore[arg-type]  # lists and text by now
+    items = executions(code, inputs, how, get_run_logger().info)  # type: ignore[arg-type]
+    outcomes = await execute_items(
+        items, total=len(items), options=options, label=execution_label, column_types=get_column_types(items.inputs)
+    )
     if options.on_failure == "raise":
         raise_failures(outcomes, "executions")
     return outcomes.results
@@ -59,8 +66,15 @@ class _Items(Sized, Iterable[tuple[str, dict[str, Any]]]):
         return ((self.codes[0], variables) for variables in self.inputs)
 
 
-def executions(code: list[str] | str, inputs: list[dict[str, Any]] | str | None) -> _Items:
+def executions(
+    code: list[str] | str,
+    inputs: list[dict[str, Any]] | str | None,
+    types: TypesOfColumns = None,
+    report: Report | None = None,
+) -> _Items:
     """The pairs of code and variables that these parameters stand for. Raises ConfigurationError."""
+    if inputs is None and types is not None:
+        raise ConfigurationError("types are those of a CSV file of inputs, and there is none: leave them out")
     if isinstance(code, list):
         if inputs is not None:
             raise ConfigurationError("inputs go with one piece of code: pass code as one text, not as a list")
@@ -72,4 +86,4 @@ def executions(code: list[str] | str, inputs: list[dict[str, Any]] | str | None)
     found = read_code_reference(code)
     if isinstance(found, list):
         return _Items(found, None)
-    return _Items([found], None if inputs is None else read_inputs(inputs))
+    return _Items([found], None if inputs is None else read_inputs(inputs, types, report))

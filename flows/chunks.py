@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Unpack
 
+from prefect import get_run_logger
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
@@ -20,12 +21,14 @@ from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.execution_labels import chunk_label
 from .engine.failures import Outcomes, raise_failures
-from .engine.job import open_job
+from .engine.job import locate_run_ledger, open_job
 from .engine.marker_cache import MarkerCache
 from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.conversion import DataById, Items, PathText
+from .inputs.readers import get_column_types
+from .inputs.recorded_types import resolve_types_of
 from .inputs.spilling import read_text_reference
-from .parameters import Options, SharedParameters, TrustMarkers, VolumeName
+from .parameters import Options, SharedParameters, TrustMarkers, Types, VolumeName
 from .reporting.data_frame import build_data_frame
 from .reporting.run_report import render_outcomes
 from .reporting.text_table import align_rows, format_rows
@@ -89,11 +92,11 @@ async def chunks(
     code: Annotated[str, Field(description="Python code that reads chunk_id and data, and submits its fields")],
     chunks: Annotated[
         DataById | PathText | None,
-        Field(description="The data of each chunk by its id, or a path to JSON lines or CSV with id and data"),
+        Field(description="The data of each chunk by its id, or a path to JSON lines, CSV or Parquet with id and data"),
     ] = None,
     data: Annotated[
         Items[Any] | PathText | None,
-        Field(description="Data to be cut into chunks, or a path to JSON lines or CSV, of which a line is an item"),
+        Field(description="Data to be cut into chunks, or a path to JSON lines, CSV or Parquet: a line is an item"),
     ] = None,
     chunk_size: Annotated[int | None, Field(ge=1, description="Items of the data in one chunk")] = None,
     volume_name: VolumeName = None,
@@ -101,6 +104,7 @@ async def chunks(
         str | None, Field(description="Code that runs once when all chunks are done, with their fields as results")
     ] = None,
     trust_markers: TrustMarkers = False,
+    types: Types = None,
     **parameters: Unpack[SharedParameters],
 ) -> ChunksReport:
     """Runs the code once for each chunk, with `chunk_id` (text) and `data`, and `reduce` once at the end.
@@ -117,14 +121,17 @@ async def chunks(
     """
     code = read_text_reference(code)
     reduce = None if reduce is None else read_text_reference(reduce)
-    parts = build_chunks(chunks, data, chunk_size)  # type: ignore[arg-type]  # lists and text by now
     options = Options.from_parameters(parameters)
+    source: Any = data if chunks is None else chunks
+    how = resolve_types_of(source, types, locate_run_ledger(options))
+    parts = build_chunks(chunks, data, chunk_size, how, get_run_logger().info)  # type: ignore[arg-type]  # by now lists
     async with open_job(
         total=len(parts) + (reduce is not None),
         options=options,
         label=chunk_label,
         volume_name=volume_name,
         report_spec=ReportSpec("chunk" if reduce is None else "execution"),
+        column_types=get_column_types(parts),
     ) as job:
         folder = None if job.context.provider.volume_name is None else compute_marker_folder(code)
         cache = MarkerCache(job, folder, trusts_unsigned=trust_markers)

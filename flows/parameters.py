@@ -42,6 +42,14 @@ PythonPath = Annotated[
     list[str] | None,
     Field(None, description="Directories of one's own modules, which code imports from first"),
 ]
+Types = Annotated[
+    dict[str, Literal["int", "float", "bool", "json", "str"]] | Literal["json"] | None,
+    Field(
+        None,
+        description="Types of a CSV file's columns (int, float, bool, json or str) where they are not to be found from "
+        "the cells; or json, and each cell is read by itself",
+    ),
+]
 VolumeName = Annotated[
     str | None, Field(None, description="The volume that every sandbox has; by default the provider's own, if any")
 ]

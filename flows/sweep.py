@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Unpack
 
+from prefect import get_run_logger
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
@@ -12,11 +13,13 @@ from ..tasks.ledger.run_record import Direction, Objective, ReportSpec
 from .decorator import batch_flow
 from .engine.execution_labels import trial_label
 from .engine.failures import raise_failures
-from .engine.job import execute_items
+from .engine.job import execute_items, locate_run_ledger
 from .inputs.conversion import GridValues, Items, PathText, SpaceValues, Variables
-from .inputs.readers import Grid, Inputs, read_points
+from .inputs.readers import Grid, Inputs, TypesOfColumns, get_column_types, read_points
+from .inputs.reading_progress import Report
+from .inputs.recorded_types import resolve_types_of
 from .inputs.spilling import read_text_reference
-from .parameters import Options, SharedParameters
+from .parameters import Options, SharedParameters, Types
 from .reporting.best_trial import BestTrial
 from .reporting.data_frame import build_data_frame
 from .reporting.pareto_front import ParetoFront
@@ -92,7 +95,8 @@ async def sweep(
         GridValues | None, Field(description="Values of each variable; every combination is a trial")
     ] = None,
     points: Annotated[
-        Items[Variables] | PathText | None, Field(description="The trials' variables, or a path to JSON lines or CSV")
+        Items[Variables] | PathText | None,
+        Field(description="The trials' variables, or a path to JSON lines, CSV or Parquet"),
     ] = None,
     objective: Annotated[
         str | list[str] | None,
@@ -117,6 +121,7 @@ async def sweep(
     pruner: Annotated[
         str | None, Field(description="median or asha: ends trials by what they report; by default none")
     ] = None,
+    types: Types = None,
     **parameters: Unpack[SharedParameters],
 ) -> SweepReport:
     """Runs the code once for each point of the space, with the point's variables, and reports the best trial.
@@ -130,10 +135,11 @@ async def sweep(
     code = read_text_reference(code)
     objectives = parse_objectives(objective, direction)
     options = Options.from_parameters(parameters)
+    how = resolve_types_of(points, types, locate_run_ledger(options))  # type: ignore[arg-type]  # lists and text by now
     tried = choose_points(
         grid, points, space,
         trials=trials, sampler=sampler, seed=seed, pruner=pruner, objectives=objectives, code=code,
-        prepare=options.prepare, is_sharded=options.shards is not None,
+        prepare=options.prepare, is_sharded=options.shards is not None, types=how, report=get_run_logger().info,
     )  # fmt: skip
     spec = ReportSpec.for_trials(objectives, space)
     if isinstance(tried, SearchPlan) and options.shards is None:
@@ -141,7 +147,14 @@ async def sweep(
     else:
         listed = draw_points(tried) if isinstance(tried, SearchPlan) else tried
         items = ((code, point) for point in listed)
-        outcomes = await execute_items(items, total=len(listed), options=options, label=trial_label, report_spec=spec)
+        outcomes = await execute_items(
+            items,
+            total=len(listed),
+            options=options,
+            label=trial_label,
+            report_spec=spec,
+            column_types=get_column_types(listed),
+        )
     if options.on_failure == "raise":
         raise_failures(outcomes, "trials")
     return report(outcomes.results, objective, direction, outcomes.results_path, space)
@@ -203,11 +216,15 @@ def choose_points(
     code: str,
     prepare: str | None = None,
     is_sharded: bool = False,
+    types: TypesOfColumns = None,
+    report: Report | None = None,
 ) -> Inputs | SearchPlan:
     """The points that these parameters stand for, or the search for them. Raises ConfigurationError."""
     given = [name for name, value in (("grid", grid), ("points", points), ("space", space)) if value is not None]
     if len(given) > 1:
         raise ConfigurationError(f"the space was given twice: pass {' or '.join(given)}, not both")
+    if points is None and types is not None:
+        raise ConfigurationError("types are those of a CSV file of points, and there is none: leave them out")
     if space is not None:
         plan = plan_search(
             space, trials=trials, objectives=objectives, sampler=sampler, seed=seed, pruner=pruner, code=code,
@@ -221,13 +238,18 @@ def choose_points(
             raise ConfigurationError(
                 f"{name} goes with a space to draw from, and there is none: pass it, or leave {name} out"
             )
-    return list_points(grid, points)
+    return list_points(grid, points, types, report)
 
 
-def list_points(grid: dict[str, list[Any]] | None, points: list[dict[str, Any]] | str | None) -> Inputs:
+def list_points(
+    grid: dict[str, list[Any]] | None,
+    points: list[dict[str, Any]] | str | None,
+    types: TypesOfColumns = None,
+    report: Report | None = None,
+) -> Inputs:
     """The points that a sweep was given. Raises ConfigurationError."""
     if points is not None:
-        return read_points(points)
+        return read_points(points, types, report)
     if grid is None:
         raise ConfigurationError(
             "the space is missing: pass a grid (values of each variable), a list of points, or a space to draw from"

@@ -18,6 +18,7 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.runtime import flow_run
 
+from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError, NotRun
 from ...tasks.capacity.slots import Slots
 from ...tasks.execution import Execution, assign_keys
@@ -26,6 +27,7 @@ from ...tasks.ledger.result_index import ResultIndex, get_results_root
 from ...tasks.ledger.run_record import ReportSpec, RunRecord
 from ...tasks.ledger.shard_store import ShardStore
 from ..inputs.host_paths import locate_ledger
+from ..inputs.readers import RuleOfTypes
 from ..parameters import Options
 from ..sharding.coordinator import ShardingExecutor
 from ..sharding.planner import plan_shards
@@ -79,6 +81,11 @@ class Job:
         return Outcomes(results, self.store.failures, str(self.context.ledger.path))
 
 
+def locate_run_ledger(options: Options) -> PathOrLocation:
+    """Where the current flow run's ledger is, or will be. Raises ConfigurationError."""
+    return locate_ledger(options.results_path) if options.results_path else get_results_root() / flow_run.id
+
+
 async def execute_items(
     items: Iterable[tuple[str, dict[str, Any]]],
     *,
@@ -88,10 +95,17 @@ async def execute_items(
     uploads: dict[str, Path] | None = None,
     report_spec: ReportSpec | None = None,
     is_recursive: bool = False,
+    column_types: RuleOfTypes | None = None,
 ) -> Outcomes:
     """The outcomes of pairs of code and variables, in a flow run that is opened for them; see `open_job`."""
     async with open_job(
-        total=total, options=options, label=label, uploads=uploads, report_spec=report_spec, is_recursive=is_recursive
+        total=total,
+        options=options,
+        label=label,
+        uploads=uploads,
+        report_spec=report_spec,
+        is_recursive=is_recursive,
+        column_types=column_types,
     ) as job:
         count_occurrence = job.store.count_occurrence if isinstance(job.store, ShardStore) else None
         executions = assign_keys(items, await job.compute_fingerprint(), count_occurrence)
@@ -112,6 +126,7 @@ async def open_job(
     stop_on_failure: bool = False,
     is_recursive: bool = False,
     is_sole_writer: bool = False,
+    column_types: RuleOfTypes | None = None,
 ) -> AsyncIterator[Job]:
     """An open job of the flow run that this is called in, for `total` executions.
 
@@ -119,6 +134,7 @@ async def open_job(
     each execution finds, by their paths there. With a `state_context` all executions share one process and its state;
     with `stop_on_failure` none is started after one that failed; with `is_sole_writer` a ledger that another run writes
     to is refused. All that is asked of a language model `is_recursive` where a recursive query is what is executed.
+    `column_types` say how a file of inputs was read, for the run's record.
     Raises ConfigurationError before anything runs, and OSError where the ledger cannot be written.
     """
     with cancel_at_termination():
@@ -126,8 +142,7 @@ async def open_job(
         provider = await resolve_provider_with_volume(options, volume_name)
         plan = None if options.shards is None else await plan_shards(options.shards, total, log)
         environment = f"isolation: {await provider.check()}" if plan is None else plan.description
-        named = options.results_path
-        ledger = Ledger(get_results_root() / flow_run.id if not named else locate_ledger(named))
+        ledger = Ledger(locate_run_ledger(options))
         context = await open_run_context(provider, options, label, ledger, total)
         if context.model_access is not None and plan is None:  # shards ask where the workers are
             await context.model_access.check_first_call(is_recursive=is_recursive)
@@ -148,6 +163,7 @@ async def open_job(
             provider=provider.provider_name,
             total=total,
             began=time.time(),
+            column_types=column_types or {},
         )
         store = MemoryStore(total) if plan is None else ShardStore(ledger=ledger)
         artifacts = ArtifactPublisher(record, log)

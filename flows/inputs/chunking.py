@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol
 
 from ...sandbox.errors import ConfigurationError
-from .readers import InputFile, ItemFile
+from .readers import InputFile, ItemFile, RuleOfTypes, TypesOfColumns, get_column_types, open_or_take
+from .reading_progress import Report
+from .table_files import Table
 
 Chunk = tuple[str, Any]
 
@@ -17,20 +19,31 @@ class ChunkSource(Iterable[Chunk], Sized, Protocol):
 class _ChunkFile(InputFile):
     """The chunks of a file whose lines have an id and data."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
         self._ids: set[str] = set()
-        super().__init__(path)
+        super().__init__(path, types, report)
         self._ids.clear()
 
     def __iter__(self) -> Iterator[Chunk]:
         return ((normalize_chunk_id(line["id"]), line["data"]) for line in super().__iter__())
 
     def check(self, value: dict[str, Any], number: int) -> None:
-        if set(value) != {"id", "data"}:
+        self._check_names(value, f"line {number} of")
+        self._check_id(value["id"], number)
+
+    def check_table(self, table: Table) -> None:
+        self._check_names(table.names, "the header of")
+        for number, value in enumerate(table.iter_column("id"), 1):
+            self._check_id(value, number)
+
+    def _check_names(self, names: Iterable[str], where: str) -> None:
+        if set(names) != {"id", "data"}:
             raise ConfigurationError(
-                f"line {number} of {self.path} has {', '.join(map(str, value)) or 'nothing'}: a chunk has id and data"
+                f"{where} {self.path} has {', '.join(map(str, names)) or 'nothing'}: a chunk has id and data"
             )
-        chunk_id = normalize_chunk_id(value["id"])
+
+    def _check_id(self, value: Any, number: int) -> None:
+        chunk_id = normalize_chunk_id(value)
         if chunk_id in self._ids:
             raise ConfigurationError(
                 f"line {number} of {self.path} has the id {chunk_id!r}, which an earlier one has too"
@@ -44,6 +57,11 @@ class _SlicedChunks:
     def __init__(self, items: list[Any] | ItemFile, size: int) -> None:
         self._items, self._size = items, size
 
+    @property
+    def column_types(self) -> RuleOfTypes:
+        """The rule by which the cells of its file were read."""
+        return get_column_types(self._items)
+
     def __len__(self) -> int:
         return (len(self._items) + self._size - 1) // self._size
 
@@ -54,7 +72,11 @@ class _SlicedChunks:
 
 
 def build_chunks(
-    chunks: dict[str, Any] | str | None, data: list[Any] | str | None, chunk_size: int | None
+    chunks: dict[str, Any] | str | None,
+    data: list[Any] | str | None,
+    chunk_size: int | None,
+    types: TypesOfColumns = None,
+    report: Report | None = None,
 ) -> ChunkSource:
     """The chunks that these parameters stand for. Raises ConfigurationError."""
     if (chunks is None) == (data is None):
@@ -63,14 +85,13 @@ def build_chunks(
         raise ConfigurationError("chunk_size goes with data: the chunks are given as they are")
     if data is not None and chunk_size is None:
         raise ConfigurationError("chunk_size is missing: say how many items of the data make a chunk")
-    if isinstance(chunks, str):
-        source: ChunkSource = _ChunkFile.open(chunks)
-    elif chunks is not None:
-        source = normalize_chunk_ids(chunks).items()
+    if chunks is not None:
+        by_id = open_or_take(_ChunkFile, chunks, types, report)
+        source: ChunkSource = by_id if isinstance(by_id, _ChunkFile) else normalize_chunk_ids(by_id).items()
     else:
         assert data is not None
         assert chunk_size is not None
-        source = _SlicedChunks(ItemFile.open(data) if isinstance(data, str) else data, chunk_size)
+        source = _SlicedChunks(open_or_take(ItemFile, data, types, report), chunk_size)
     if not len(source):
         raise ConfigurationError("there are no chunks: the data is empty")
     return source

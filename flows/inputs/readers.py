@@ -1,22 +1,36 @@
-"""Readers of a flow's inputs: lists, and files of JSON lines or CSV that are parsed once where they are small."""
+"""Readers of a flow's inputs: lists, and files of JSON lines, CSV or Parquet, which are parsed once."""
 
-import csv
 import itertools
 import json
 import math
+import os
+import shutil
+import stat
+import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from ...blocks.storage.location import Location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
+from .block_spool import BlockSpool
+from .csv_blocks import BLOCK_CHARACTERS
 from .host_paths import locate_input, pin_file
+from .reading_progress import OnBytes, ReadingProgress, Report
+from .table_files import Table, read_csv, read_parquet
 
 Variables = dict[str, Any]
-CELL_CHARACTERS = 64 * 1024 * 1024  # of a cell of CSV: data may be long, but a quote left open is not all of a file
-KEPT_BYTES = 8 * 1024 * 1024  # of the largest file whose values stay in memory; parsed they take some ten times that
+TypesOfColumns = dict[str, Any] | Literal["json"] | None  # as they are given; None where all are found
+RuleOfTypes = dict[str, Any] | Literal["json"]  # as a run's record has it
+
+
+class RecordedTypes(dict[str, Any]):
+    """Types of an earlier run, whose file may have had other columns."""
+
+
+JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
 class Inputs(Iterable[Variables], Sized, Protocol):
@@ -24,38 +38,46 @@ class Inputs(Iterable[Variables], Sized, Protocol):
 
 
 class InputFile:
-    """The values in a file, each a dict of variables: JSON lines, or CSV whose cells are JSON where they parse.
+    """The values in a file, each a dict of variables: JSON lines, CSV or Parquet.
 
-    All of them are parsed and checked at once. Those of a file of up to `KEPT_BYTES` stay in memory; a larger one is
-    parsed again, a line at a time, whenever its values are asked for. One at a location is fetched once.
+    All of them are parsed and checked at once, and are then in memory or in a temporary file: see `BlockSpool`. One at
+    a location is fetched once.
     """
 
     takes_any_value = False  # in a line of JSON, rather than an object alone
 
-    def __init__(self, path: str) -> None:
-        """Raises ConfigurationError where the file may not or cannot be read, or a value is not what it should be."""
+    def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
+        """Raises ConfigurationError where the file may not or cannot be read, or a value is not what it should be.
+
+        `types` are those of a CSV file's columns, `report` is told how far a large file has been read.
+        """
         self.path = locate_input(path)  # what messages call it
-        if self.path.suffix.lower() not in (".csv", ".jsonl", ".ndjson", ".json"):
-            raise ConfigurationError(f"{self.path} is neither JSON lines (.jsonl) nor CSV (.csv): rename or convert it")
+        suffix = self.path.suffix.lower()
+        if suffix not in (*JSON_LINES, ".csv", ".parquet"):
+            raise ConfigurationError(
+                f"{self.path} is neither JSON lines (.jsonl) nor CSV (.csv) nor Parquet (.parquet): rename or convert "
+                "it"
+            )
+        if types and suffix != ".csv":
+            raise ConfigurationError(
+                f"types are those of a CSV file's columns, and {self.path} is none: leave them out"
+            )
+        mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
         try:
-            self._copies = LocalMirror(self.path) if isinstance(self.path, Location) else None
-            self._file = self._copies.fetch_file() if self._copies is not None else pin_file(self.path)  # type: ignore[arg-type]
-            self._values: list[Any] | None = [] if self._file.stat().st_size <= KEPT_BYTES else None
-            self._length = 0
-            for value in self._parse():
-                self._length += 1
-                self.check(value, self._length)
-                if self._values is not None:
-                    self._values.append(value)
+            file = mirror.fetch_file() if mirror is not None else pin_file(self.path)  # type: ignore[arg-type]
+            copy = _copy_stream(file)  # it is there until this method returns
+            file = file if copy is None else Path(copy.name)
+            progress = ReadingProgress(str(self.path), file.stat().st_size, report)
+            if suffix in JSON_LINES:
+                self.table, self._blocks, self._length = None, *self._parse_json_lines(file, progress.on_bytes)
+            else:
+                self.table = self._parse_table(file, suffix, types, progress.on_bytes)
+                self.check_table(self.table)
         except OSError as error:
             raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"the input file {self.path} is not UTF-8: {error.reason}") from None
-        except csv.Error as error:
-            raise ConfigurationError(f"the input file {self.path} is no CSV that can be read: {error}") from None
 
     @classmethod
-    def open(cls, path: str) -> Self:
+    def open(cls, path: str, types: TypesOfColumns = None, report: Report | None = None) -> Self:
         """The file's reader: one that is still in use where the file is as it was, so that it is not parsed again.
 
         The command line checks a file before it starts a server, and then runs the flow that reads it.
@@ -63,57 +85,90 @@ class InputFile:
         file = locate_input(path)
         status = file.stat() if isinstance(file, Path) and file.is_file() else None
         version = None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
-        key = (cls, str(file), version)
+        key = (cls, str(file), version, json.dumps(types, sort_keys=True))
         reader = _open_files.get(key)
         if reader is None:
-            reader = _open_files[key] = cls(path)
+            reader = _open_files[key] = cls(path, types, report)
         assert isinstance(reader, cls)
         return reader
 
+    @property
+    def column_types(self) -> RuleOfTypes:
+        """The rule by which its cells were read, for a run's record: each column's type, or "json"."""
+        return {} if self.table is None else self._rule or dict(self.table.types)
+
     def __len__(self) -> int:
-        return self._length
+        return self._length if self.table is None else len(self.table)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._parse() if self._values is None else iter(self._values)
+        return itertools.chain.from_iterable(self._blocks) if self.table is None else iter(self.table)
 
     def check(self, value: Any, number: int) -> None:
         """Is called with each value and its number, from 1. Raises ConfigurationError for what must not be there."""
 
-    def _parse(self) -> Iterator[Any]:
-        return self._parse_csv() if self.path.suffix.lower() == ".csv" else self._parse_json_lines()
+    def check_table(self, table: Table) -> None:
+        """The same of a table, where no check of each row is needed."""
 
-    def _parse_json_lines(self) -> Iterator[Any]:
-        with open(str(self._file), encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    value = json.loads(line)
-                except ValueError as error:
-                    raise ConfigurationError(f"line {number} of {self.path} is not JSON: {error}") from None
-                except RecursionError:
-                    raise ConfigurationError(f"line {number} of {self.path} is nested too deeply: flatten it") from None
-                if not (self.takes_any_value or isinstance(value, dict)):
-                    raise ConfigurationError(
-                        f"line {number} of {self.path} is a {type(value).__name__}: a line is an object of variables"
-                    )
-                yield value
+    _rule: RuleOfTypes | None = None
 
-    def _parse_csv(self) -> Iterator[Variables]:
-        with open(str(self._file), encoding="utf-8-sig", newline="") as file:
-            csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
-            reader = csv.DictReader(file)
-            header = reader.fieldnames or ()
-            for name in header:
-                if list(header).count(name) > 1:
-                    raise ConfigurationError(f"the header of {self.path} has {name!r} twice: rename one of the columns")
-            for row in reader:
-                if None in row or None in row.values():
-                    raise ConfigurationError(
-                        f"line {reader.line_num} of {self.path} has not as many cells as the header: "
-                        f"{', '.join(header)}"
-                    )
-                yield {name: parse_cell(text) for name, text in row.items()}
+    def _parse_table(self, file: Path, suffix: str, types: TypesOfColumns, on_bytes: OnBytes) -> Table:
+        if suffix == ".parquet":
+            return read_parquet(file, self.path, on_bytes)
+        if types == "json":
+            self._rule = "json"
+            return read_csv(file, self.path, {}, "json", on_bytes)
+        table = read_csv(file, self.path, types or {}, None, on_bytes)
+        unknown = [name for name in types or {} if name not in table.names]
+        if unknown and not isinstance(types, RecordedTypes):
+            raise ConfigurationError(
+                f"types names the column {unknown[0]!r}, which {self.path} has not: it has {', '.join(table.names)}"
+            )
+        return table
+
+    def _parse_json_lines(self, path: Path, on_bytes: OnBytes) -> tuple[BlockSpool, int]:
+        blocks, block, count, begin = BlockSpool(), list[Any](), 0, 0
+        try:
+            with open(str(path), encoding="utf-8-sig") as file:
+                for number, line in enumerate(file, 1):
+                    if not line.strip():
+                        continue
+                    value = self._parse_line(line, number)
+                    count += 1
+                    self.check(value, count)
+                    block.append(value)
+                    begin += len(line)
+                    if begin > BLOCK_CHARACTERS:
+                        blocks.append(block)
+                        block, begin = [], 0
+                        on_bytes(os.lseek(file.fileno(), 0, os.SEEK_CUR))
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"the input file {self.path} is not UTF-8: {error.reason}") from None
+        blocks.append(block)
+        return blocks, count
+
+    def _parse_line(self, line: str, number: int) -> Any:
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise ConfigurationError(f"line {number} of {self.path} is not JSON: {error}") from None
+        except RecursionError:
+            raise ConfigurationError(f"line {number} of {self.path} is nested too deeply: flatten it") from None
+        if not (self.takes_any_value or isinstance(value, dict)):
+            raise ConfigurationError(
+                f"line {number} of {self.path} is a {type(value).__name__}: a line is an object of variables"
+            )
+        return value
+
+
+def _copy_stream(path: Path) -> "tempfile._TemporaryFileWrapper[bytes] | None":  # type: ignore[reportPrivateUsage]
+    """A copy of what a pipe has, which cannot be read again; None of a file. Raises OSError."""
+    if stat.S_ISREG(path.stat().st_mode):
+        return None
+    copy = tempfile.NamedTemporaryFile()  # noqa: SIM115  # whoever has it closes it, in the end
+    with open(path, "rb") as stream:
+        shutil.copyfileobj(stream, copy)
+    copy.flush()
+    return copy
 
 
 # Those that somebody has.
@@ -137,18 +192,6 @@ class PointFile(InputFile):
         check_same_variables(self._variables, value, number)
 
 
-def parse_cell(text: str) -> Any:
-    """The value of a word in a CSV file or on the command line: JSON where it parses, else the text itself."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
 class Grid:
     """Every combination of the values of some variables, the last one changing fastest."""
 
@@ -169,20 +212,35 @@ class Grid:
         return (dict(zip(self._grid, values, strict=True)) for values in itertools.product(*self._grid.values()))
 
 
-def read_inputs(inputs: list[Variables] | str) -> Inputs:
+def read_inputs(inputs: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
     """The inputs that a flow was given, as a list or as a path. Raises ConfigurationError where there are none."""
-    return _require_values(InputFile.open(inputs) if isinstance(inputs, str) else inputs, inputs, "inputs")
+    return _require_values(open_or_take(InputFile, inputs, types, report), inputs, "inputs")
 
 
-def read_points(points: list[Variables] | str) -> Inputs:
+def read_points(points: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
     """The points of a sweep, as a list or as a path. Raises ConfigurationError where their variables differ."""
-    if isinstance(points, str):
-        return _require_values(PointFile.open(points), points, "points")
-    _require_values(points, points, "points")
-    names = set(points[0])
-    for number, point in enumerate(points, 1):
+    found = _require_values(open_or_take(PointFile, points, types, report), points, "points")
+    if isinstance(found, InputFile):
+        return found
+    names: set[str] | None = None
+    for number, point in enumerate(found, 1):
+        names = set(point) if names is None else names
         check_same_variables(names, point, number)
-    return points
+    return found
+
+
+def open_or_take(kind: type[InputFile], values: Any, types: TypesOfColumns, report: Report | None) -> Any:
+    """The reader of a file, or a list as it is. Raises ConfigurationError."""
+    if isinstance(values, str):
+        return kind.open(values, types, report)
+    if types is not None:
+        raise ConfigurationError("types are those of a CSV file's columns, and there is no file: leave them out")
+    return values
+
+
+def get_column_types(values: object) -> RuleOfTypes:
+    """The rule by which the cells of a CSV file were read; empty of anything else."""
+    return getattr(values, "column_types", {})
 
 
 def check_same_variables(names: set[str], point: Variables, number: int) -> None:

@@ -57,7 +57,9 @@ class ReportSpec:
 class RunRecord:
     """One start of a flow run. Times are in epoch seconds; `ended` is None while it runs, and where it was killed.
 
-    `sandboxes` were opened by it, and were open for `sandbox_seconds` together.
+    `sandboxes` were opened by it, and were open for `sandbox_seconds` together. `column_types` are the types by which
+    the columns of a CSV file of inputs were read, or "json" where each cell was by itself; empty without such a file,
+    and None of a version that knew no types.
     """
 
     flow: str
@@ -75,6 +77,7 @@ class RunRecord:
     ended: float | None = None
     sandboxes: int = 0
     sandbox_seconds: float = 0.0
+    column_types: dict[str, str] | str | None = None
     version: int = VERSION
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 

@@ -89,9 +89,43 @@ async def test_one_piece_of_code_runs_over_inputs_from_a_list_and_from_files(tmp
     lines, cells = tmp_path / "in.jsonl", tmp_path / "in.csv"
     lines.write_text('{"x": 1}\n\n{"x": "a"}\n')
     cells.write_text("x\n1\na\n")
-    for inputs in ([{"x": 1}, {"x": "a"}], str(lines), str(cells)):
-        one, text = await batch(code, inputs)
+    lists = await batch(code, [{"x": 1}, {"x": "a"}]), await batch(code, str(lines))
+    for one, text in (*lists, await batch(code, str(cells), types="json")):
         assert (one.y, text.y, one.kind, text.kind) == (2, "aa", "int", "str")
+
+
+async def test_a_file_of_csv_is_read_as_its_job_began_to_read_it_and_nothing_runs_again(tmp_path):
+    cells, results = tmp_path / "in.csv", tmp_path / "results" / "job"
+    code = "import os\nSUBMIT(x=x, zip=zip, random=os.urandom(8).hex())"
+    cells.write_text("x,zip\n1,01234\n2.5,56789\n")
+    first = await batch(code, str(cells), results_path=str(results))
+    assert [(result.x, result.zip) for result in first] == [(1.0, "01234"), (2.5, "56789")]
+    cells.write_text("x,zip\n1,01234\n2.5,56789\n3,98765\n")
+    again = await batch(code, str(cells), results_path=str(results))
+    assert [result.random for result in again[:2]] == [result.random for result in first]
+    cells.write_text("x,zip\n1,01234\nmany,56789\n")
+    with pytest.raises(ConfigurationError, match=r"line 3 of .*, column 'x': 'many' is no float"):
+        await batch(code, str(cells), results_path=str(results))
+    records = [json.loads(path.read_text()) for path in results.glob("run-*.json")]
+    assert [record["column_types"] for record in records] == [{"x": "float", "zip": "str"}] * 2
+
+
+@pytest.mark.parametrize("has_record", [True, False], ids=["with a record", "before there were records"])
+async def test_a_job_of_a_version_that_knew_no_types_goes_on_with_nothing_run_again(tmp_path, has_record):
+    cells, results = tmp_path / "in.csv", tmp_path / "results" / "job"
+    code = "import os\nSUBMIT(kind=type(x).__name__, random=os.urandom(8).hex())"
+    cells.write_text("x\n1\n01234\n2.5\n\ntrue\n")
+    first = await batch(code, str(cells), types="json", results_path=str(results))
+    assert [result.kind for result in first] == ["int", "str", "float", "bool"]
+    (record,) = results.glob("run-*.json")
+    if has_record:
+        record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "column_types"}))
+    else:
+        record.unlink()
+    again = await batch(code, str(cells), results_path=str(results))
+    assert [result.random for result in again] == [result.random for result in first]
+    cached = await batch(code, str(cells), types="json", cache_results=True)
+    assert [result.random for result in cached] == [result.random for result in first]
 
 
 async def test_a_cell_of_csv_may_be_long_and_what_is_almost_json_is_text(tmp_path):

@@ -129,8 +129,8 @@ async def test_chunks_come_from_files_of_ids_and_data(tmp_path):
     lines, cells = tmp_path / "chunks.jsonl", tmp_path / "chunks.csv"
     lines.write_text('{"id": "first", "data": [1, 2]}\n{"id": 7, "data": "text"}\n')
     cells.write_text('id,data\nfirst,"[1, 2]"\n7,text\n')
-    for path in (lines, cells):
-        report = await chunks("SUBMIT(data=data, id=chunk_id)", str(path))
+    code = "SUBMIT(data=data, id=chunk_id)"
+    for report in (await chunks(code, str(lines)), await chunks(code, str(cells), types="json")):
         assert {name: (result.data, result.id) for name, result in report.results.items()} == {
             "first": ([1, 2], "first"),
             "7": ("text", "7"),

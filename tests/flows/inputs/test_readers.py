@@ -1,4 +1,4 @@
-"""How often a file of inputs is parsed: once where its values fit in memory, and a second time where they do not."""
+"""How often a file of inputs is parsed: once, whether its values fit in memory or not."""
 
 import gc
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlm_batch.flows.batch import executions
-from rlm_batch.flows.inputs import readers
+from rlm_batch.flows.inputs import block_spool, csv_blocks, readers
 from rlm_batch.flows.inputs.chunking import build_chunks
 from rlm_batch.flows.sweep import list_points
 
@@ -38,28 +38,29 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were parsed, as often as that happened."""
     parsed: list[str] = []
-    parse = readers.InputFile._parse
+    for name in ("_parse_json_lines", "_parse_table"):
+        parse = getattr(readers.InputFile, name)
 
-    def counted(self: readers.InputFile) -> Any:
-        parsed.append(Path(str(self.path)).name)
-        return parse(self)
+        def counted(self: readers.InputFile, *arguments: Any, parse: Any = parse) -> Any:
+            parsed.append(Path(str(self.path)).name)
+            return parse(self, *arguments)
 
-    monkeypatch.setattr(readers.InputFile, "_parse", counted)
+        monkeypatch.setattr(readers.InputFile, name, counted)
     return parsed
 
 
 @pytest.mark.parametrize("what", OPENERS)
-@pytest.mark.parametrize(("limit", "times"), [(readers.KEPT_BYTES, 1), (0, 2)], ids=["small", "large"])
-def test_a_file_that_is_checked_and_then_run_is_parsed_as_often_as_must_be(
-    file: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch, what: str, limit: int, times: int
+@pytest.mark.parametrize("limit", [block_spool.MEMORY_BYTES, 1], ids=["small", "large"])
+def test_a_file_that_is_checked_and_then_run_is_parsed_once(
+    file: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch, what: str, limit: int
 ) -> None:
-    monkeypatch.setattr(readers, "KEPT_BYTES", limit)
+    monkeypatch.setattr(block_spool, "MEMORY_BYTES", limit)
     checked = OPENERS[what](str(file))  # as the command line does before there is a server
     run = OPENERS[what](str(file))  # as the flow does
     assert len(checked) == len(run) == (3 if what == "data" else 5)
     values = list(run)
     assert len(values) == len(run)
-    assert parsed == [file.name] * times
+    assert parsed == [file.name]
 
 
 def test_a_file_that_has_changed_or_that_nobody_holds_is_read_again(file: Path, parsed: list[str]) -> None:
@@ -79,3 +80,13 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     checked = executions("SUBMIT(y=x)", str(pipe))
     assert [variables for _, variables in executions("SUBMIT(y=x)", str(pipe))] == [{"x": 1}, {"x": 2}]
     assert len(checked) == 2
+
+
+def test_a_pipe_whose_column_of_numbers_ends_with_text_is_read_once_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_blocks, "BLOCK_CHARACTERS", 2)
+    pipe = tmp_path / "in.csv"
+    os.mkfifo(pipe)
+    threading.Thread(target=lambda: pipe.write_text("x\n1\n2\nthree\n"), daemon=True).start()
+    assert list(list_points(None, str(pipe))) == [{"x": "1"}, {"x": "2"}, {"x": "three"}]
