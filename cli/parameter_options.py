@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from ..blocks.host_files.python_path import locate_directories
 from ..blocks.registry import PROVIDERS
+from ..flows.inputs.column_types import ColumnType
 from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
@@ -144,6 +145,10 @@ def _read_types(_kind: Any, tokens: Sequence[Token]) -> dict[str, str] | str | N
         name, equals, kind = word.rpartition("=")
         if not equals or not name:
             raise ConfigurationError(f"--types {word}: it is a column and its type, as in zip=str; or json for all")
+        if kind not in get_args(ColumnType):
+            raise ConfigurationError(
+                f"--types {word}: there is no type {kind!r}, but {', '.join(get_args(ColumnType))}"
+            )
         types[name] = kind
     return types
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import ConfigurationError, SandboxStartError
+from ..host_files.python_path import PythonPath
 from ..storage.local_volume import UMASK, find_volume
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
@@ -23,10 +24,14 @@ from .totals.watcher import WatchedSandbox
 
 @dataclass(frozen=True)
 class Libraries:
-    """Directories that the code imports from: those of packages, behind the standard library, and of one's modules."""
+    """Directories that the code imports from: those of packages, behind the standard library, and of one's modules.
+
+    `copied_modules` are in a directory of the sandbox's own, where nothing keeps the code from writing to them.
+    """
 
     packages: Sequence[Path] = ()
     modules: Sequence[Path] = ()
+    copied_modules: PythonPath | None = None
 
 
 NO_LIBRARIES = Libraries()
@@ -59,6 +64,11 @@ def create_sandbox(
             # The code may go through the folder itself, and no more than that.
             os.chown(folder, 0, uid)
             folder.chmod(0o710)
+        module_directories = [*libraries.modules]
+        if libraries.copied_modules is not None:
+            libraries.copied_modules.write(folder / "python-path")
+            copies = libraries.copied_modules.list_directories(str(folder / "python-path"))
+            module_directories += map(Path, copies)
         # Before there is a group: whoever finds the folder finds the group too.
         lock = write_locked_labels(folder, labels, [str(path) for path in group.directories])
         group.create()
@@ -69,7 +79,7 @@ def create_sandbox(
             f"no folder or group for a sandbox could be made ({error.filename or folder.parent}): {error.strerror}"
         ) from error
     work, tmp = ("/sandbox", "/tmp") if is_bubblewrap else (str(folder / "work"), str(folder / "tmp"))
-    shared = _mount_all(libraries.packages, PACKAGES_MOUNT), _mount_all(libraries.modules, MODULES_MOUNT)
+    shared = _mount_all(libraries.packages, PACKAGES_MOUNT), _mount_all(module_directories, MODULES_MOUNT)
     packages, modules = ([mount.target if is_bubblewrap else mount.source for mount in group] for group in shared)
     programs = [os.path.dirname(find_python()), "/usr/local/bin", "/usr/bin", "/bin"]
     environment = {

@@ -41,7 +41,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
         level = await self._choose_isolation()
         if isinstance(level, SandboxProvider):
             return await level.open(labels)
-        libraries = Libraries(await self._find_packages(), await self._find_modules())
+        libraries = await self._find_libraries(level)
         if self.repo_url is None:
             return create_sandbox(self, level, labels, libraries)
         clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
@@ -75,9 +75,11 @@ class LocalProvider(LocalSettings, SandboxProvider):
             return find_environment_packages()
         return [await install_packages(self.packages)] if self.packages else []
 
-    async def _find_modules(self) -> list[Path]:
-        modules = self._files.python_path
-        return [] if modules is None else [Path(path) for path in modules.list_directories(await keep_modules(modules))]
+    async def _find_libraries(self, level: IsolationLevel) -> Libraries:
+        packages, modules = await self._find_packages(), self._files.python_path
+        if modules is None or level == "none":  # whose code could write to what other sandboxes have
+            return Libraries(packages, copied_modules=modules)
+        return Libraries(packages, [Path(path) for path in modules.list_directories(await keep_modules(modules))])
 
     def check_preparation(self) -> None:
         if self.processes < PREPARED_PROCESSES and self.isolation != "none":

@@ -1,4 +1,4 @@
-"""The cells of a CSV file, some hundred kilobytes at a time: a list of texts for each column."""
+"""The cells of a CSV file, some ten kilobytes at a time: a list of texts for each column."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.outcomes.text_escape import escape_text
 
-BLOCK_CHARACTERS = 256 * 1024
+BLOCK_CHARACTERS = 64 * 1024  # what a processor keeps at hand
 BLOCK_ROWS = 2000
 CELL_CHARACTERS = 64 * 1024 * 1024  # of a cell: data may be long, but a quote left open is not all of a file
 

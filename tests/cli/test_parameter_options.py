@@ -121,3 +121,15 @@ def test_what_needs_no_flow_does_not_wait_for_prefects_import(arguments: list[st
     )
     assert done.returncode == status, done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("zip", "it is a column and its type, as in zip=str"), ("zip=text", "no type 'text', but int, float, bool")],
+)
+def test_a_word_that_is_no_column_with_its_type_is_refused_with_those_that_there_are(word, message, tmp_path, run):
+    (tmp_path / "in.csv").write_text("zip\n01234\n")
+    (tmp_path / "code.py").write_text("SUBMIT(zip=zip)")
+    done = run("batch", "code.py", "--inputs", "in.csv", "--types", word)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -114,9 +114,9 @@ def test_the_key_follows_what_is_there_and_its_order(source: Path, tmp_path: Pat
     assert read_python_path(both).digest not in digests
 
 
-def test_modules_that_are_the_same_are_kept_once(source: Path, cache: Path) -> None:
+def test_modules_that_are_the_same_are_kept_once(source: Path, cache: Path, level: Any) -> None:
     for _ in range(2):
-        with LocalInterpreter(isolation="none", python_path=[str(source)]) as interpreter:
+        with LocalInterpreter(isolation=level, python_path=[str(source)]) as interpreter:
             assert interpreter.execute("import mine\nSUBMIT(y=mine.VALUE)").y == 42
     assert len([path for path in cache.glob("python-path/*") if path.is_dir()]) == 1
 
@@ -206,3 +206,13 @@ def test_a_directory_that_becomes_a_link_once_it_was_judged_is_not_followed(
     monkeypatch.setattr(module, "locate_source", exchange_after)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_python_path([str(source)])
+
+
+def test_without_isolation_what_code_does_to_its_modules_is_seen_by_no_other_sandbox(source: Path) -> None:
+    with LocalInterpreter(isolation="none", python_path=[str(source)], timeout=60) as interpreter:
+        assert "append" in interpreter.execute(WRITE).done
+    isolation: Any
+    for isolation in ("none", "auto"):
+        with LocalInterpreter(isolation=isolation, python_path=[str(source)], timeout=60) as interpreter:
+            assert interpreter.execute("import mine; SUBMIT(text=open(mine.__file__).read())").text == "VALUE = 42\n"
+    assert (source / "mine.py").read_text() == "VALUE = 42\n"
