@@ -162,7 +162,7 @@ async def test_inputs_beyond_what_prefect_takes_as_parameters_go_by_a_file():
         ({"code": ["SUBMIT()", "~/runs/train-2.py\n"]}, "the name of a file"),
         ({"code": "1", "inputs": []}, "empty"),
         ({"code": "1", "inputs": "nosuch.jsonl"}, "No such file"),
-        ({"code": "1", "inputs": "nosuch.parquet"}, "neither JSON lines"),
+        ({"code": "1", "inputs": "nosuch.xlsx"}, "neither JSON lines"),
         ({"code": "1", "provider": "nosuch"}, "unknown provider"),
         ({"code": "1", "provider": "local:nosuch"}, "unknown isolation"),
         ({"code": "1", "provider": "local-sandbox/nosuch"}, "no block local-sandbox/nosuch"),
