@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,12 @@ def make_program(path: Path, text: str) -> None:
 def make_docker(path: Path, info: dict[str, object], others: str) -> None:
     """A client of Docker's, whose daemon says that of itself; `others` is what its other commands do."""
     make_program(path, f"if [ \"$1\" = info ]; then echo '{json.dumps(info)}'; exit; fi\n{others}")
+
+
+def list_names(pid: int | None = None) -> set[str]:
+    """The names of the containers that a process has opened, by default this one: other tests run beside."""
+    infos = asyncio.run(ContainerSandbox(engine="podman").list_sandboxes())
+    return {info.id for info in infos if info.process.split(".")[2:3] == [str(pid or os.getpid())]}
 
 
 def run_podman(*words: str) -> str:

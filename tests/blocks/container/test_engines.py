@@ -80,9 +80,9 @@ async def test_a_sandbox_runs_by_dockers_command_line(
         assert (await interpreter.execute("import os; SUBMIT(p=os.environ['HTTP_PROXY'])")).p == "http://own"
         await interpreter.upload("a/file", b"data")
         assert await interpreter.sandbox.download("a/file") == b"data"
-        (listed,) = await provider.list_sandboxes()
-        assert listed.id == interpreter.sandbox.id
-    assert await provider.list_sandboxes() == []
+        name = interpreter.sandbox.id
+        assert name in [info.id for info in await provider.list_sandboxes()]
+    assert name not in [info.id for info in await provider.list_sandboxes()]
 
 
 # ------------------------------------------------------------------------------------------ in place of local sandboxes
@@ -108,9 +108,9 @@ async def test_local_sandboxes_are_containers_where_the_machine_has_no_isolation
     async with provider.interpreter(timeout=20) as interpreter:
         result = await interpreter.execute("save_to_volume('a', 'b'); SUBMIT(x=1)")
         assert (result.meta.provider, result.meta.isolation) == ("container", "podman")
-        (info,) = await provider.list_sandboxes()
-        assert info.id == interpreter.sandbox.id
-        await provider.delete_sandbox(info.id)
+        name = interpreter.sandbox.id
+        assert name in [info.id for info in await provider.list_sandboxes()]
+        await provider.delete_sandbox(name)
     assert await (await provider.volume()).get("a") == b"b"
 
 

@@ -131,6 +131,7 @@ async def test_secrets_of_the_environment_stand_in_no_command_line(container: Co
         assert "sk-not-for-others" not in await asyncio.to_thread(run_podman, "inspect", interpreter.sandbox.id)
 
 
+@pytest.mark.full  # it waits for a registry that does not answer
 async def test_what_an_image_lacks_is_told_before_anything_runs(container: ContainerSandbox) -> None:
     with pytest.raises(ConfigurationError, match="could not pull it"):
         await container.with_options({"image": "localhost/there-is-no-such-image:1"}).open({})

@@ -99,6 +99,7 @@ async def test_a_thousand_files_together_get_no_more_than_the_disk_of_the_contai
     assert "No space left on device" in str(error)
 
 
+@pytest.mark.full
 async def test_a_full_disk_can_be_cleared_by_the_next_execution(container: ContainerSandbox) -> None:
     async with container.with_options({"disk_mib": 16}).interpreter(timeout=20) as interpreter:
         with pytest.raises(CodeError, match="No space left"):
