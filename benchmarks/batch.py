@@ -37,10 +37,10 @@ from typing import Any
 
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
-from api import post
-from processor_time import read_machine_seconds, read_process_seconds
 from rich.console import Console
 from rich.table import Table
+from shared.api import post
+from shared.processor_time import read_machine_seconds, read_process_seconds
 
 from rlm_batch import ContainerSandbox, LocalInterpreter, LocalSandbox, SandboxStartError, batch
 from rlm_batch.blocks.container.command import build_run_command

@@ -31,10 +31,10 @@ from typing import Any
 
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
 
-from api import post
 from providers import PROVIDERS, Standin
 from rich.console import Console
 from rich.table import Table
+from shared.api import post
 
 from rlm_batch import batch
 from rlm_batch.deployments.server import PrefectServer

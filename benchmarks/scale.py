@@ -41,12 +41,12 @@ from typing import Any
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
 
 import httpx
-from ledger_counts import LedgerCounts, LedgerGrowth, Row, read_ledger_lines
-from processor_time import read_machine_seconds
 from providers import load_module
 from rich.console import Console
 from rich.table import Table
-from samples import Sample, compare_memory, compute_cost
+from shared.ledger_counts import LedgerCounts, LedgerGrowth, Row, read_ledger_lines
+from shared.processor_time import read_machine_seconds
+from shared.samples import Sample, compare_memory, compute_cost
 
 # As a package of that name, whose modules import one another; the checkout's root stays off sys.path.
 sys.modules["tests"] = types.ModuleType("tests")

@@ -32,10 +32,10 @@ os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = "false"  # the clients' log lines are not what is measured
 
 import pytest
-from api import post
-from processor_time import read_process_seconds
 from rich.console import Console
 from rich.table import Table
+from shared.api import post
+from shared.processor_time import read_process_seconds
 
 from rlm_batch import batch
 from rlm_batch.deployments.server import WORK_POOL, PrefectServer

@@ -19,7 +19,7 @@ def test_what_only_the_flow_can_tell_to_be_wrong_is_one_sentence(caplog: pytest.
     with pytest.raises(ConfigurationError):
         asyncio.run(sweep("SUBMIT(x=x)", grid={"x": [1]}, points=[{"x": 1}]))
     said, state = log_of(caplog)
-    assert said == "ConfigurationError: the space was given twice: pass a grid or points, not both"
+    assert said == "ConfigurationError: the space was given twice: pass grid or points, not both"
     assert "Traceback" not in state
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rlm_batch import ContainerSandbox
 from rlm_batch.blocks.container import engine
+from rlm_batch.blocks.local import isolation_level
 
 # What Docker says of itself, as far as it is read.
 DOCKER_INFO = {
@@ -39,6 +40,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(isolation_level, "_reasons", {})  # what is found there is not for other tests
     before = dict(engine._engines)
     engine._engines.clear()
     yield folder

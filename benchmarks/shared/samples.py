@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger_counts import Row
+from .ledger_counts import Row
 
 
 @dataclass
