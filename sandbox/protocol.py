@@ -310,14 +310,14 @@ class DriverProtocol:
         yield from check_preparation(header, body, pending.build_meta(), pending.timeout)
 
     def _note_limit(self, end: Frame) -> Frame:
-        """An execution's end with the limit of the whole sandbox for which its process was killed, if so."""
+        """An execution's end, with the sandbox's limit that it was killed for if so, and the option for more memory."""
         header, body = end
         if header["status"] != "crashed":
-            return end
+            return {**header, "memory_option": self.sandbox.memory_option}, body
         limit = self.sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
         if limit == "disk_mib":  # its files are still there, and whoever comes next would be killed
             self.close("its files took more than its disk_mib")
-        return {**header, "limit": limit}, body
+        return {**header, "limit": limit, "memory_option": self.sandbox.kill_memory_option}, body
 
     def check_ready(self, is_sent: bool = False) -> None:
         """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready.

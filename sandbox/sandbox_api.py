@@ -15,13 +15,19 @@ class Channel(Protocol):
 
 
 class Sandbox(ABC):
-    """One open sandbox. `id` is the provider's; `isolation` and `layers` are what keeps the code in."""
+    """One open sandbox. `id` is the provider's; `isolation` and `layers` are what keeps the code in.
+
+    `memory_option` is the provider's option that gives more memory to code that ran into a MemoryError, and
+    `kill_memory_option` the one for code that the kernel has killed; empty where no option does.
+    """
 
     id: str
     provider: str
     isolation: str
     layers: tuple[str, ...]
     settings: DriverSettings
+    memory_option: str = ""
+    kill_memory_option: str = ""
 
     @abstractmethod
     async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> Channel:

@@ -50,6 +50,7 @@ class ContainerHandle(Sandbox):
     """One container, and the engine's client that its driver is reached through."""
 
     provider = "container"
+    memory_option = kill_memory_option = "memory_mib"
 
     def __init__(
         self,

@@ -35,6 +35,8 @@ class DaytonaSandboxHandle(Sandbox):
         self, settings: DaytonaSettings, client: SharedClient, remote: daytona.AsyncSandbox, files: HostFiles
     ) -> None:
         self.id = remote.id
+        if settings.image is not None:  # a snapshot brings its own
+            self.memory_option = self.kill_memory_option = "memory"
         self.settings = DriverSettings(
             cwd=".",  # where its command starts
             volume=settings.volume_mount_path if settings.volume_name is not None else None,

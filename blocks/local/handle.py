@@ -31,6 +31,7 @@ class LocalSandboxHandle(Sandbox):
     """One local sandbox: a folder, and the processes of its driver."""
 
     provider = "local"
+    memory_option = "memory_mib"  # of a kill find_exceeded_limit tells, unless the machine has no more
     folder: Path
     level: IsolationLevel
     layers: tuple[str, ...]

@@ -40,7 +40,10 @@ class LocalProvider(LocalSettings, SandboxProvider):
         """
         level = await self._choose_isolation()
         if isinstance(level, SandboxProvider):
-            return await level.open(labels)
+            container = await level.open(labels)
+            if self.total_memory_mib is not None:  # it has the place of the container's memory_mib
+                container.memory_option = container.kill_memory_option = "total_memory_mib"
+            return container
         libraries = await self._find_libraries(level)
         if self.repo_url is None:
             return create_sandbox(self, level, labels, libraries)

@@ -54,6 +54,7 @@ class ModalSandboxHandle(Sandbox):
     provider = "modal"
     isolation = "modal"
     layers = ()
+    memory_option = kill_memory_option = "memory_mib"
 
     def __init__(self, sandbox: modal.Sandbox, settings: ModalSettings, files: HostFiles) -> None:
         self.id = sandbox.object_id

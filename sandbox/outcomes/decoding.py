@@ -165,8 +165,9 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     if kind == "volume":
         return VolumeError(f"{message}{where}")
     if kind == "memory":
+        more = describe_more_memory(header)
         return CodeCrashed(
-            f"the code ran out of memory{where}: work on less at a time, or give the sandbox more\n{traceback}",
+            f"the code ran out of memory{where}: work on less at a time, or {more}\n{traceback}",
             out_of_memory=True,
             **details,
         )
@@ -202,7 +203,8 @@ def describe_crash(header: dict[str, Any], subject: str = "the code") -> str:
             f"time, or set a higher {option}"
         )
     if header.get("out_of_memory"):
-        return f"the kernel killed {subject} for want of memory: work on less at a time, or give the sandbox more"
+        more = describe_more_memory(header)
+        return f"the kernel killed {subject} for want of memory: work on less at a time, or {more}"
     signal, exit_code = read_integer(header, "signal"), read_integer(header, "exit_code")
     if signal == SIGXCPU:
         return f"{subject} used up its CPU seconds: give the sandbox more, or {subject} less to do"
@@ -210,3 +212,9 @@ def describe_crash(header: dict[str, Any], subject: str = "the code") -> str:
         name = SIGNALS.get(signal, f"signal {signal}")
         return f"{subject}'s process was killed by {name}: look for native code, or for what sends that signal"
     return f"{subject}'s process exited with status {exit_code} before {subject} had ended: look for os._exit"
+
+
+def describe_more_memory(header: dict[str, Any]) -> str:
+    """How code gets more memory, with the option for it where its provider has one."""
+    option = header["memory_option"]  # the host's own word
+    return f"give the sandbox more with {option}" if option else "give the sandbox more"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import PrepareError, RlmBatchError, SandboxStartError
 from ..intake.large_json import Parts, read_json
 from ..wire.names import QUERY_NAMES
-from .decoding import SETUP_HINT, describe_crash, read_integer, read_text
+from .decoding import SETUP_HINT, describe_crash, describe_more_memory, read_integer, read_text
 
 if TYPE_CHECKING:
     from ..meta import Meta
@@ -54,7 +54,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     elif kind == "syntax":
         text = f"prepare is not valid Python{where}: {message}"
     elif kind == "memory":
-        text = f"prepare ran out of memory{where}: have it hold less, or give the sandbox more"
+        text = f"prepare ran out of memory{where}: have it hold less, or {describe_more_memory(header)}"
     elif kind == "exit":
         text = f"prepare called exit({message}){where}, code that has not failed comes to its end, or calls exit(0)"
     elif kind == "threads":

@@ -189,13 +189,14 @@ MEMORY = {
 }
 
 
-async def test_out_of_memory_says_so(small_provider: SandboxProvider) -> None:
+async def test_out_of_memory_says_so_and_names_the_setting_for_more(small_provider: SandboxProvider) -> None:
+    option = "memory" if small_provider.provider_name == "daytona" else "memory_mib"
     async with small_provider.interpreter(timeout=60) as interpreter:
         for name, code in MEMORY.items():
             with pytest.raises(CodeCrashed) as caught:
                 await interpreter.execute(code)
             assert caught.value.out_of_memory, f"{name}: {caught.value}"
-            assert "memory" in caught.value.summary
+            assert caught.value.summary.endswith(f"give the sandbox more with {option}"), name
 
 
 async def test_code_that_catches_its_memory_error_goes_on(small_provider: SandboxProvider) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch import ConfigurationError, ContainerSandbox, LocalSandbox
+from rlm_batch import CodeCrashed, ConfigurationError, ContainerSandbox, LocalSandbox
 from rlm_batch.blocks.container.engine import find_engine
 from rlm_batch.blocks.local import isolation_level
 from rlm_batch.blocks.registry import make_unsaved_provider
@@ -106,6 +106,8 @@ async def test_local_sandboxes_are_containers_where_the_machine_has_no_isolation
     assert "local sandboxes of its own this machine has none (bubblewrap: local isolation needs Linux" in said
     assert (await provider.fingerprint())["provider"] == "container"
     async with provider.interpreter(timeout=20) as interpreter:
+        with pytest.raises(CodeCrashed, match="give the sandbox more with total_memory_mib"):
+            await interpreter.execute("bytearray(600 << 20)")
         result = await interpreter.execute("save_to_volume('a', 'b'); SUBMIT(x=1)")
         assert (result.meta.provider, result.meta.isolation) == ("container", "podman")
         name = interpreter.sandbox.id

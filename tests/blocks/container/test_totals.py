@@ -24,6 +24,21 @@ for _ in range(10):
 killed = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(3)]
 raise MemoryError(f"processes ended by {killed}")
 """
+KILLED = """
+import os, time
+with open("/proc/self/oom_score_adj", "w") as file:
+    file.write("1000")  # of all processes the kernel takes this one
+reads, writes = os.pipe()
+if os.fork() == 0:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("0")
+    held = os.urandom(1 << 20) * 150
+    os.write(writes, b"x")
+    time.sleep(20)
+    os._exit(0)
+os.read(reads, 1)
+held = os.urandom(1 << 20) * 150
+"""
 MANY_FILES = """
 import os
 for number in range(1000):
@@ -89,6 +104,16 @@ async def test_ten_processes_together_get_no_more_than_the_memory_of_the_contain
     else:
         assert "-9" in str(error)
     assert list(tmp_path.iterdir()) == []  # what watches a container leaves nothing in its host's directory
+
+
+async def test_code_that_the_kernel_kills_for_want_of_memory_says_which_setting_has_more(
+    container: ContainerSandbox,
+) -> None:
+    error = await run_beyond(container.with_options({"memory_mib": 256}), KILLED)
+    assert isinstance(error, CodeCrashed)
+    assert error.out_of_memory
+    assert "the kernel killed" in error.summary
+    assert error.summary.endswith("give the sandbox more with memory_mib")
 
 
 async def test_a_thousand_files_together_get_no_more_than_the_disk_of_the_container(

@@ -11,3 +11,4 @@ assert small[0].size == 10 * 2**20
 assert isinstance(small[1], Failure)
 assert isinstance(small[1].error, CodeError | CodeCrashed)
 print(small[1].error.summary)
+assert "memory_mib" in small[1].error.summary, "the setting that gives it more"
