@@ -391,7 +391,9 @@ def encode_value(name: str, value: Any) -> bytes:
 def encode_exception(error: BaseException) -> bytes:
     """A reply's body for what a tool raised."""
     try:
-        message = str(error).encode("utf-8", "replace").decode("utf-8")
+        # A KeyError's text is the repr of its key, and the code is raised a KeyError with this for its key.
+        text = str(error.args[0] if type(error).__str__ is KeyError.__str__ and len(error.args) == 1 else error)
+        message = text.encode("utf-8", "replace").decode("utf-8")
     except Exception:  # noqa: BLE001 - an exception may do anything when it is asked for its text
         message = "(its message could not be read)"
     return encode_fields({"error": {"type": type(error).__name__, "message": message}})

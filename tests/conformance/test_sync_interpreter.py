@@ -147,6 +147,34 @@ def test_tools_of_both_kinds_are_called_and_raise(make: Make) -> None:
     assert interpreter.execute(dedent(code)).outputs == expected
 
 
+def test_the_key_that_a_tool_did_not_find_is_the_one_that_the_code_is_told(make: Make) -> None:
+    class NotOnTheMenu(KeyError):
+        pass
+
+    def find_price(name: str) -> float:
+        return {"tea": 3.5}[name]
+
+    def find_dish(name: str) -> None:
+        raise NotOnTheMenu(name)
+
+    interpreter = make(tools={"find_price": find_price, "find_dish": find_dish})
+    code = """
+        try:
+            find_price("milk")
+        except KeyError as error:
+            try:
+                find_dish("soup")
+            except RuntimeError as other:
+                SUBMIT(key=error.args[0], text=str(error), other=str(other))
+        """
+    assert interpreter.execute(dedent(code)).outputs == {
+        "key": "milk", "text": "'milk'", "other": "NotOnTheMenu: soup",
+    }  # fmt: skip
+    with pytest.raises(CodeError) as caught:
+        interpreter.execute("find_price('milk')")
+    assert (caught.value.type, caught.value.message) == ("KeyError", "'milk'")
+
+
 def test_tools_that_fail_badly_are_errors_in_the_code(make: Make) -> None:
     class Unprintable(Exception):
         def __str__(self) -> str:

@@ -19,5 +19,5 @@ with LocalInterpreter(tools={"look_up_price": look_up_price}) as interpreter:
         interpreter.execute("look_up_price('milk')")
     except CodeError as error:
         print(error)
-        assert "milk" in str(error)
+        assert (error.type, error.message) == ("KeyError", "'milk'")
     assert interpreter.execute("SUBMIT(x=1)").x == 1, "and the session goes on"
