@@ -17,7 +17,7 @@ from .inputs.conversion import Items, PathText, Variables
 from .inputs.readers import Inputs, TypesOfColumns, get_column_types, read_inputs
 from .inputs.reading_progress import Report
 from .inputs.recorded_types import resolve_types_of
-from .inputs.spilling import check_code, read_code_reference
+from .inputs.spilling import check_codes, read_code_reference
 from .parameters import Options, SharedParameters, Types
 
 
@@ -80,8 +80,7 @@ def executions(
             raise ConfigurationError("inputs go with one piece of code: pass code as one text, not as a list")
         if not code:
             raise ConfigurationError("the list of code is empty: there is nothing to run")
-        for text in code:
-            check_code(text)
+        check_codes("code", code)
         return _Items(code, None)
     found = read_code_reference(code)
     if isinstance(found, list):

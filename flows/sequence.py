@@ -13,7 +13,7 @@ from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import open_job
 from .inputs.conversion import Items
-from .inputs.spilling import check_code, read_code_reference
+from .inputs.spilling import check_codes, read_code_reference
 from .parameters import Options, SequenceParameters
 
 STATE_CONTEXT = "main"
@@ -65,7 +65,7 @@ def texts(steps: list[str] | str) -> list[str]:
     if isinstance(steps, list):
         if not steps:
             raise ConfigurationError("the list of steps is empty: there is nothing to run")
-        check_code(steps[0])  # in the others `particle.py` may be a particle's momentum
+        check_codes("steps", steps)
         return steps
     found = read_code_reference(steps)
     return found if isinstance(found, list) else [found]

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ...blocks.host_files.python_path import locate_directories
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
+from .spilling import check_codes
 
-# Parameters that hold values for code.
+# Parameters that hold values for code, and those that hold code itself.
 VALUES = ("code", "steps", "inputs", "points", "grid", "space", "data", "chunks")
+CODE = ("code", "steps", "reduce", "prepare")
 
 # The types of parameters: for type checkers what callers may pass, and at run time, for Prefect's checks, schemas and
 # forms, what is made of that before Prefect sees it.
@@ -42,8 +44,8 @@ else:
 def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters with lists in the place of generators and arrays, and text in the place of paths and blocks.
 
-    Raises ConfigurationError for values that JSON cannot hold, for directories that are not there, and for a block
-    that only its saved form can stand for.
+    Raises ConfigurationError for values that JSON cannot hold, for directories that are not there, for a block that
+    only its saved form can stand for, and for code that is a file's name.
     """
     converted: dict[str, Any] = {
         name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()
@@ -58,6 +60,8 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     for name in VALUES:
         if name in converted:
             converted[name] = _convert_values(name, converted[name])
+    for name in CODE:
+        check_codes(name, converted.get(name))
     return converted
 
 

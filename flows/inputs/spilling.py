@@ -95,6 +95,14 @@ def read_code_reference(text: str) -> list[str] | str:
         raise ConfigurationError(f"the code in {text[1:]} cannot be read: {why}") from None
 
 
+def check_codes(name: str, code: Any) -> None:
+    """Raises ConfigurationError where a parameter of code is, or has, the name of a file. Other types are let be."""
+    texts: list[Any] = code if isinstance(code, list) else [code]
+    for text in texts[:1] if name == "steps" else texts:  # in later steps `particle.py` may be a particle's momentum
+        if isinstance(text, str):
+            check_code(text)
+
+
 def check_code(text: str) -> None:
     """Raises ConfigurationError where the code is the name of a file of code, and surely not what is meant."""
     if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(text.strip()):
