@@ -10,6 +10,7 @@ from ..sandbox.errors import ConfigurationError
 
 # Of a variable, as in log:1e-5..0.1 or 32..512:32.
 BOUNDS = re.compile(r"(?P<log>log:)?(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?")
+LIKE_BOUNDS = re.compile(r"log:|[-+]?\.?\d[\de.+-]*?\.\.")  # no text among choices, but a slip
 
 
 def read_code(file: str) -> str:
@@ -56,6 +57,8 @@ def parse_space(words: list[str]) -> Any:
     for name, values in _split_words("--space", words, example).items():
         match = BOUNDS.fullmatch(values)
         word = f"--space {name}={values}"
+        if match is None and LIKE_BOUNDS.match(values):
+            raise ConfigurationError(f"{word}: bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH")
         space[name] = _parse_values(word, values) if match is None else _parse_bounds(word, match)
     return space
 

@@ -11,6 +11,8 @@ from ...sandbox.errors import ConfigurationError
 
 KEYWORDS = ("low", "high", "log", "step", "type")  # of Optuna's distributions, and whether numbers are whole
 TYPES = ("int", "float")
+LARGEST = 1e300  # bound of a range: samplers compute with twice as much
+MOST_STEPS = 2**53  # of a range: floats do not tell more apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,11 @@ def _parse_range(name: str, details: dict[str, Any]) -> Range:
             raise ConfigurationError(f"{where} has no {word}: a range has low and high")
     numbers = {"low": details["low"], "high": details["high"], **({} if step is None else {"step": step})}
     for word, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
             raise ConfigurationError(f"{where} has {word} {number!r}: it is a finite number")
+        if abs(number) > LARGEST:
+            shown = repr(number) if isinstance(number, float) else "of so many digits"
+            raise ConfigurationError(f"{where} has {word} {shown}: it is a finite number, of no more than {LARGEST:g}")
     low, high = numbers["low"], numbers["high"]
     is_whole = kind == "int" if kind is not None else all(isinstance(number, int) for number in numbers.values())
     if is_whole:
@@ -148,6 +153,8 @@ def _parse_range(name: str, details: dict[str, Any]) -> Range:
         raise ConfigurationError(f"{where} is logarithmic and has low {low}: a logarithm takes more than 0")
     if step is not None and step <= 0:
         raise ConfigurationError(f"{where} has step {step}: it is above 0")
+    if step is not None and (high - low) / MOST_STEPS > step:
+        raise ConfigurationError(f"{where} has step {step}, too small for {low} to {high}: leave it out")
     if log and step is not None:
         raise ConfigurationError(f"{where} has log and step, which do not go together: leave one out")
     return Range(low, high, log, step, is_whole)

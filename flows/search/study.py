@@ -80,7 +80,9 @@ class TrialStudy:
         """Takes what a trial has reported; whether the pruner ends it there."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         self._storage.set_trial_intermediate_value(trial_id, step, value)
-        return bool(self.study.pruner.prune(self.study, self._get_trial(number)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy's, where values are infinite or NaN
+            return bool(self.study.pruner.prune(self.study, self._get_trial(number)))
 
     def is_running(self, number: int) -> bool:
         """Whether the trial was asked for, and not told what became of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 MAX_REPORTS = 10_000  # steps of one execution
+MAX_STEP = 2**53  # up to here floats are exact, which pictures and tables make of steps
 NONFINITE = ("nan", "inf", "-inf")  # how a value that is not finite goes over the wire, which has JSON's numbers
 
 # Says of a value at a step whether the execution is to end there.
@@ -29,6 +30,8 @@ class Reports:
         """
         if type(step) is not int or step < 0:
             raise ValueError("the step of a report is a whole number from 0 on")
+        if step > MAX_STEP:
+            raise ValueError("the step of a report is at most 2**53")
         if type(value) not in (int, float) and value not in NONFINITE:
             raise ValueError("the value of a report is a number")
         if self.is_pruned:

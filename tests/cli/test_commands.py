@@ -204,6 +204,8 @@ def test_failures_exit_with_1_and_are_shown_with_what_the_code_wrote(run, tmp_pa
         (["sweep", "slow.py", "--grid", "x=1", "--minimize", "nosuch"], "they submitted fine"),
         (["sweep", "slow.py", "--space", "x=2..1", "--trials", "3", "--minimize", "y"], "low 2 above high 1"),
         (["sweep", "slow.py", "--space", "x=a..1", "--trials", "3", "--minimize", "y"], "'a' is no number"),
+        (["sweep", "slow.py", "--space", "x=log:1e-5,1", "--trials", "3", "--minimize", "y"], "bounds are LOW..HIGH"),
+        (["sweep", "slow.py", "--space", "x=1..", "--trials", "3", "--minimize", "y"], "bounds are LOW..HIGH"),
         (["sweep", "slow.py", "--space", "x=log:0..1", "--trials", "3", "--minimize", "y"], "more than 0"),
         (["sweep", "slow.py", "--space", "x=0..1", "--minimize", "y"], "trials="),
         (["sweep", "slow.py", "--space", "nosuch.json", "--trials", "3", "--minimize", "y"], "cannot be read"),

@@ -126,3 +126,14 @@ def test_optuna_says_nothing_on_its_own(capfd: pytest.CaptureFixture[str], recwa
     assert capfd.readouterr() == ("", "")
     assert not recwarn.list
     assert optuna.logging.get_verbosity() == verbosity
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("values", [[float("nan"), float("inf"), float("-inf")], [1e308, -1e308]])
+def test_a_pruner_takes_values_that_are_no_finite_numbers_without_a_warning(values: list[float]) -> None:
+    study = make_study({"x": {"low": 0.0, "high": 1.0}}, "random", pruner="median")
+    for number in range(8):
+        study.ask()
+        for step in range(4):
+            study.report(number, step, values[(number + step) % len(values)])
+        study.tell(number, Result({"loss": float(number)}, Meta(number)))
