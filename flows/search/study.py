@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.meta import Meta
 from ...sandbox.result import Outcome, Result
 from ...tasks.ledger.run_record import Objective
 from .plan import SAMPLERS, SearchPlan, find_sampler_class, import_optuna
@@ -140,11 +141,17 @@ class TrialStudy:
 
 
 def check_sampler(plan: SearchPlan) -> None:
-    """Has a sampler by import path draw a point. Raises ConfigurationError where it cannot, for want of a package."""
+    """Has a sampler by import path draw two points. Raises ConfigurationError where it cannot, for want of a package.
+
+    Some import theirs for the second, once there is a trial to go by.
+    """
     if plan.sampler in SAMPLERS:
         return
     try:
-        TrialStudy(plan).ask()
+        study = TrialStudy(plan)
+        study.ask()
+        study.tell(0, Result({objective.name: 0.0 for objective in plan.objectives}, Meta()))
+        study.ask()
     except Exception as error:  # of whatever code that is
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigurationError(f"the sampler {plan.sampler} cannot be used: {reason}") from error

@@ -137,3 +137,19 @@ def test_a_pruner_takes_values_that_are_no_finite_numbers_without_a_warning(valu
         for step in range(4):
             study.report(number, step, values[(number + step) % len(values)])
         study.tell(number, Result({"loss": float(number)}, Meta(number)))
+
+
+class LateImportSampler(optuna.samplers.RandomSampler):
+    """Imports what is not there once there is a trial to go by, as Optuna's own for CMA-ES does."""
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        if trial.number:
+            raise ModuleNotFoundError("No module named 'nosuch'")
+        return super().sample_relative(study, trial, search_space)
+
+
+def test_a_sampler_that_lacks_a_package_only_for_its_second_point_is_refused_before_anything_runs() -> None:
+    sampler = f"{__name__}:LateImportSampler"
+    plan = SearchPlan(parse_space(SPACE), 9, parse_objectives(["a", "b"], "minimize"), sampler)
+    with pytest.raises(ConfigurationError, match="cannot be used: No module named 'nosuch'"):
+        check_sampler(plan)
