@@ -1,6 +1,7 @@
 """The command line that runs a container, held to its limits: the same for a sandbox and for the probe of an image."""
 
 import os
+import re
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ def build_run_command(
     memory = f"{settings.memory_mib}m"
     # What is in /dev/shm stays when the code that wrote it was killed: with the files it leaves some memory.
     shm_mib = max(1, min(settings.memory_mib - settings.disk_limit_mib, settings.memory_mib // 2) // 2)
+    mounted = {"/tmp", "/dev/shm", *(() if bind is None else (bind.target,))}  # there can be one mount at a place
     tmpfs = "rw,exec,nosuid,nodev,mode=1777"
     words = [engine.program, "run", "--interactive", "--rm", "--pull", "never", "--log-driver", "none"]
     words += ["--name", name]
@@ -55,7 +57,12 @@ def build_run_command(
     words += [] if settings.cpus is None else ["--cpus", f"{settings.cpus:g}"]
     words += ["--tmpfs", f"/tmp:{tmpfs},size={settings.disk_limit_mib}m"]
     words += ["--tmpfs", f"/dev/shm:{tmpfs},size={shm_mib}m"]
-    words += [word for path in image_volumes for word in ("--tmpfs", f"{path}:ro,size=64k")]
+    words += [
+        word
+        for path in image_volumes
+        if os.path.normpath(path) not in mounted
+        for word in ("--tmpfs", f"{path}:ro,size=64k")
+    ]
     words += build_ulimits(engine)
     words += _build_user(engine, gid)
     if engine.name == "podman":
@@ -95,11 +102,20 @@ def _build_user(engine: Engine, gid: int | None) -> list[str]:
     return ["--user", f"{uid}:{uid if gid is None else gid}"]
 
 
+def is_mountable(path: str) -> bool:
+    """Whether the option for mounts, which engines read as a line of CSV, can have that path."""
+    return re.search(r'[\x00-\x1f\x7f,"]', path) is None
+
+
 def resolve_mount_point(path: str) -> str:
     """The path of a volume in the container. Raises ConfigurationError for one that the container needs for itself."""
     mount = PurePosixPath(os.path.normpath("/" + path.lstrip("/")))
-    is_system = any(mount.is_relative_to(other) for other in SYSTEM_DIRECTORIES)
-    if is_system or str(mount) == "/" or "," in path:
+    if not is_mountable(path):
+        raise ConfigurationError(
+            f"volume_mount_path is {path!r}, and an engine mounts none with a comma, a quotation mark or a control "
+            "character in its path: name another place, such as /data"
+        )
+    if str(mount) == "/" or any(mount.is_relative_to(other) for other in SYSTEM_DIRECTORIES):
         raise ConfigurationError(
             f"volume_mount_path is {path}, which a container needs for itself: name another place, such as /data"
         )

@@ -8,7 +8,7 @@ from ..host_files.cache import check_out_repository
 from ..host_files.files import HostFiles
 from ..storage.local_volume import UMASK, find_volume
 from ..worker_consent import check_network, check_runtime
-from .command import Bind, build_run_command, resolve_mount_point
+from .command import Bind, build_run_command, is_mountable, resolve_mount_point
 from .deletion import make_name
 from .engine import Engine
 from .handle import ContainerHandle
@@ -31,9 +31,10 @@ async def create_container(
                 "with root's rights"
             )
         bind = Bind(os.path.realpath(volume.path), resolve_mount_point(settings.volume_mount_path))
-        if "," in bind.source:
+        if not is_mountable(bind.source):
             raise ConfigurationError(
-                f"the volume {bind.source} has a comma in its path, and an engine mounts none such: move it"
+                f"the volume {bind.source!r} has a comma, a quotation mark or a control character in its path, and an "
+                "engine mounts none such: move it"
             )
     ready = await ensure_ready(settings, engine, labels)
     repository = None

@@ -31,10 +31,13 @@ except (OSError, ValueError) as error:
     print(error, file=sys.stderr)
     os._exit({FILE_ERROR_STATUS})
 """
+# No device nor pipe, to which code may have left a link: what comes of it has no end.
 READ_FILE = f"""
-import os, sys
+import os, stat, sys
 try:
-    with open(sys.argv[1], "rb") as file:
+    with open(os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("it is no file that could be read")
         while data := file.read(1 << 20):
             sys.stdout.buffer.write(data)
     sys.stdout.flush()

@@ -1,5 +1,6 @@
 """What a container gets of the host's files, what goes in and out, and what an image is built with."""
 
+import asyncio
 import base64
 import hashlib
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch import ConfigurationError, ContainerSandbox, SandboxStartError, VolumeError
+from rlm_batch import CodeError, ConfigurationError, ContainerSandbox, SandboxStartError, VolumeError
 from rlm_batch.blocks.container.image import BUILT_REPOSITORY
 
 from .conftest import run_podman
@@ -70,6 +71,46 @@ async def test_modules_of_ones_own_and_files_go_in_and_out(container: ContainerS
                 await interpreter.upload(path, b"")
         with pytest.raises(VolumeError, match="could not be read"):
             await interpreter.sandbox.download("nothing")
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "pipe"])
+async def test_what_has_no_end_is_no_file_to_download(container: ContainerSandbox, target: str) -> None:
+    async with container.interpreter(timeout=20) as interpreter:
+        await interpreter.execute(f"import os; os.mkfifo('pipe'); os.symlink({target!r}, 'result')")
+        with pytest.raises(VolumeError, match="no file that could be read"):
+            await interpreter.sandbox.download("result")
+
+
+@pytest.mark.parametrize("path", ["/a,b", '/a"b', "/a\nb", "/a\0b"])
+async def test_a_place_that_an_engine_cannot_mount_is_refused(
+    container: ContainerSandbox, tmp_path: Path, path: str
+) -> None:
+    provider = container.with_options({"volume_name": "v", "volume_mount_path": path})
+    with pytest.raises(ConfigurationError, match="mounts none"):
+        await provider.open({})
+    if "\0" not in path:
+        provider = ContainerSandbox(engine="podman", volume_name="v", volume_root=str(tmp_path) + path)
+        with pytest.raises(ConfigurationError, match="mounts none"):
+            await provider.open({})
+    assert not [*tmp_path.iterdir()]
+
+
+async def test_volumes_of_an_image_may_be_where_ours_are(
+    container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path))
+    image = f"localhost/with-volumes:{tmp_path.name.lower()}"
+    (tmp_path / "Containerfile").write_text(f'FROM {container.image}\nVOLUME ["/tmp", "/data", "/own/"]\n')
+    await asyncio.to_thread(run_podman, "build", "--quiet", "--pull=never", "--tag", image, str(tmp_path))
+    try:
+        options = {"image": image, "volume_name": "v", "volume_mount_path": "/data"}
+        async with container.with_options(options).interpreter(timeout=20) as interpreter:
+            await interpreter.execute("open('/data/a', 'w').write('x'); open('/tmp/a', 'w').write('x')")
+            with pytest.raises(CodeError, match="Read-only"):
+                await interpreter.execute("open('/own/a', 'w')")
+        assert (tmp_path / "v/a").read_text() == "x"
+    finally:
+        await asyncio.to_thread(run_podman, "rmi", "--force", image)
 
 
 # ------------------------------------------------------------------------------------------------------------- packages
