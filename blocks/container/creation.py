@@ -2,6 +2,7 @@
 
 import os
 
+from ...sandbox.confinement.policy import LATEST_ABI, MACHINES, Policy
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import ConfigurationError
 from ..host_files.cache import check_out_repository
@@ -15,6 +16,10 @@ from .handle import ContainerHandle
 from .launch import CWD, Payload, pack_repository
 from .probe import ensure_ready
 from .settings import ContainerSettings
+
+# In a user namespace of its own code would have every capability, as Podman's filter lets it make one, and sockets to
+# the machine that runs a virtual one (AF_VSOCK) are of no network namespace.
+CODE_POLICY = Policy(readable=(), writable=(), network=True, own_mounts=True, own_uid=True, abi=LATEST_ABI)
 
 
 async def create_container(
@@ -66,7 +71,11 @@ async def create_container(
         environment={**own_environment, **given},
         python_path=files.list_uploaded_directories(),
         lifetime=settings.lifetime,
-        confinement={"limits": limits, **({} if gid is None else {"umask": UMASK})},
+        confinement={
+            "limits": limits,
+            **({} if gid is None else {"umask": UMASK}),
+            **({"seccomp": CODE_POLICY.build_seccomp_filter(ready.machine)} if ready.machine in MACHINES else {}),
+        },
     )
     return ContainerHandle(engine, name, ready.layers, driver_settings, command, payload, volume)
 

@@ -36,6 +36,7 @@ def ask(name):
         return next((line.split()[1] for line in file if line.startswith(name + ":")), "")
 
 print(json.dumps({
+    "machine": os.uname().machine,
     "python": list(sys.version_info[:3]),
     "uid": os.getuid(),
     "capabilities": int(ask("CapBnd") or "0", 16),
@@ -56,6 +57,7 @@ class Readiness:
     python: str
     limits: tuple[str, ...]  # the settings that the kernel holds for the container as a whole
     layers: tuple[str, ...]
+    machine: str | None  # the architecture of its processes, where the kernel takes filters of system calls from them
 
 
 _ready: dict[tuple[Any, ...], Readiness] = {}
@@ -123,5 +125,10 @@ async def _try_container(
     layers = ["namespaces", settings.runtime or engine.runtime, "seccomp" if told["seccomp"] else "", "user"]
     layers += [f"cgroup-v{engine.cgroup_version}" if limits else ""]
     return Readiness(
-        image, tuple(volumes), ".".join(map(str, python)), (*limits, "disk_mib"), tuple(filter(None, layers))
+        image,
+        tuple(volumes),
+        ".".join(map(str, python)),
+        (*limits, "disk_mib"),
+        tuple(filter(None, layers)),
+        str(told.get("machine")) if told["seccomp"] else None,
     )

@@ -121,6 +121,29 @@ SUBMIT(read="")
         assert (await interpreter.execute("SUBMIT(works=True)")).works
 
 
+async def test_code_makes_no_namespace_and_reaches_no_machine_beneath_this_one(container: ContainerSandbox) -> None:
+    code = """
+import ctypes, socket
+libc = ctypes.CDLL(None, use_errno=True)
+refused = {}
+for name, flag in (("user", 0x10000000), ("mounts", 0x20000), ("network", 0x40000000)):
+    refused[name] = [libc.unshare(flag | 0x10000000), ctypes.get_errno()]
+for family in (socket.AF_VSOCK, socket.AF_PACKET, 38):
+    try:
+        socket.socket(family, socket.SOCK_STREAM)
+        refused[str(family)] = "made"
+    except OSError as error:
+        refused[str(family)] = error.errno
+with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+    status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+    SUBMIT(refused=refused, capabilities=status["CapEff"])
+"""
+    async with container.interpreter(timeout=20) as interpreter:
+        told = await interpreter.execute(code)
+    assert told.capabilities == "0" * 16
+    assert {name: error for name, error in told.refused.items() if error not in (1, [-1, 1])} == {}
+
+
 async def test_secrets_of_the_environment_stand_in_no_command_line(container: ContainerSandbox) -> None:
     provider = ContainerSandbox(engine="podman", environment={"KEY": "sk-not-for-others"})  # type: ignore[arg-type]
     async with provider.interpreter(timeout=20) as interpreter:
