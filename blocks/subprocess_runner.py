@@ -4,6 +4,8 @@ import asyncio
 import os
 import subprocess
 
+MAX_OUTPUT_BYTES = 16 << 20  # of either, the last: a program of an image, say, may write without end
+
 
 async def run_command(
     *command: str,
@@ -27,11 +29,21 @@ async def run_command(
     )
     try:
         async with asyncio.timeout(timeout):
-            output = await process.communicate()
+            output = await asyncio.gather(_read_end(process.stdout), _read_end(process.stderr))
+            await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     assert process.returncode is not None
-    stdout, stderr = ((data or b"").decode("utf-8", "replace") for data in output)
+    stdout, stderr = (data.decode("utf-8", "replace") for data in output)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+async def _read_end(stream: asyncio.StreamReader | None) -> bytes:
+    data = bytearray()
+    while stream is not None and (piece := await stream.read(1 << 16)):
+        data += piece
+        if len(data) > 2 * MAX_OUTPUT_BYTES:
+            del data[:-MAX_OUTPUT_BYTES]
+    return bytes(data[-MAX_OUTPUT_BYTES:])

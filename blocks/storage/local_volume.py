@@ -83,6 +83,11 @@ class LocalVolume(VolumeStore):
                 return None
             group = status.st_gid
             if not FIRST_GID <= group < FIRST_GID + GIDS:
+                if self.path.is_symlink():
+                    raise ConfigurationError(
+                        f"the volume {self.path} is a link to {os.path.realpath(self.path)}, which would be made one "
+                        "that code may write: put a directory there, or mount that one"
+                    )
                 # Of the path and not at random, so that two who make it at one time agree.
                 digest = hashlib.sha256(os.fsencode(os.path.realpath(self.path))).digest()
                 group = FIRST_GID + int.from_bytes(digest[:3], "big")

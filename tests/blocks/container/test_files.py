@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, ContainerSandbox, SandboxStartError, VolumeError
 from rlm_batch.blocks.container.image import BUILT_REPOSITORY
+from rlm_batch.blocks.subprocess_runner import MAX_OUTPUT_BYTES, run_command
 
 from .conftest import run_podman
 
@@ -111,6 +113,13 @@ async def test_volumes_of_an_image_may_be_where_ours_are(
         assert (tmp_path / "v/a").read_text() == "x"
     finally:
         await asyncio.to_thread(run_podman, "rmi", "--force", image)
+
+
+async def test_of_a_program_that_writes_much_the_end_is_kept() -> None:
+    code = "import os, sys; [os.write(1, bytes(1 << 20)) for _ in range(40)]; print('end')"
+    done = await run_command(sys.executable, "-c", code, timeout=60)
+    assert done.stdout.endswith("\0end\n")
+    assert len(done.stdout) == MAX_OUTPUT_BYTES
 
 
 # ------------------------------------------------------------------------------------------------------------- packages

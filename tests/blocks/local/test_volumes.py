@@ -193,6 +193,17 @@ os.mkfifo(VOLUME + "/pipe")
     return Volume("left")
 
 
+@pytest.mark.requires("root")  # by whom a volume is given to a group of its own
+def test_a_volume_that_is_a_link_is_refused_and_what_it_leads_to_stays_as_it_was(root: Path, tmp_path: Path) -> None:
+    place = tmp_path / "elsewhere"
+    place.mkdir(mode=0o755)
+    before = place.stat()
+    (root / "linked").symlink_to(place)
+    with pytest.raises(ConfigurationError, match="is a link to"):
+        LocalVolume(root, "linked").create()
+    assert (place.stat().st_mode, place.stat().st_gid) == (before.st_mode, before.st_gid)
+
+
 def test_a_list_opens_no_target_of_a_link(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     volume = LocalVolume(root, "linked")
     volume.create()
