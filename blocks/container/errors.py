@@ -4,7 +4,7 @@ from ...sandbox.errors import SandboxStartError
 from ...sandbox.outcomes.text_escape import escape_text
 
 # The engine's own failure; a program that cannot be run; one that is not there. Others are the program's.
-ENGINE_STATUS, CANNOT_RUN_STATUS, NO_PROGRAM_STATUS = 125, 126, 127
+ENGINE_STATUSES = (125, 126, 127)
 
 
 def get_last_line(text: str) -> str:

@@ -13,7 +13,7 @@ from ..storage.safe_paths import split_path
 from .channel import ContainerChannel
 from .deletion import remove_container
 from .engine import CLIENT_DIRECTORY, Engine
-from .errors import CANNOT_RUN_STATUS, ENGINE_STATUS, NO_PROGRAM_STATUS, get_last_line, make_start_error
+from .errors import ENGINE_STATUSES, get_last_line, make_start_error
 from .launch import Payload
 
 END_GRACE_SECONDS = 8.0  # for the driver to end what runs and for the engine to remove the container
@@ -162,11 +162,12 @@ class ContainerHandle(Sandbox):
         try:
             async with asyncio.timeout(END_GRACE_SECONDS):
                 await process.wait()
-            is_gone = process.returncode != ENGINE_STATUS and (process.returncode or 0) >= 0
+            # Podman ends with the status of a program that is not there also where conmon was killed.
+            is_gone = (process.returncode or 0) >= 0 and process.returncode not in ENGINE_STATUSES
         except TimeoutError:
             is_gone = False
         try:
-            if not is_gone and process.returncode not in (CANNOT_RUN_STATUS, NO_PROGRAM_STATUS):
+            if not is_gone:
                 await remove_container(self._engine, self.id, self.id)
         except RlmBatchError as error:
             log.warning("%s; it ends at its lifetime, and rlm-batch reap --provider container removes it", error)
