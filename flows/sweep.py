@@ -110,7 +110,9 @@ async def sweep(
         SpaceValues | None,
         Field(description="Choices or bounds of each variable, from which a sampler draws; or a list of alternatives"),
     ] = None,
-    trials: Annotated[int | None, Field(ge=1, description="How many points of the space are tried")] = None,
+    trials: Annotated[
+        int | None, Field(ge=1, description="How many points of the space are tried, 100,000 at most")
+    ] = None,
     sampler: Annotated[
         str,
         Field(min_length=1, description="random, tpe, or the import path of another, as optuna.samplers:NSGAIISampler"),

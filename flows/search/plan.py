@@ -14,6 +14,7 @@ from .space import SearchSpace, parse_space
 SAMPLERS = ("random", "tpe")
 PRUNERS = ("median", "asha")
 OWN_SAMPLERS = "optuna.samplers:"  # what runs of deployments may import
+MAX_TRIALS = 100_000  # each is in memory, and an adaptive sampler looks at all of them for the next
 IMPORT_PATH = re.compile(r"[\w.]+:\w+")
 
 
@@ -75,6 +76,8 @@ def plan_search(
     """The search that these parameters of a sweep stand for. Raises ConfigurationError."""
     if trials is None:
         raise ConfigurationError("a space has no number of trials: say how many with trials=")
+    if trials > MAX_TRIALS:
+        raise ConfigurationError(f"{trials:,} trials are more than a search takes, which is {MAX_TRIALS:,}")
     plan = SearchPlan(parse_space(space), trials, objectives, sampler, seed, pruner)
     if sampler not in SAMPLERS:
         find_sampler_class(sampler)

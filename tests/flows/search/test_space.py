@@ -65,6 +65,7 @@ def test_numbers_are_whole_where_all_that_is_given_is_whole_or_it_is_said() -> N
     ("more", "message"),
     [
         ({"trials": None}, "trials="),
+        ({"trials": 10**9}, "1,000,000,000 trials are more than a search takes, which is 100,000"),
         ({"sampler": "best"}, "there is no sampler 'best': it is random or tpe, or an import path"),
         ({"sampler": "nosuch.module:Sampler"}, "cannot be imported"),
         ({"sampler": "optuna.samplers:Nosuch"}, "cannot be imported"),
