@@ -231,7 +231,6 @@ def test_the_task_tries_again_what_the_table_says_and_code_only_where_asked(tmp_
 POOLED = """
     import asyncio, sys
     from prefect import flow, task
-from prefect.client.orchestration import get_client
     from rlm_batch import LocalInterpreter, batch, run_code, sweep
 
     @task
