@@ -32,6 +32,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 FAILED_STATE = re.compile(r"Finished in state Failed\(.Flow run encountered an exception: (?P<error>\w+): ")
+COMPLETED_STATE = "Finished in state Completed("
 ERROR_NAMES = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type))
 
 
@@ -162,6 +163,8 @@ def _log_error_text(record: logging.LogRecord) -> bool:
         return False  # the line before it has where the results are
     elif (told := FAILED_STATE.match(str(record.msg))) and told["error"] in ERROR_NAMES:
         record.msg, record.args = "Finished in state Failed()", ()  # the line before it has the text
+    elif getattr(record, "flow_name", None) in _flow_names and str(record.msg).startswith(COMPLETED_STATE):
+        record.msg, record.args = "Finished in state Completed()", ()  # likewise
     return True
 
 

@@ -213,8 +213,7 @@ async def open_job(
             _count_sandboxes(record, context)
             await asyncio.shield(asyncio.to_thread(record.finish))
         recorder.log_unlogged_failures()
-        announce_outcome(record, artifacts.summary)
-        log.info("%d of %d executions succeeded; results in %s", total - len(store.failures), total, ledger.path)
+        log.info("%s", announce_outcome(record, artifacts.summary))
 
 
 def _count_sandboxes(record: RunRecord, context: RunContext) -> None:

@@ -42,12 +42,14 @@ class RunOutcome:
         )
 
 
-def announce_outcome(record: RunRecord, summary: RunSummary) -> None:
-    """Tells the flow of the current flow run, one of ours, what that has come to."""
+def announce_outcome(record: RunRecord, summary: RunSummary) -> str:
+    """Tells the flow of the current flow run, one of ours, what that has come to; returns it as text."""
+    outcome = describe_outcome(record, summary)
     context = FlowRunContext.get()
     flow: Any = None if context is None else context.flow
     if hasattr(flow, "outcome"):
-        flow.outcome = describe_outcome(record, summary)
+        flow.outcome = outcome
+    return outcome.message
 
 
 def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
