@@ -19,18 +19,23 @@ CODE = [block for block in blocks("python") if "rlm_batch" not in block.text]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-ON_CLOUD_VOLUMES = [
+WITH_NEEDS = [
     pytest.param(
         block,
-        marks=pytest.mark.requires("namespaces") if re.search("(Daytona|Modal).*volume", block.text, re.DOTALL) else (),
+        marks=[
+            *(
+                [pytest.mark.requires("namespaces")]
+                if re.search("(Daytona|Modal).*volume", block.text, re.DOTALL)
+                else []
+            ),
+            *([pytest.mark.requires("podman")] if "container" in block.text.lower() else []),
+        ],
     )
     for block in PROGRAMS
 ]
 
 
-@pytest.mark.parametrize(
-    "program", ON_CLOUD_VOLUMES, ids=lambda block: f"{block.page}: {block.text.splitlines()[-1][:40]}"
-)
+@pytest.mark.parametrize("program", WITH_NEEDS, ids=lambda block: f"{block.page}: {block.text.splitlines()[-1][:40]}")
 def test_a_program_runs(
     program: Block,
     server: str,

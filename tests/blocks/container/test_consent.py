@@ -66,6 +66,7 @@ def test_a_run_names_neither_the_engine_nor_its_runtime(name: str) -> None:
         ContainerSandbox().with_options({name: "docker"})
 
 
+@pytest.mark.requires("podman")
 @pytest.mark.usefixtures("as_worker")
 @pytest.mark.parametrize(
     ("fields", "words"),

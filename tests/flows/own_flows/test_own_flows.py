@@ -174,17 +174,12 @@ async def find_event(name: str, run: str) -> Any:
 def test_one_task_runs_one_piece_of_code_and_many_wait_for_each_other_in_no_loop(results: Path):
     @flow
     async def ask() -> list[int]:
-        # Each waits until all four run: in a loop that one of them holds they never would.
-        code = """
-            import pathlib, time
-            pathlib.Path(VOLUME, str(n)).touch()
-            while len(list(pathlib.Path(VOLUME).iterdir())) < 4:
-                time.sleep(0.01)
-            SUBMIT(n=n)
-        """
-        provider = {"volume_name": f"meeting-{os.getpid()}"}
-        calls = (run_code(dedent(code), {"n": n}, provider_options=provider, timeout=60) for n in range(4))
-        return [result.n for result in await asyncio.gather(*calls)]
+        code = "import time\nbegun = time.time()\ntime.sleep(3)\nSUBMIT(n=n, begun=begun, ended=time.time())"
+        calls = (run_code(code, {"n": n}, timeout=60) for n in range(4))
+        results = await asyncio.gather(*calls)
+        # All ran at one moment: in a loop that one of them holds they never would.
+        assert max(result.begun for result in results) < min(result.ended for result in results)
+        return [result.n for result in results]
 
     assert asyncio.run(ask()) == [0, 1, 2, 3]
     (ledger,) = [path for path in results.iterdir() if path.name != "inputs"]
