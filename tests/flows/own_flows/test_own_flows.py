@@ -1,7 +1,6 @@
 """What a person gets who calls our flows and tasks from flows, tasks and scripts of their own."""
 
 import asyncio
-import os
 import pickle
 import signal
 import subprocess
