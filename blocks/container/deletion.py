@@ -46,7 +46,11 @@ async def delete_container(engines: list[Engine], sandbox_id: str) -> None:
 async def remove_container(engine: Engine, container: str, sandbox_id: str) -> None:
     """Removes a container that is known to be ours. Raises RlmBatchError where it is left."""
     at_once = ["--time", "0"] if engine.name == "podman" else []  # without, it gives ten seconds to what is deaf
-    done = await engine.run("rm", "--force", *at_once, "--volumes", container, timeout=REMOVE_SECONDS)
+    command = ("rm", "--force", *at_once, "--volumes", container)
+    done = await engine.run(*command, timeout=REMOVE_SECONDS)
+    if done.returncode and await _inspect(engine, [container]):
+        # Podman's first try only notes that the container has ended, where what watched over it (conmon) was killed.
+        done = await engine.run(*command, timeout=REMOVE_SECONDS)
     if done.returncode and await _inspect(engine, [container]):
         raise RlmBatchError(
             f"the container {sandbox_id} could not be removed: {get_last_line(done.stderr)}. Reap again later"

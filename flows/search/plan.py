@@ -55,6 +55,10 @@ def parse_objectives(
             f"there are {len(names)} objectives and {len(directions)} directions: give each its own, or one for all"
         )
     for name in names:
+        if not name:
+            raise ConfigurationError(
+                "an objective has no name: it is that of a submitted field, as in SUBMIT(loss=...)"
+            )
         if names.count(name) > 1:
             raise ConfigurationError(f"the objective {name!r} is there twice: leave one out")
     assert all(item in get_args(Direction) for item in directions)  # which the flow's parameters see to

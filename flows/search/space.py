@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.wire.names import VOLUME_NAMES
 
 KEYWORDS = ("low", "high", "log", "step", "type")  # of Optuna's distributions, and whether numbers are whole
 TYPES = ("int", "float")
@@ -89,6 +90,8 @@ def parse_space(source: Any) -> SearchSpace:
 def _check_name(name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigurationError(f"the space has {name!r}, which is no name that Python code could use: rename it")
+    if name == "SUBMIT" or name in VOLUME_NAMES:
+        raise ConfigurationError(f"the variable {name!r} would hide a function or a constant of that name: rename it")
     return name
 
 
@@ -115,7 +118,11 @@ def _parse_choices(name: str, values: Any) -> Choices:
         raise ConfigurationError(f"the space has no choices for {name!r}: give at least one")
     texts = [_write_json(value) for value in values]
     try:
-        json.dumps(values, allow_nan=False)
+        json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"the space of {name!r} has choices that are no UTF-8: give text without them"
+        ) from None
     except ValueError:
         raise ConfigurationError(f"the space of {name!r} has choices that are no JSON: give finite values") from None
     if repeated := next((text for text in texts if texts.count(text) > 1), None):

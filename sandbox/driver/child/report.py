@@ -15,23 +15,26 @@ def make_report(call_host: CallHost, end: Callable[[], Any]) -> Callable[[Any, A
 
     def report(value: Any, step: Any) -> None:
         """Records what has been reached at a step. Ends the trial as pruned where its sweep decides so."""
-        number = _convert("value", value, float)
-        place = _convert("step", step, int)
-        if place != step or place < 0:
+        number = _convert("value", value)
+        place = _convert("step", step)
+        if not _is_finite(place) or place < 0 or int(step) != step:
             raise ValueError(f"report: step is {step!r}: it is a whole number from 0 on")
-        is_finite = number - number == 0
-        if call_host("report", (number if is_finite else str(number), place), {}):
+        if call_host("report", (number if _is_finite(number) else str(number), int(step)), {}):
             end()
 
     report.__qualname__ = "report"
     return report
 
 
-def _convert(name: str, value: Any, kind: Callable[[Any], Any]) -> Any:
+def _is_finite(number: float) -> bool:
+    return number - number == 0
+
+
+def _convert(name: str, value: Any) -> float:
     if isinstance(value, (str, bytes)):
         raise TypeError(f"report: {name} is a {type(value).__name__}: it is a number")
     try:
-        return kind(value)
+        return float(value)
     except OverflowError:
         raise ValueError(f"report: {name} is larger than a float holds") from None
     except (TypeError, ValueError) as error:

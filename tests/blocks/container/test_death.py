@@ -145,6 +145,17 @@ async def test_an_engines_client_that_is_killed_is_a_lost_sandbox_and_the_next_o
 
 
 @pytest.mark.full
+async def test_a_container_is_removed_although_what_podman_watches_it_with_was_killed(
+    container: ContainerSandbox,
+) -> None:
+    name = open_abandoned("rlm-batch-expires", str(int(time.time()) - 60))
+    conmon = int(run_podman("inspect", "--format", "{{.State.ConmonPid}}", name))
+    os.kill(conmon, signal.SIGKILL)
+    await container.delete_sandbox(name)
+    assert not is_there(name)
+
+
+@pytest.mark.full
 async def test_who_is_cancelled_while_a_container_starts_leaves_none(container: ContainerSandbox) -> None:
     for seconds in (0.01, 0.05, 0.1, 0.2):
         interpreter = container.interpreter(timeout=60)

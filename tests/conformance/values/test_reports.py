@@ -52,6 +52,7 @@ async def test_numbers_of_any_kind_are_values_and_the_first_of_a_step_counts(pro
         ("report(10 ** 400, 1)", "larger than a float holds"),
         ("report(1, -1)", "step is -1: it is a whole number from 0 on"),
         ("report(1, 0.5)", "step is 0.5: it is a whole number from 0 on"),
+        ("report(1, float('nan'))", "step is nan: it is a whole number from 0 on"),
         ("report(1, 2 ** 53 + 1)", r"at most 2\*\*53"),
         ("report(1, 'a')", "step is a str: it is a number"),
         ("report(1)", "step"),

@@ -38,6 +38,8 @@ CODE = "report(x, 0)\nSUBMIT(y=x)"
         ({"x": {"low": 1, "high": 9, "type": "whole"}}, "type 'whole'"),
         ({"x": {"low": 1.5, "high": 9, "type": "int"}}, "whole numbers and low 1.5"),
         ({"x y": [1]}, "no name that Python code could use"),
+        ({"SUBMIT": [1]}, "'SUBMIT' would hide a function"),
+        ({"x": ["\ud800"]}, "choices that are no UTF-8"),
     ],
 )
 def test_a_space_that_is_none_is_one_sentence(space: Any, message: str) -> None:
@@ -111,6 +113,7 @@ def test_without_optuna_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyP
         ([], "minimize", "the list of objectives is empty"),
         (["a", "b"], ["minimize"], "2 objectives and 1 directions"),
         (["a", "a"], "minimize", "'a' is there twice"),
+        ("", "minimize", "an objective has no name"),
     ],
 )
 def test_objectives_that_are_none_are_one_sentence(objective: Any, direction: Any, message: str) -> None:
