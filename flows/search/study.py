@@ -50,8 +50,8 @@ class TrialStudy:
         if plan.pruner is not None:
             pruners = self._optuna.pruners
             self.study.pruner = pruners.MedianPruner() if plan.pruner == "median" else pruners.SuccessiveHalvingPruner()
-        # A sampler that has been through its space stops the study, which Optuna refuses outside `optimize`. A sweep has
-        # the trials that it was asked for.
+        # A sampler that has been through its space stops the study, which Optuna refuses outside `optimize`. A sweep
+        # has the trials that it was asked for.
         self.study.stop = lambda: None
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
         self.count = 0  # trials that were asked for or added
