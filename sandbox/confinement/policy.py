@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from .call_search import Answer, Instruction, build_search
 from .system_calls import (
     ABSENT_CALLS,
     ADDRESS_CALLS,
@@ -51,8 +52,8 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
 KILL, ERRNO = 0x80000000, 0x00050000  # SECCOMP_RET_*
-Instruction = tuple[int, int, int, int]  # operation, how many to skip where it is so, and where not, operand
-LOAD, JUMP_EQUAL, JUMP_GE, JUMP_SET, MASK, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+LOAD, JUMP_EQUAL, JUMP_SET, MASK, RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
+FIRST_X32_CALL = 0x40000000  # a second table of calls, which would go around the first
 ALLOWED: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 EPERM, ENOTTY, ENOSYS, ENOTSUP = 1, 25, 38, 95
 NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET, TIME
@@ -130,26 +131,33 @@ class Policy:
     def build_seccomp_filter(self, arch: str) -> str:
         """The seccomp filter as hexadecimal BPF, for the driver."""
         column, audit = MACHINES[arch]
-        program: list[Instruction] = []
-        load, jump_equal, jump_ge, jump_set, mask = LOAD, JUMP_EQUAL, JUMP_GE, JUMP_SET, MASK
-        argument, refuse, allow = _locate_argument, _refuse, ALLOWED
+        answers = self._build_answers(column)
+        unknown: Answer = (_refuse(ENOSYS),)
+        ranges: list[tuple[int, Answer]] = []
+        for number in range(FIRST_UNKNOWN_CALL):
+            answer = answers.get(number, unknown if number in range(*GAPS[column]) else (ALLOWED,))
+            if not ranges or ranges[-1][1] != answer:
+                ranges.append((number, answer))
+        ranges.append((FIRST_UNKNOWN_CALL, unknown))
+        if arch == "x86_64":
+            ranges.append((FIRST_X32_CALL, (_refuse(EPERM),)))
+        program: list[Instruction] = [(LOAD, 0, 0, 4), (JUMP_EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+        program += build_search(ranges)
+        return b"".join(struct.pack("<HBBI", *instruction) for instruction in program).hex()
 
-        def add(*instructions: Instruction) -> None:
-            program.extend(instructions)
+    def _build_answers(self, column: int) -> dict[int, Answer]:
+        """What becomes of the calls that are refused or looked at, by their numbers in a column of the table."""
+        answers: dict[int, Answer] = {}
+        load, jump_equal, jump_set, mask = LOAD, JUMP_EQUAL, JUMP_SET, MASK
+        argument, refuse, allow = _locate_argument, _refuse, ALLOWED
 
         def on(name: str, *instructions: Instruction) -> None:
             number = CALLS[name][column]
-            if number is not None:  # the call's number is in the accumulator when this begins, and again after it
-                add((jump_equal, 0, len(instructions), number), *instructions)
+            if number is not None:
+                answers[number] = instructions
 
-        add((load, 0, 0, 4), (jump_equal, 1, 0, audit), (RETURN, 0, 0, KILL), (load, 0, 0, 0))
-        if arch == "x86_64":
-            add((jump_ge, 0, 1, 0x40000000), refuse(EPERM))  # the x32 numbers, which would go around the rest
         for name in DENIED_CALLS:
             on(name, refuse(EPERM))
-        add((jump_ge, 0, 1, FIRST_UNKNOWN_CALL), refuse(ENOSYS))
-        first, end = GAPS[column]
-        add((jump_ge, 0, 2, first), (jump_ge, 1, 0, end), refuse(ENOSYS))
         for name in ABSENT_CALLS:
             on(name, refuse(ENOSYS))
         if not self.own_mounts:
@@ -200,8 +208,7 @@ class Policy:
             first = (jump_equal, 3, 0, O_TRUNC if self.abi < 3 and not self.own_mounts else 3)
             check = [(mask, 0, 0, O_TRUNC | O_ACCMODE), first, (jump_equal, 2, 0, 3), (jump_equal, 1, 0, O_TRUNC | 3)]
             on(name, (load, 0, 0, argument(flags)), *check, allow, refuse(EPERM))
-        add(allow)
-        return b"".join(struct.pack("<HBBI", *instruction) for instruction in program).hex()
+        return answers
 
 
 def _locate_argument(index: int) -> int:

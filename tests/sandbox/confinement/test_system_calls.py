@@ -46,6 +46,8 @@ def run_filter(program: str, audit: int, number: int, arguments: tuple[int, ...]
             (value,) = struct.unpack_from("<I", data, operand)
         elif operation == 0x54:
             value &= operand
+        elif operation == 0x05:
+            at += operand
         elif operation == 0x06:
             kind = operand & 0xFFFF0000
             return {0x7FFF0000: ALLOWED, 0x80000000: KILLED}.get(kind) or ERRORS[operand & 0xFFFF]
