@@ -17,7 +17,7 @@ from .inputs.conversion import Items, PathText, Variables
 from .inputs.readers import Inputs, TypesOfColumns, get_column_types, read_inputs
 from .inputs.reading_progress import Report
 from .inputs.recorded_types import resolve_types_of
-from .inputs.spilling import check_codes, read_code_reference
+from .inputs.spilling import check_codes, read_code_reference, read_codes
 from .parameters import Options, SharedParameters, Types
 
 
@@ -81,7 +81,7 @@ def executions(
         if not code:
             raise ConfigurationError("the list of code is empty: there is nothing to run")
         check_codes("code", code)
-        return _Items(code, None)
+        return _Items(read_codes(code), None)
     found = read_code_reference(code)
     if isinstance(found, list):
         return _Items(found, None)

@@ -13,7 +13,7 @@ from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import open_job
 from .inputs.conversion import Items
-from .inputs.spilling import check_codes, read_code_reference
+from .inputs.spilling import check_codes, read_code_reference, read_codes
 from .parameters import Options, SequenceParameters
 
 STATE_CONTEXT = "main"
@@ -66,7 +66,7 @@ def texts(steps: list[str] | str) -> list[str]:
         if not steps:
             raise ConfigurationError("the list of steps is empty: there is nothing to run")
         check_codes("steps", steps)
-        return steps
+        return read_codes(steps)
     found = read_code_reference(steps)
     return found if isinstance(found, list) else [found]
 

@@ -137,11 +137,12 @@ async def sweep(
     code = read_text_reference(code)
     objectives = parse_objectives(objective, direction)
     options = Options.from_parameters(parameters)
+    prepare = None if options.prepare is None else read_text_reference(options.prepare)
     how = resolve_types_of(points, types, locate_run_ledger(options))  # type: ignore[arg-type]  # lists and text by now
     tried = choose_points(
         grid, points, space,
         trials=trials, sampler=sampler, seed=seed, pruner=pruner, objectives=objectives, code=code,
-        prepare=options.prepare, is_sharded=options.shards is not None, types=how, report=get_run_logger().info,
+        prepare=prepare, is_sharded=options.shards is not None, types=how, report=get_run_logger().info,
     )  # fmt: skip
     spec = ReportSpec.for_trials(objectives, space)
     if isinstance(tried, SearchPlan) and options.shards is None:

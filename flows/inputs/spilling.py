@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ LISTS = ("code", "steps", "inputs", "points", "data", "chunks")  # parameters th
 LISTS_OF_CODE = ("code", "steps")  # which refer to a file by `@` and its path, the others by the path alone
 FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
 MAX_FILE_NAME = 250  # characters of what may be a file's name
+SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # of files that have a list of codes, as of inputs
 TEXTS = ("code", "reduce", "prepare")  # that are one text, and refer to a file as lists of code do
 
 
@@ -79,20 +81,47 @@ def _write_once(data: bytes, suffix: str) -> str:
 def read_code_reference(text: str) -> list[str] | str:
     """What a parameter of code stands for: the text itself, or what is in the file that `@` and its path refer to.
 
-    Such a file has a list that was too long for a flow run's parameters, or one text. Its path is absolute or a
-    location, and no Python begins with `@/` or `@s3://`. Raises ConfigurationError.
+    A file of JSON lines has a list of codes, each of which may refer to a file again; any other is one text. Raises
+    ConfigurationError where it cannot be read, and for a path that is not absolute.
     """
-    if not text.startswith("@/") and (text[:1] != "@" or parse_scheme(text[1:]) is None):
+    place = _find_reference(text)
+    if place is None:
         check_code(text)
         return text
     try:
-        file = locate_input(text[1:])
+        file = locate_input(place)
         data = (pin_file(file) if isinstance(file, Path) else file).read_bytes()
         content = io.StringIO(data.decode("utf-8"), newline=None).read()
-        return content if text.endswith(".txt") else [json.loads(line) for line in content.splitlines()]
+        if not place.endswith(SUFFIXES_OF_LISTS):
+            return content
+        codes = [json.loads(line) for line in content.splitlines()]
+        if not all(isinstance(code, str) for code in codes):
+            raise ValueError("each of its lines is a text in JSON")  # noqa: TRY004 - it is said as what is wrong with it
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigurationError(f"the code in {text[1:]} cannot be read: {why}") from None
+        raise ConfigurationError(f"the code in {place} cannot be read: {why}") from None
+    return read_codes(codes)
+
+
+def read_codes(codes: list[str]) -> list[str]:
+    """The codes, with what is in a file in the place of each that refers to one. Raises ConfigurationError."""
+    return [read_text_reference(code) if code.startswith("@") else code for code in codes]
+
+
+def _find_reference(text: str) -> str | None:
+    """The path or the location that the text refers to, None where it is code. Raises ConfigurationError.
+
+    No Python is one line that begins with `@`: below a decorator stands what it decorates.
+    """
+    if not text.startswith("@") or ("\n" in text.strip() and not text.startswith("@/")):
+        return None
+    place = text[1:].strip()
+    if parse_scheme(place) is None and not os.path.isabs(os.path.expanduser(place)):
+        raise ConfigurationError(
+            f"the code is to be read from {place!r}, which is no absolute path, and a run starts in a directory of its "
+            f"own: name the file as @/DIRECTORY/{os.path.basename(place) or 'FILE'}, or give a location"
+        )
+    return place
 
 
 def check_codes(name: str, code: Any) -> None:
@@ -116,5 +145,5 @@ def read_text_reference(text: str) -> str:
     """The same where it is one text. Raises ConfigurationError where it is a list."""
     content = read_code_reference(text)
     if isinstance(content, list):
-        raise ConfigurationError(f"{text[1:]} has a list of code, and this takes one text")
+        raise ConfigurationError(f"{text[1:].strip()} has a list of code, and this takes one text")
     return content
