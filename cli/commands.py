@@ -7,6 +7,8 @@ from cyclopts import App, Parameter
 from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters, Types
 from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
+from .deploy_commands import build_deploy_app
+from .flow_action import FlowAction
 from .outcome_output import OutputFormat
 from .parameter_options import Json, ShowOutput, add_flow_options
 
@@ -25,7 +27,7 @@ def batch(
     *,
     inputs: str | None = None,
     types: Types = None,
-    output: OutputFormat,
+    action: FlowAction,
     **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run Python files, each in a sandbox of its own; or one file once for each of many inputs.
@@ -39,10 +41,7 @@ def batch(
         if len(code) > 1:
             raise ConfigurationError("--inputs goes with one FILE, and there are several")
         code = code[0]
-    # Prefect, which it imports, takes a second: what is wrong with a file is said before.
-    from .run_flow import run_batch
-
-    return run_batch(files, output, code=code, inputs=arguments.resolve_path(inputs), types=types, **parameters)
+    return action("batch", files, code=code, inputs=arguments.resolve_path(inputs), types=types, **parameters)
 
 
 @app.command
@@ -61,7 +60,7 @@ def sweep(
     minimize: Annotated[list[str] | None, Parameter(negative=())] = None,
     maximize: Annotated[list[str] | None, Parameter(negative=())] = None,
     types: Types = None,
-    output: OutputFormat,
+    action: FlowAction,
     **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run one Python file over the points of a search space, and find the best trial.
@@ -82,13 +81,12 @@ def sweep(
         maximize: The submitted field that is greatest in the best trial, likewise.
     """
     code = arguments.read_code(file)
-    from .run_flow import run_sweep
-
     directions = ["minimize"] * len(minimize or ()) + ["maximize"] * len(maximize or ())
     objectives = [*(minimize or ()), *(maximize or ())]
     is_single = len(objectives) <= 1
-    return run_sweep(
-        output=output,
+    return action(
+        "sweep",
+        [file],
         code=code,
         grid=None if grid is None else arguments.parse_grid(grid),
         points=arguments.resolve_path(points),
@@ -114,7 +112,7 @@ def rlm(
     context: str = "",
     context_file: str | None = None,
     context_volume_path: str | None = None,
-    output: OutputFormat,
+    action: FlowAction,
     **parameters: Unpack[RlmParameters],
 ) -> int:
     """Answer a question over a long text, with a recursive language model whose Python runs in a sandbox.
@@ -127,10 +125,9 @@ def rlm(
         context_file: A file that has it instead; UTF-8, of any length.
         context_volume_path: Its path on the provider's volume instead.
     """
-    from .run_flow import run_rlm
-
-    return run_rlm(
-        output=output,
+    return action(
+        "rlm",
+        [],
         query=query,
         language_model=language_model,
         context=context,
@@ -153,7 +150,7 @@ def chunks(
     reduce: str | None = None,
     trust_markers: Annotated[bool, Parameter(negative=())] = False,
     types: Types = None,
-    output: OutputFormat,
+    action: FlowAction,
     **parameters: Unpack[SharedParameters],
 ) -> int:
     """Run one Python file over the chunks of some data, on a volume, and another one to bring the chunks together.
@@ -169,10 +166,9 @@ def chunks(
     """
     code = arguments.read_code(file)
     reduction = None if reduce is None else arguments.read_code(reduce)
-    from .run_flow import run_chunks
-
-    return run_chunks(
-        output=output,
+    return action(
+        "chunks",
+        [file],
         code=code,
         chunks=arguments.resolve_path(chunks),
         data=arguments.resolve_path(data),
@@ -192,7 +188,7 @@ def sequence(
     /,
     *,
     stop_on_error: bool = True,
-    output: OutputFormat,
+    action: FlowAction,
     **parameters: Unpack[SequenceParameters],
 ) -> int:
     """Run Python files one after the other in one sandbox: what one defines is there in the next.
@@ -202,9 +198,7 @@ def sequence(
         stop_on_error: Run no further step once one has failed.
     """
     steps = [arguments.read_code(file) for file in files]
-    from .run_flow import run_sequence
-
-    return run_sequence(files, output, steps=steps, stop_on_error=stop_on_error, **parameters)
+    return action("sequence", files, steps=steps, stop_on_error=stop_on_error, **parameters)
 
 
 volume = App(name="volume", help="List volumes and what is on them, bring files there and home, and remove them.")
@@ -360,18 +354,7 @@ def up(*, port: int | None = None, database: str | None = None, auth: str | None
     return 0
 
 
-@app.command
-def deploy(*, work_pool: str = "rlm-batch", reset: Annotated[bool, Parameter(negative=())] = False) -> int:
-    """Make the block types, the work pool, the limits and the deployments on the server in PREFECT_API_URL.
-
-    Args:
-        work_pool: The pool that the deployments' runs go to, made as one of processes where there is none of that name.
-        reset: Put deployments that are there back to their first parameters, schedules and limits, which are kept
-            otherwise.
-    """
-    from .deploy import run_deploy
-
-    return run_deploy(work_pool, reset)
+app.command(build_deploy_app([batch, sweep, chunks, sequence, rlm]))
 
 
 @app.command

@@ -16,6 +16,7 @@ from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import build_provider, read_code, resolve_path
+from .flow_action import FlowAction, RunAction
 from .outcome_output import OutputFormat
 
 OPTION_NAMES = {"cache_results": "resume"}  # where an option is not called as its parameter
@@ -54,16 +55,33 @@ def make_provider_options(taken: Collection[str]) -> list[inspect.Parameter]:
     return options
 
 
+OUTPUT_OPTIONS = [
+    inspect.Parameter("show_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=ShowOutput),
+    inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json),
+]
+
+
 def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
     """Gives a command an option for each shared parameter of its flow, with the same default, bounds and description.
 
     They are those of the TypedDict that its `**parameters` unpacks. The command is called with the parameters that were
-    asked for, in the place of its `**parameters`.
+    asked for, in the place of its `**parameters`, and with what is to be done with them as `action`: the flow runs.
     """
+
+    def make_action(show_output: bool = False, json: bool = False) -> FlowAction:
+        return RunAction(OutputFormat(show_output, json))
+
+    return build_flow_command(command, OUTPUT_OPTIONS, make_action)
+
+
+def build_flow_command(
+    command: Callable[..., int], action_options: list[inspect.Parameter], make_action: Callable[..., FlowAction]
+) -> Callable[..., int]:
+    """The command with the options of its flow, and those that `make_action` makes its `action` of."""
     hints: dict[str, Any] = {}  # of the shared parameters, by their names
     signature: list[inspect.Parameter] = []
     for parameter in signature_of(command).parameters.values():
-        if parameter.name == "output":  # it is made of two options
+        if parameter.name == "action":  # it is made of the options for it
             continue
         if field_of(parameter.annotation) is None:
             signature.append(parameter)
@@ -71,17 +89,14 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
             hints[parameter.name] = parameter.annotation
             signature.append(_make_option(parameter))
     signature.append(inspect.Parameter("isolation", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Isolation))
-    signature += [
-        inspect.Parameter("show_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=ShowOutput),
-        inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json),
-    ]
+    signature += action_options
     provider_options = make_provider_options({parameter.name for parameter in signature})
     signature += provider_options
 
     @functools.wraps(command)
-    def run(
-        *arguments: Any, isolation: Any = None, show_output: bool = False, json: bool = False, **options: Any
-    ) -> int:
+    def run(*arguments: Any, isolation: Any = None, **options: Any) -> int:
+        names = [option.name for option in action_options if option.name in options]
+        action = make_action(**{name: options.pop(name) for name in names})
         given = {name: options.pop(_get_option_name(name)) for name in hints if _get_option_name(name) in options}
         settings = {option.name: options.pop(option.name, None) for option in provider_options}
         settings = {name: None if value == "none" else value for name, value in settings.items() if value is not None}
@@ -97,7 +112,7 @@ def add_flow_options(command: Callable[..., int]) -> Callable[..., int]:
         if settings:
             given["provider_options"] = settings
         Preparation.from_parameters(given.get("prepare"), None, given.get("prepare_seed"))
-        return command(*arguments, **options, **given, output=OutputFormat(show_output, json))
+        return command(*arguments, **options, **given, action=action)
 
     run.__signature__ = inspect.Signature(signature, return_annotation=int)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}

@@ -3,63 +3,60 @@
 import asyncio
 import dataclasses
 import os
-import re
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
-from prefect.exceptions import ParameterTypeError, TerminationSignal
+from prefect.exceptions import TerminationSignal
 
 from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_model_access
 from ..blocks.registry import make_unsaved_provider
-from ..blocks.storage.location_parsing import parse_scheme
 from ..blocks.volume import check_volume_name
-from ..flows.inputs.host_paths import locate_ledger
-from ..flows.inputs.readers import TypesOfColumns
-from ..flows.inputs.recorded_types import resolve_types_of
 from ..flows.inputs.spilling import spill_long_parameters
 from ..flows.reporting.text_table import format_cell, format_rows
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Outcome, Result
 from ..tasks.server_errors import describe_server_error
+from .flow_inputs import check_flow_parameters, load_flow, open_flow_inputs
 from .outcome_output import OutputFormat, print_json, print_json_lines, print_outputs
-from .progress import ProgressDisplay, print_reading
+from .progress import ProgressDisplay
 from .table import MAX_TABLE_ROWS, print_table
 
 DELIVERY_SECONDS = 10.0  # for a server that only failed once
-TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of a parameter's types pydantic speaks of
 
 
-def run_sweep(output: OutputFormat, **parameters: Any) -> int:
-    """Runs the sweep flow, prints its trials, and returns the exit status."""
+def run_flow(flow: str, files: list[str], output: OutputFormat, parameters: dict[str, Any]) -> int:
+    """Runs the flow of that name, prints what it has come to, and returns the exit status.
+
+    `files` are those that its code was in.
+    """
+    match flow:
+        case "sweep":
+            return _run_sweep(output, parameters)
+        case "rlm":
+            return _run_rlm(output, parameters)
+        case "chunks":
+            return _run_chunks(output, parameters)
+        case _:
+            code_files = files if parameters.get("inputs") is None else []
+            return _run_and_print_rows(flow, parameters, output, code_files)
+
+
+def _run_sweep(output: OutputFormat, parameters: dict[str, Any]) -> int:
+    """Prints the trials."""
     from ..flows.search.plan import parse_objectives
-    from ..flows.sweep import choose_points, report, sweep
+    from ..flows.sweep import report
 
-    points, space, objective = parameters["points"], parameters["space"], parameters["objective"]
-    objectives = parse_objectives(objective, parameters["direction"])
-    names = ("grid", "points", "space", "trials", "sampler", "seed", "pruner", "code")
-    own = {name: parameters[name] for name in names}
-    prepare, is_sharded = parameters.get("prepare"), parameters.get("shards") is not None
-
-    def open_inputs() -> object:
-        return choose_points(
-            **own,
-            objectives=objectives,
-            prepare=prepare,
-            is_sharded=is_sharded,
-            types=_resolve_types(points, parameters),
-            report=print_reading,
-        )
-
-    display = ProgressDisplay(objectives)
-    found, failed = _check_and_run(sweep, parameters, open_inputs, [points], display)
+    objective, direction, space = parameters["objective"], parameters["direction"], parameters["space"]
+    display = ProgressDisplay(parse_objectives(objective, direction))
+    found, failed = _check_and_run("sweep", parameters, display)
     if failed is not None:
-        found = report(failed.results, objective, parameters["direction"], failed.results_path, space)
+        found = report(failed.results, objective, direction, failed.results_path, space)
     if output.is_json:
         print_json_lines(found.trials, found.best_trials)
     else:
@@ -67,34 +64,13 @@ def run_sweep(output: OutputFormat, **parameters: Any) -> int:
     return _print_end(found.results_path, failed, output, found.trials)
 
 
-def run_batch(files: list[str], output: OutputFormat, **parameters: Any) -> int:
-    """Runs the batch flow, prints its table, and returns the exit status."""
-    from ..flows.batch import batch, executions
-
-    code, inputs = parameters["code"], parameters["inputs"]
-    code_files = files if inputs is None else []
-
-    def open_inputs() -> object:
-        return executions(code, inputs, _resolve_types(inputs, parameters), print_reading)
-
-    return _run_and_print_rows(batch, parameters, output, open_inputs, [inputs], code_files)
-
-
-def run_sequence(files: list[str], output: OutputFormat, **parameters: Any) -> int:
-    """Runs the sequence flow, prints a row for each step, and returns the exit status."""
-    from ..flows.sequence import sequence, texts
-
-    return _run_and_print_rows(sequence, parameters, output, lambda: texts(parameters["steps"]), [], files)
-
-
-def run_rlm(output: OutputFormat, **parameters: Any) -> int:
-    """Runs the rlm flow, prints the answer, and returns the exit status."""
+def _run_rlm(output: OutputFormat, parameters: dict[str, Any]) -> int:
+    """Prints the answer."""
     from ..flows.reporting.report import describe_usage
-    from ..flows.rlm import RlmAnswer, question, rlm
+    from ..flows.rlm import RlmAnswer
     from ..sandbox.queries.budget import Usage
 
-    texts = [parameters[name] for name in ("query", "context", "context_file", "context_volume_path")]
-    found, failed = _check_and_run(rlm, parameters, lambda: question(*texts))
+    found, failed = _check_and_run("rlm", parameters)
     if failed is not None:
         found = RlmAnswer.from_outcome(failed.results[0], failed.results_path)
     asked = found.queries
@@ -112,20 +88,14 @@ def run_rlm(output: OutputFormat, **parameters: Any) -> int:
     return _print_end(found.results_path, failed, output)
 
 
-def run_chunks(output: OutputFormat, **parameters: Any) -> int:
-    """Runs the chunks flow, prints its table and what the reduction submitted, and returns the exit status."""
-    from ..flows.chunks import chunks, overlap, report
+def _run_chunks(output: OutputFormat, parameters: dict[str, Any]) -> int:
+    """Prints the table of chunks and what the reduction submitted."""
+    from ..flows.chunks import overlap, report
     from ..flows.engine.failures import Outcomes
-    from ..flows.inputs.chunking import build_chunks
 
-    by_id, data, size = parameters["chunks"], parameters["data"], parameters["chunk_size"]
     if parameters["volume_name"] is not None:
         check_volume_name(parameters["volume_name"])
-
-    def open_inputs() -> object:
-        return build_chunks(by_id, data, size, _resolve_types(by_id or data, parameters), print_reading)
-
-    found, failed = _check_and_run(chunks, parameters, open_inputs, [by_id, data])
+    found, failed = _check_and_run("chunks", parameters)
     if failed is not None:
         count = len(failed.results) - (parameters["reduce"] is not None)
         found = report(Outcomes(failed.results, failed.failures, failed.results_path), count)
@@ -145,11 +115,10 @@ def run_chunks(output: OutputFormat, **parameters: Any) -> int:
 def run_reap(*, is_json: bool, **parameters: Any) -> int:
     """Runs the reap flow, prints a row for each sandbox and what all have cost, and returns the exit status."""
     from ..flows.cleanup.orphans import describe_removal
-    from ..flows.reap import reap
 
     display = ProgressDisplay()
     try:
-        _check_and_run(reap, parameters, display=display)
+        _check_and_run("reap", parameters, display)
     finally:
         if is_json:
             for item in display.orphans:
@@ -164,17 +133,10 @@ def run_reap(*, is_json: bool, **parameters: Any) -> int:
     return 0
 
 
-def _run_and_print_rows(
-    flow: Any,
-    parameters: dict[str, Any],
-    output: OutputFormat,
-    open_inputs: Callable[[], object],
-    input_files: Sequence[str | None],
-    code_files: list[str],
-) -> int:
+def _run_and_print_rows(flow: str, parameters: dict[str, Any], output: OutputFormat, code_files: list[str]) -> int:
     """The exit status of a flow that returns its outcomes: a row is printed for each, with the file of its code."""
     display = ProgressDisplay()
-    outcomes, failed = _check_and_run(flow, parameters, open_inputs, input_files, display)
+    outcomes, failed = _check_and_run(flow, parameters, display)
     if failed is not None:
         outcomes = failed.results
     if output.is_json:
@@ -186,7 +148,7 @@ def _run_and_print_rows(
                 row.insert(1, cell)
         print_table(rows, len(outcomes))
     # The step after it has the names of one that submits nothing.
-    return _print_end(display.results_path, failed, output, outcomes, counts_silent=flow.name == "batch")
+    return _print_end(display.results_path, failed, output, outcomes, counts_silent=flow == "batch")
 
 
 def _print_end(
@@ -224,28 +186,17 @@ def _print_end(
     return 0 if failed is None else 1
 
 
-def _resolve_types(source: object, parameters: dict[str, Any]) -> TypesOfColumns:
-    path = parameters.get("results_path")
-    return resolve_types_of(source, parameters.get("types"), None if path is None else locate_ledger(path))
-
-
 def _check_and_run(
-    flow: Any,
-    parameters: dict[str, Any],
-    open_inputs: Callable[[], object] = lambda: None,
-    files: Sequence[str | None] = (),
-    display: ProgressDisplay | None = None,
+    flow_name: str, parameters: dict[str, Any], display: ProgressDisplay | None = None
 ) -> tuple[Any, ExecutionsFailed | None]:
     """Runs the flow once it is sure that it takes these parameters and inputs; returns its result, or how it failed.
 
     Other errors that the flow would raise are raised, and sooner.
-    `files` are what `open_inputs` reads. One that is below a block is read by the flow alone: its block is on the
-    server, which may not be there before.
     """
+    flow = load_flow(flow_name)
     short = _check_parameters(flow, parameters)
-    is_below_block = any(file is not None and parse_scheme(file) == "block" for file in files)
     # The flow is handed the same readers for as long as they are held here, so that a file is parsed once.
-    _inputs = None if is_below_block else open_inputs()
+    _inputs = open_flow_inputs(flow_name, parameters)
     try:
         return _run(flow, short, display), None
     except ExecutionsFailed as error:
@@ -255,11 +206,7 @@ def _check_and_run(
 def _check_parameters(flow: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters, long ones as references to files. Raises ConfigurationError for what the flow would refuse."""
     short = spill_long_parameters(parameters)
-    try:
-        flow.validate_parameters(short)
-    except ParameterTypeError as error:
-        problems = [TAG.sub("", line.strip(" -")) for line in str(error).splitlines()[1:] if line.strip()]
-        raise ConfigurationError("; ".join(problems) or str(error)) from None
+    check_flow_parameters(flow, short)
     provider = make_unsaved_provider(parameters.get("provider", "local"), parameters.get("provider_options"))
     if provider is not None and parameters.get("shards") is None:  # shards are opened where the workers are
         asyncio.run(provider.check())

@@ -1,29 +1,28 @@
 """What a Prefect server needs before it can run our flows: block types, a work pool, limits and deployments."""
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 from prefect.blocks.core import Block
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyOptions
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL
 from prefect.utilities.callables import parameter_schema
 
 from ..blocks import block_types as collection
 from ..blocks.provider import SandboxProvider
-from ..flows.prefect_server import check_server
 from ..sandbox.errors import ConfigurationError
 from ..tasks.capacity.server_limits import build_limit_settings, reconcile_limits
 from ..tasks.server_errors import describe_server_error
 from .server import WORK_POOL
+from .server_client import open_server_client
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 
@@ -42,41 +41,40 @@ class DeployReport:
     unreadable_blocks: dict[str, str] = field(default_factory=dict)
 
 
-async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False) -> DeployReport:
+async def deploy(*, work_pool: str = WORK_POOL, reset: bool = False, providers: Collection[str] = ()) -> DeployReport:
     """Makes on the configured Prefect server whatever is missing there of block types, pool, limits and deployments.
 
-    `work_pool` is where the deployments' runs go; it is made as a pool of processes where there is none of that name. A
-    deployment that is there already keeps what a person may have changed: parameters, schedules, limit, tags and work
-    pool. Its entrypoint, description and parameter schema come from this version of the package. `reset` puts
-    everything back to what prefect.yaml says. Raises ConfigurationError where no server is configured or none answers.
+    `work_pool` is where the deployments' runs go; it is made as a pool of processes where there is none of that name.
+    Of the templates for sandboxes of an account those of `providers` are made. A deployment that is there already, a
+    template too, keeps what a person may have changed: parameters, schedules, limit, tags and work pool. Its
+    entrypoint, description and parameter schema come from this version of the package. `reset` puts everything back to
+    what prefect.yaml says. Raises ConfigurationError where no server is configured or none answers, and for a provider
+    without templates.
     """
-    url = PREFECT_API_URL.value()
-    if not url:
-        raise ConfigurationError(
-            "no Prefect server is configured: name one in PREFECT_API_URL, or start one with rlm-batch up"
-        )
-    try:
-        async with get_client() as client:
-            await check_server(client, url, "name another in PREFECT_API_URL")
-            for name in collection.__all__:
-                await getattr(collection, name).aregister_type_and_schema(client=client)
-            await _make_pool(client, work_pool)
-            report = await _make_deployments(client, work_pool, reset)
-            await _make_limits(client, report)
-            return report
-    except PrefectHTTPStatusError as error:
-        raise ConfigurationError(
-            f"the Prefect server at {url} refused what was asked of it: {describe_server_error(error)}"
-        ) from error
-    except httpx.HTTPError as error:
-        raise ConfigurationError(
-            f"the Prefect server at {url} went away meanwhile ({type(error).__name__}): look at it, and try again"
-        ) from error
+    known = {provider for entry in load_entries() if (provider := _find_template_provider(entry)) is not None}
+    for provider in providers:
+        if provider not in known:
+            raise ConfigurationError(
+                f"there are no templates for {provider!r}, but for {' and '.join(sorted(known))}: with another "
+                "make a deployment of your own: rlm-batch deploy FLOW FILE --provider PROVIDER --name NAME"
+            )
+    async with open_server_client() as client:
+        for name in collection.__all__:
+            await getattr(collection, name).aregister_type_and_schema(client=client)
+        await _make_pool(client, work_pool)
+        report = await _make_deployments(client, work_pool, reset, providers)
+        await _make_limits(client, report)
+        return report
 
 
 def load_entries() -> list[dict[str, Any]]:
     """The deployments of prefect.yaml as dicts."""
     return yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))["deployments"]
+
+
+def _find_template_provider(entry: dict[str, Any]) -> str | None:
+    """The provider that a deployment of prefect.yaml is a template for, None where it is none."""
+    return entry["parameters"]["provider"] if "template" in entry["tags"] else None
 
 
 async def _make_pool(client: PrefectClient, name: str) -> None:
@@ -115,7 +113,9 @@ async def _make_limits(client: PrefectClient, report: DeployReport) -> None:
                 report.limited_blocks.append(f"{slug}/{document.name}")
 
 
-async def _make_deployments(client: PrefectClient, work_pool: str, reset: bool) -> DeployReport:
+async def _make_deployments(
+    client: PrefectClient, work_pool: str, reset: bool, providers: Collection[str]
+) -> DeployReport:
     from prefect.flows import load_flow_from_entrypoint
 
     report = DeployReport()
@@ -126,6 +126,8 @@ async def _make_deployments(client: PrefectClient, work_pool: str, reset: bool) 
             deployment = await client.read_deployment_by_name(name)
         except ObjectNotFound:
             deployment = None
+            if _find_template_provider(entry) not in (None, *providers):
+                continue
         if deployment is None or reset:
             await _create_deployment(client, entry, flow, work_pool)
         else:
@@ -170,7 +172,10 @@ async def _create_deployment(client: PrefectClient, entry: dict[str, Any], flow:
 
 async def _update_deployment(client: PrefectClient, entry: dict[str, Any], flow: Any, deployment: Any) -> None:
     try:
-        await client.update_deployment(deployment.id, DeploymentUpdate(**_build_package_fields(entry, flow)))
+        fields = _build_package_fields(entry, flow)
+        if set(deployment.tags) == set(entry["tags"]) - {"internal"}:  # as a version made it that had no such tag
+            fields["tags"] = entry["tags"]
+        await client.update_deployment(deployment.id, DeploymentUpdate(**fields))
     except PrefectHTTPStatusError as error:
         raise ConfigurationError(
             f"the deployment {flow.name}/{entry['name']} has parameters that this version of rlm-batch does not take "

@@ -146,6 +146,9 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
             f"the Prefect server at {url} refuses to be asked by that name ({reason}): take the address that it says "
             f"when it starts, or {alternative}"
         )
+    no_api = f"what answers at {url} is no Prefect API: its address ends in /api, so name that, or {alternative}"
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.NOT_FOUND:
+        raise ConfigurationError(no_api)
     if error is not None:
         raise ConfigurationError(f"the Prefect server at {url} does not answer ({reason}): start it, or {alternative}")
     # Health is told to everybody. Other statuses are no answer to this: Prefect Cloud has no such address.
@@ -153,9 +156,7 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
         try:
             await client.api_version()
         except ValueError:
-            raise ConfigurationError(
-                f"what answers at {url} is no Prefect API: its address ends in /api, so name that, or {alternative}"
-            ) from None
+            raise ConfigurationError(no_api) from None
         except httpx.HTTPStatusError as refusal:
             if refusal.response.status_code == httpx.codes.UNAUTHORIZED:
                 raise ConfigurationError(

@@ -96,7 +96,7 @@ def read_code_reference(text: str) -> list[str] | str:
             return content
         codes = [json.loads(line) for line in content.splitlines()]
         if not all(isinstance(code, str) for code in codes):
-            raise ValueError("each of its lines is a text in JSON")  # noqa: TRY004 - it is said as what is wrong with it
+            raise ValueError("each of its lines is a text in JSON")
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error
         raise ConfigurationError(f"the code in {place} cannot be read: {why}") from None

@@ -1,0 +1,94 @@
+"""What the flows would refuse of their parameters and their files of inputs, said before they run."""
+
+import re
+from importlib import import_module
+from typing import Any
+
+from prefect.exceptions import ParameterTypeError
+
+from ..blocks.storage.location_parsing import parse_scheme
+from ..flows.inputs.host_paths import locate_ledger
+from ..flows.inputs.readers import TypesOfColumns
+from ..flows.inputs.recorded_types import resolve_types_of
+from ..sandbox.errors import ConfigurationError
+from .progress import print_reading
+
+TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of a parameter's types pydantic speaks of
+
+
+def load_flow(name: str) -> Any:
+    """The flow of that name, with all that it imports."""
+    return getattr(import_module(f"...flows.{name}", __name__), name)
+
+
+def check_flow_parameters(flow: Any, parameters: dict[str, Any]) -> None:
+    """Raises ConfigurationError, in a sentence, for parameters that the flow's own types and bounds refuse."""
+    try:
+        flow.validate_parameters(parameters)
+    except ParameterTypeError as error:
+        problems = [TAG.sub("", line.strip(" -")) for line in str(error).splitlines()[1:] if line.strip()]
+        raise ConfigurationError("; ".join(problems) or str(error)) from None
+
+
+def open_flow_inputs(flow: str, parameters: dict[str, Any]) -> object:
+    """The readers of the inputs, which the flow is handed again for as long as they are held.
+
+    None where a file is below a block: its block is on the server, which may not be there before, and the flow alone
+    reads it. Raises ConfigurationError for what the flow would refuse.
+    """
+    files = [parameters.get(name) for name in ("inputs", "points", "chunks", "data")]
+    if any(isinstance(file, str) and parse_scheme(file) == "block" for file in files):
+        return None
+    match flow:
+        case "batch":
+            return _open_batch_inputs(parameters)
+        case "sweep":
+            return _open_sweep_inputs(parameters)
+        case "chunks":
+            return _open_chunks_inputs(parameters)
+        case "sequence":
+            from ..flows.sequence import texts
+
+            return texts(parameters["steps"])
+        case "rlm":
+            from ..flows.rlm import question
+
+            names = ("query", "context", "context_file", "context_volume_path")
+            return question(*(parameters[name] for name in names))
+        case _:
+            return None
+
+
+def _open_batch_inputs(parameters: dict[str, Any]) -> object:
+    from ..flows.batch import executions
+
+    inputs = parameters["inputs"]
+    return executions(parameters["code"], inputs, _resolve_types(inputs, parameters), print_reading)
+
+
+def _open_sweep_inputs(parameters: dict[str, Any]) -> object:
+    from ..flows.search.plan import parse_objectives
+    from ..flows.sweep import choose_points
+
+    names = ("grid", "points", "space", "trials", "sampler", "seed", "pruner", "code")
+    return choose_points(
+        **{name: parameters[name] for name in names},
+        objectives=parse_objectives(parameters["objective"], parameters["direction"]),
+        prepare=parameters.get("prepare"),
+        is_sharded=parameters.get("shards") is not None,
+        types=_resolve_types(parameters["points"], parameters),
+        report=print_reading,
+    )
+
+
+def _open_chunks_inputs(parameters: dict[str, Any]) -> object:
+    from ..flows.inputs.chunking import build_chunks
+
+    by_id, data = parameters["chunks"], parameters["data"]
+    types = _resolve_types(by_id or data, parameters)
+    return build_chunks(by_id, data, parameters["chunk_size"], types, print_reading)
+
+
+def _resolve_types(source: object, parameters: dict[str, Any]) -> TypesOfColumns:
+    path = parameters.get("results_path")
+    return resolve_types_of(source, parameters.get("types"), None if path is None else locate_ledger(path))
