@@ -20,6 +20,7 @@ from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
+from .engine.result_reference import with_reference
 from .engine.run_outcome import RunOutcome
 from .inputs.conversion import convert_parameters
 from .inputs.spilling import spill_long_parameters
@@ -184,7 +185,7 @@ def _tell_outcome(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, 
         if (outcome := _get_outcome()) is None:
             return value
         outcome.emit("completed")
-        return Completed(message=outcome.message, data=value)
+        return Completed(message=outcome.message, data=await with_reference(value, outcome.record))
 
     return run
 

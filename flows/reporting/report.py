@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure
 from ...tasks.ledger.run_record import RunRecord
 from .charts.pictures import build_charts
 from .document import Heading, Part, Table, Text, Verbatim
-from .summary import MAX_FULL_TEXTS, MAX_ROWS, RunSummary
+from .summary import MAX_FULL_TEXTS, MAX_ROWS, Row, RunSummary
 from .text_table import BEST_MARK, PARETO_MARK, format_cell, format_variables
 
+COLUMNS = ("number", "seconds", "outcome")  # of a table, beside those of variables and fields
 MAX_VARIABLES = 8  # that tell a trial in a line
 
 
@@ -94,16 +96,41 @@ def describe_front(summary: RunSummary) -> str:
 
 def build_table_rows(summary: RunSummary) -> list[list[str]]:
     """Rows of text, the header first: number, variables, fields, seconds, and what became of it."""
-    variables, fields = list(summary.variables), [name for name in summary.fields if name not in summary.variables]
+    variables, fields = _list_columns(summary)
     rows = [["", *variables, *fields, "seconds", ""]]
-    mark = PARETO_MARK if summary.spec.objectives else BEST_MARK
     best_numbers = {result.meta.index for result in summary.best_trials}
     for row in summary.sort_rows():
         cells = [row.variables.get(name, "") for name in variables] + [row.fields.get(name, "") for name in fields]
         seconds = f"{row.seconds:.3g}" if row.seconds else ""
-        note = mark if not row.note and row.index in best_numbers else row.note
-        rows.append([str(row.index), *cells, seconds, note])
+        rows.append([str(row.index), *map(format_cell, cells), seconds, _describe_row(row, best_numbers, summary)])
     return rows
+
+
+def build_table_records(summary: RunSummary, limit: int) -> list[dict[str, Any]]:
+    """The first so many of the same rows as dicts by column, in which numbers are numbers."""
+    variables, fields = _list_columns(summary)
+    best_numbers = {result.meta.index for result in summary.best_trials}
+    taken = {*variables, *fields}
+    number, seconds, outcome = (name if name not in taken else f"{name} ({summary.spec.noun}'s)" for name in COLUMNS)
+    return [
+        {
+            number: row.index,
+            **{name: row.variables.get(name) for name in variables},
+            **{name: row.fields.get(name) for name in fields},
+            seconds: round(row.seconds, 3),
+            outcome: _describe_row(row, best_numbers, summary) or "succeeded",
+        }
+        for row in summary.sort_rows()[:limit]
+    ]
+
+
+def _list_columns(summary: RunSummary) -> tuple[list[str], list[str]]:
+    return list(summary.variables), [name for name in summary.fields if name not in summary.variables]
+
+
+def _describe_row(row: Row, best_numbers: set[int | None], summary: RunSummary) -> str:
+    mark = PARETO_MARK if summary.spec.objectives else BEST_MARK
+    return mark if not row.note and row.index in best_numbers else row.note
 
 
 def build_failure_parts(summary: RunSummary) -> list[Part]:

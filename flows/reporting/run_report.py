@@ -92,6 +92,15 @@ def load_report(run: str) -> RunReport:
     )
 
 
+def load_reference(value: dict[str, Any]) -> Any:
+    """The report that a deployment's run has left a reference to as its result; other dicts as they are.
+
+    Prefect calls it, where somebody asks for the result of such a run. Raises ConfigurationError where the ledger
+    cannot be read from here.
+    """
+    return load_report(value["results_path"]) if value.keys() == {"flow_run_id", "results_path"} else value
+
+
 def render_outcomes(outcomes: Sequence[Outcome], best: Sequence[Result] = (), mark: str = BEST_MARK) -> str:
     """The first of the outcomes and the `best` as an HTML table, and how many more there are."""
     header, *rows = format_rows(outcomes, best, MAX_SHOWN_ROWS, mark=mark)

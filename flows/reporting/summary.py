@@ -21,17 +21,18 @@ MAX_CURVES = 100  # of reported values, at most twice as many
 MAX_CURVE_POINTS = 100  # of each
 
 ItemT = TypeVar("ItemT")
+Cell = bool | float | str
 Rank = tuple[int, float, int]  # puts rows in order: the best first
 
 
 @dataclass(slots=True)
 class Row:
-    """One execution as the table has it."""
+    """One execution as the table has it; cells that are no numbers are text that is short enough for one."""
 
     rank: Rank
     index: int
-    variables: dict[str, str]
-    fields: dict[str, str]
+    variables: dict[str, Cell]
+    fields: dict[str, Cell]
     seconds: float
     note: str
 
@@ -220,8 +221,8 @@ class RunSummary:
             self._last_rank = self._rows[-1].rank
         if self._last_rank is not None and rank > self._last_rank:
             return  # there are enough that come before it, so that it needs no cells
-        variables = {name: format_cell(value) for name, value in meta.variables.items() if name in self.variables}
-        cells = {name: format_cell(value) for name, value in fields.items() if name in self.fields}
+        variables = {name: _shorten(value) for name, value in meta.variables.items() if name in self.variables}
+        cells = {name: _shorten(value) for name, value in fields.items() if name in self.fields}
         self._rows.append(Row(rank, index, variables, cells, meta.seconds, note))
 
     def _add_columns(self, columns: dict[str, None], names: Iterable[str]) -> None:
@@ -230,3 +231,7 @@ class RunSummary:
                 columns[name] = None
             elif name not in columns:
                 self.has_hidden_columns = True
+
+
+def _shorten(value: Any) -> Cell:
+    return value if isinstance(value, bool) or is_score(value) else format_cell(value)
