@@ -9,7 +9,8 @@ from ...sandbox.result import Failure
 from ...tasks.ledger.run_record import RunRecord
 from .charts.pictures import build_charts
 from .document import Heading, Part, Table, Text, Verbatim
-from .summary import MAX_FULL_TEXTS, MAX_ROWS, Row, RunSummary
+from .markdown import escape_markdown
+from .summary import MAX_FULL_TEXTS, MAX_ROWS, Cell, Row, RunSummary
 from .text_table import BEST_MARK, PARETO_MARK, format_cell, format_variables
 
 COLUMNS = ("number", "seconds", "outcome")  # of a table, beside those of variables and fields
@@ -107,7 +108,10 @@ def build_table_rows(summary: RunSummary) -> list[list[str]]:
 
 
 def build_table_records(summary: RunSummary, limit: int) -> list[dict[str, Any]]:
-    """The first so many of the same rows as dicts by column, in which numbers are numbers."""
+    """The first so many of the same rows as dicts by column, in which numbers are numbers.
+
+    Text has a backslash before what Markdown could act on: Prefect's UI takes it for that.
+    """
     variables, fields = _list_columns(summary)
     best_numbers = {result.meta.index for result in summary.best_trials}
     taken = {*variables, *fields}
@@ -115,13 +119,17 @@ def build_table_records(summary: RunSummary, limit: int) -> list[dict[str, Any]]
     return [
         {
             number: row.index,
-            **{name: row.variables.get(name) for name in variables},
-            **{name: row.fields.get(name) for name in fields},
+            **{name: _escape_cell(row.variables.get(name)) for name in variables},
+            **{name: _escape_cell(row.fields.get(name)) for name in fields},
             seconds: round(row.seconds, 3),
-            outcome: _describe_row(row, best_numbers, summary) or "succeeded",
+            outcome: escape_markdown(_describe_row(row, best_numbers, summary) or "succeeded"),
         }
         for row in summary.sort_rows()[:limit]
     ]
+
+
+def _escape_cell(cell: Cell | None) -> Cell | None:
+    return escape_markdown(cell) if isinstance(cell, str) else cell
 
 
 def _list_columns(summary: RunSummary) -> tuple[list[str], list[str]]:
