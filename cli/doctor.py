@@ -6,13 +6,14 @@ import platform
 import sys
 from pathlib import Path
 
-import httpx
+from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 from rich.table import Table
 from rich.text import Text
 
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..blocks.storage.local_volume import find_volumes_root
+from ..flows.prefect_server import check_server
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
 from .outcome_output import print_json
@@ -33,7 +34,7 @@ def run_doctor(*, is_json: bool = False) -> int:
             rows.append((entry.name, *asyncio.run(_check_provider(entry, entry.name))))
     rows.append(_check_directory("results", get_results_root(), "RLM_BATCH_RESULTS"))
     rows.append(_check_directory("volumes", find_volumes_root(None), "RLM_BATCH_VOLUMES"))
-    rows.append(_check_server())
+    rows.append(asyncio.run(_check_server()))
     if is_json:
         for name, works, text in rows:
             print_json({"check": name, "works": works, "details": text})
@@ -63,13 +64,13 @@ def _check_directory(name: str, root: Path, variable: str) -> tuple[str, bool, s
     return name, False, f"{root} cannot be written: name another with the environment variable {variable}"
 
 
-def _check_server() -> tuple[str, bool, str]:
+async def _check_server() -> tuple[str, bool, str]:
     url = PREFECT_API_URL.value()
     if not url:
         return "Prefect", True, "no server is configured: each program embeds one; PREFECT_API_URL names a shared one"
-    try:
-        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=5.0)
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        return "Prefect", False, f"the server at {url} does not answer ({error}): start it, or unset PREFECT_API_URL"
+    async with get_client() as client:
+        try:
+            await check_server(client, url, "unset PREFECT_API_URL")
+        except RlmBatchError as error:
+            return "Prefect", False, str(error)
     return "Prefect", True, f"the server at {url} answers"

@@ -140,29 +140,43 @@ async def check_server(client: "PrefectClient", url: str, alternative: str) -> N
     Raises ConfigurationError if it does not; `alternative` is what else there is to do.
     """
     error = await client.api_healthcheck()
-    reason = describe_server_error(error) if error is not None else ""
-    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
-        raise ConfigurationError(
-            f"the Prefect server at {url} refuses to be asked by that name ({reason}): take the address that it says "
-            f"when it starts, or {alternative}"
-        )
-    no_api = f"what answers at {url} is no Prefect API: its address ends in /api, so name that, or {alternative}"
-    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.NOT_FOUND:
-        raise ConfigurationError(no_api)
     if error is not None:
-        raise ConfigurationError(f"the Prefect server at {url} does not answer ({reason}): start it, or {alternative}")
+        silence = (
+            f"the Prefect server at {url} does not answer ({describe_server_error(error)}): start it, or {alternative}"
+        )
+        raise ConfigurationError(_describe_refusal(url, error, alternative) or silence)
     # Health is told to everybody. Other statuses are no answer to this: Prefect Cloud has no such address.
     with suppress(httpx.HTTPError):
         try:
             await client.api_version()
         except ValueError:
-            raise ConfigurationError(no_api) from None
-        except httpx.HTTPStatusError as refusal:
-            if refusal.response.status_code == httpx.codes.UNAUTHORIZED:
-                raise ConfigurationError(
-                    f"the Prefect server at {url} asks for a password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD, or "
-                    f"{alternative}"
-                ) from None
+            raise ConfigurationError(_describe_other_server(url, alternative)) from None
+        except httpx.HTTPStatusError as error:
+            refusal = _describe_refusal(url, error, alternative)
+            if refusal is not None and error.response.status_code != httpx.codes.NOT_FOUND:
+                raise ConfigurationError(refusal) from None
+
+
+def _describe_refusal(url: str, error: Exception, alternative: str) -> str | None:
+    """What the server at `url` wants of who asks it, None where it says nothing of that."""
+    status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+    if status == httpx.codes.UNAUTHORIZED:
+        return (
+            f"the Prefect server at {url} asks for a password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD, or "
+            f"{alternative}"
+        )
+    if status == httpx.codes.FORBIDDEN:
+        return (
+            f"the Prefect server at {url} refuses to be asked by that name, or for that user "
+            f"({describe_server_error(error)}): take the address that it says when it starts, set "
+            f"PREFECT_API_AUTH_STRING=NAME:PASSWORD where it has users, or {alternative}"
+        )
+    return _describe_other_server(url, alternative) if status == httpx.codes.NOT_FOUND else None
+
+
+def _describe_other_server(url: str, alternative: str) -> str:
+    """That there is no API of Prefect's at `url`: without /api a server answers with its UI."""
+    return f"what answers at {url} is no Prefect API: its address ends in /api, so name that, or {alternative}"
 
 
 _start_lock = threading.Lock()  # two flows that begin at one time share one server

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import modal
+from grpclib.exceptions import StreamTerminatedError
 from modal.config import config
 
-from ...sandbox.errors import ConfigurationError
+from ...sandbox.errors import ConfigurationError, SandboxStartError
 from .errors import THROTTLE_SECONDS, get_last_line, map_error
 from .settings import ModalSettings
 
@@ -27,6 +28,7 @@ ENVIRONMENT_NAMES = (
     *("SERVER_URL", "TOKEN_ID", "TOKEN_SECRET", "PROFILE", "ENVIRONMENT"),
     *(f"OAUTH_{name.upper()}" for name in OAUTH_NAMES),
 )
+SIGN_IN_SECONDS = 10.0  # for Modal to answer at all; its client would try for a minute, and wait for ever
 THROTTLE_NOTICE_SECONDS = 300.0  # between two lines of the log that say that Modal throttles calls
 
 
@@ -51,15 +53,26 @@ async def open_account(settings: ModalSettings) -> Account:
         token_id, secret = (config.get("token_id"), config.get("token_secret")) if None in token else token
         refresh_token, client_id, client_secret, jwt_key = (config.get(f"oauth_{name}") for name in OAUTH_NAMES)
         try:
-            if token_id and secret:
-                client = await modal.Client.from_credentials.aio(token_id, secret)
-            elif refresh_token and client_id:
-                client = await modal.Client.from_oauth_credentials.aio(
-                    refresh_token, oauth_client_id=client_id, oauth_client_secret=client_secret, oauth_jwt_key=jwt_key
-                )
-            else:  # it says what is missing
-                client = await modal.Client.from_env.aio()
+            async with asyncio.timeout(SIGN_IN_SECONDS):
+                if token_id and secret:
+                    client = await modal.Client.from_credentials.aio(token_id, secret)
+                elif refresh_token and client_id:
+                    client = await modal.Client.from_oauth_credentials.aio(
+                        refresh_token,
+                        oauth_client_id=client_id,
+                        oauth_client_secret=client_secret,
+                        oauth_jwt_key=jwt_key,
+                    )
+                else:  # it says what is missing
+                    client = await modal.Client.from_env.aio()
+                await client.hello.aio()
             app = await modal.App.lookup.aio(settings.app_name, create_if_missing=True, client=client)
+        except (TimeoutError, StreamTerminatedError) as error:
+            reason = f"did not answer within {SIGN_IN_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise SandboxStartError(
+                f"signing in to Modal failed: {config.get('server_url')} {reason}. Look at this machine's network, and "
+                "at MODAL_SERVER_URL if that is set"
+            ) from error
         except modal.exception.Error as error:
             raise map_error(error, "signing in to Modal failed") from error
         return Account(client, app)

@@ -205,10 +205,11 @@ def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
         assert "access-control-allow-origin" in httpx.get(f"{running.url}/admin/version", headers=own).headers
 
 
-def test_an_address_that_the_server_does_not_go_by_or_that_is_no_api_is_a_sentence(server: str) -> None:
+def test_an_address_where_no_api_answers_or_one_that_refuses_is_a_sentence(server: str) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            place = self.path.removesuffix("/health").strip("/")
+            self.send_response(int(place) if place.isdigit() else 200)
             self.end_headers()
             self.wfile.write(b"<html>sign in</html>")
 
@@ -217,6 +218,13 @@ def test_an_address_that_the_server_does_not_go_by_or_that_is_no_api_is_a_senten
         for url, said in (
             (f"http://127.1:{urlsplit(server).port}/api", "refuses to be asked by that name"),
             (f"http://127.0.0.1:{other.server_port}", "is no Prefect API: its address ends in /api"),
+            (f"http://127.0.0.1:{other.server_port}/404", "is no Prefect API: its address ends in /api"),
+            (f"http://127.0.0.1:{other.server_port}/401", "password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD, or"),
+            (
+                f"http://127.0.0.1:{other.server_port}/403",
+                "set PREFECT_API_AUTH_STRING=NAME:PASSWORD where it has users",
+            ),
+            ("http://no-such-host.invalid/api", r"does not answer \(.*[Nn]ame .*\): start it"),
         ):
             with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ConfigurationError, match=said):
                 asyncio.run(deploy())
