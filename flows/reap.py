@@ -10,7 +10,7 @@ from ..sandbox.errors import SandboxesLeft
 from .cleanup.orphans import MIN_SILENCE_SECONDS, describe_removal, find_orphans, remove_orphans
 from .cleanup.server_identity import get_server_id
 from .decorator import batch_flow
-from .engine.events import find_listener
+from .engine.events import FlowListener, find_listener
 from .parameters import Provider
 
 OlderThan = Annotated[
@@ -45,7 +45,7 @@ async def reap(provider: Provider = "local", older_than: OlderThan = None, dry_r
 
     Raises SandboxesLeft when all is done and some could not be removed.
     """
-    log, listener = get_run_logger(), find_listener()
+    log, listener = get_run_logger(), find_listener() or FlowListener()
     block = await resolve_provider(provider)
     findings = await find_orphans(block, await get_server_id(), older_than)
     orphans = findings.orphans

@@ -74,13 +74,14 @@ class ArtifactPublisher:
     async def _publish_progress(self) -> None:
         self._published_count = self.summary.done
         share = 100.0 * self._published_count / max(1, self._record.total)
-        text = self._describe_progress()
+        text = self.describe_progress()
         if self._progress_id is None:
             self._progress_id = await acreate_progress_artifact(share, f"{self._key}-progress", text)
         else:
             await aupdate_progress_artifact(self._progress_id, share, text)
 
-    def _describe_progress(self) -> str:
+    def describe_progress(self) -> str:
+        """How many executions are done and have failed, and the best so far."""
         summary = self.summary
         failed = summary.done - summary.succeeded
         text = f"{summary.done:,} of {self._record.total:,} {self._record.what}s done, {failed:,} failed"

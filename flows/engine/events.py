@@ -127,8 +127,7 @@ def announce_results_path(path: str) -> None:
         flow.results_path = path
 
 
-def find_listener() -> FlowListener:
-    """The listener that the flow of the current flow run was given; one that does nothing where it has none."""
+def find_listener() -> FlowListener | None:
+    """The listener that the flow of the current flow run was given, if any."""
     context = FlowRunContext.get()
-    listener = None if context is None else getattr(context.flow, "listener", None)
-    return FlowListener() if listener is None else listener
+    return None if context is None else getattr(context.flow, "listener", None)

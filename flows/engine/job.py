@@ -33,9 +33,10 @@ from ..sharding.coordinator import ShardingExecutor
 from ..sharding.planner import plan_shards
 from .artifacts import ArtifactPublisher
 from .context import Label, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
-from .events import OutcomeRecorder, announce_results_path, find_listener
+from .events import FlowListener, OutcomeRecorder, announce_results_path, find_listener
 from .executor import LaneExecutor
 from .failures import Outcomes, describe_rerun
+from .notebook_progress import NotebookProgress, is_notebook
 from .outcome_store import MemoryStore
 from .result_cache import ResultCache
 from .run_outcome import announce_outcome
@@ -167,7 +168,10 @@ async def open_job(
         )
         store = MemoryStore(total) if plan is None else ShardStore(ledger=ledger)
         artifacts = ArtifactPublisher(record, log)
-        recorder = OutcomeRecorder(context, store.add_outcome, find_listener(), artifacts)
+        listener = find_listener()
+        if listener is None:
+            listener = NotebookProgress(artifacts.describe_progress) if is_notebook() else FlowListener()
+        recorder = OutcomeRecorder(context, store.add_outcome, listener, artifacts)
         recorder.listener.on_start(total, environment, str(ledger.path))
         await asyncio.to_thread(record.write)
         try:

@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from textwrap import dedent
@@ -239,6 +240,9 @@ POOLED = """
         if sys.argv[1] == "dask":
             from prefect_dask import DaskTaskRunner
             return DaskTaskRunner(cluster_kwargs={"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None})
+        if sys.argv[1] == "ray":
+            from prefect_ray import RayTaskRunner
+            return RayTaskRunner(init_kwargs={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 2**27})
         from prefect.task_runners import ProcessPoolTaskRunner
         return ProcessPoolTaskRunner(max_workers=2)
 
@@ -261,6 +265,16 @@ def test_tasks_in_other_processes_use_our_flows_and_results(tmp_path: Path):
 @pytest.mark.full
 def test_tasks_in_a_cluster_of_dask_use_our_flows_and_results(tmp_path: Path):
     assert run_program(tmp_path / "pooled.py", POOLED, "dask").splitlines()[-1] == "([0, 0], {'y': 4})"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_tasks_in_a_cluster_of_ray_use_our_flows_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # for paths of its sockets
+        monkeypatch.setenv("RAY_TMPDIR", short)
+        printed = run_program(tmp_path / "pooled.py", POOLED, "ray", seconds=280)
+    assert "([0, 0], {'y': 4})" in printed.splitlines()
 
 
 SERVED = """

@@ -1,0 +1,41 @@
+"""What a person gets who runs flows in a notebook."""
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from ...docs.pages import blocks
+
+
+@pytest.mark.full
+def test_a_cell_awaits_a_sweep_shows_how_far_it_is_in_one_display_and_has_a_table_and_a_data_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    (example,) = blocks("ipython")  # of the documentation
+    cells = (example.text, "report.to_dataframe()")
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    messages: list[Any] = []
+
+    class Client(NotebookClient):
+        def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+            messages.append(msg)
+            return super().process_message(msg, cell, cell_index)
+
+    Client(notebook, timeout=100, kernel_name="python3").execute(cwd=str(tmp_path))
+
+    # The others are lines of Prefect's log.
+    displays = [message["content"] for message in messages if message["content"].get("transient", {}).get("display_id")]
+    assert len({content["transient"]["display_id"] for content in displays}) == 1
+    texts = [content["data"]["text/plain"] for content in displays]
+    assert texts[0] == "0 of 4 trials done, 0 failed"
+    assert texts[-1] == "4 of 4 trials done, 0 failed, the best so far 0"
+    assert 2 <= len(texts) <= 5
+    shown = [output.data["text/html"] for output in notebook.cells[0].outputs if "data" in output]
+    assert shown.count(f'<div><progress value="4" max="4"></progress> {texts[-1]}</div>') == 1
+    assert "<table" in shown[-1]
+    assert "<td>" in notebook.cells[1].outputs[-1].data["text/html"]
