@@ -14,7 +14,7 @@ from .language_model.model_access import ModelAccess, open_model_access
 from .registry import PROVIDERS, ProviderEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Unpack
 
     from ..sandbox.interpreter import Interpreter
@@ -37,7 +37,8 @@ class _ProviderInterpreter(SyncInterpreter):
     see `ModelAccess` for the limits on one execution; `max_cost` is in US dollars, for all of them together. `prepare`
     is code that runs when the sandbox is open, for `prepare_timeout` seconds at most, in a process of which that of the
     executions is a fork; its random generators start from `prepare_seed`, or by default from the operating system.
-    `python_path` are directories of this machine that code imports one's own modules from, as they are now.
+    `python_path` are directories of this machine that code imports one's own modules from, as they are now. `mounts`
+    has files and directories of this machine by the absolute paths at which code reads them.
     """
 
     entry: ClassVar[ProviderEntry]
@@ -57,11 +58,14 @@ class _ProviderInterpreter(SyncInterpreter):
         prepare_timeout: float | None = PREPARE_TIMEOUT_SECONDS,
         prepare_seed: int | None = None,
         python_path: Sequence[str] | None = None,
+        mounts: Mapping[str, str | os.PathLike[str]] | None = None,
         **fields: Any,
     ) -> None:
         self._fields = fields
         provider = _configure_provider(self.entry, fields)
-        self._provider = provider if python_path is None else provider.with_files(python_path)
+        has_files = python_path is not None or mounts is not None
+        self._provider = provider.with_files(python_path, mounts) if has_files else provider
+        self._provider.check_mounts()
         self._limits: dict[str, Any] = {
             "batch_concurrency": batch_concurrency,
             "max_depth": max_depth,
@@ -99,6 +103,7 @@ class _ProviderInterpreter(SyncInterpreter):
                 fields = {name: getattr(saved, name) for name in saved.model_fields_set}
                 configured = _configure_provider(self.entry, {**fields, **self._fields})
                 provider = self._provider = configured.with_files_of(provider)
+                provider.check_mounts()
         return await provider.open(provider.labels(""))
 
 
@@ -131,6 +136,7 @@ class InterpreterKeywords(TypedDict, total=False):
     prepare_timeout: float | None
     prepare_seed: int | None
     python_path: Sequence[str] | None
+    mounts: Mapping[str, str | os.PathLike[str]] | None
 
 
 if TYPE_CHECKING:  # No interpreter imports the fields of another's block.

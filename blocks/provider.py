@@ -8,7 +8,7 @@ import math
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -21,6 +21,7 @@ from ..sandbox.process_identity import read_own_identity
 from ..sandbox.sandbox_api import Sandbox
 from . import git as repository
 from .host_files.files import HostFiles, read_host_files
+from .host_files.mounts import overlaps
 from .sandbox_volume import SandboxVolume
 from .settings import SandboxSettings, describe_problems
 from .volume import VolumeStore
@@ -80,6 +81,7 @@ class SandboxProvider(SandboxSettings, ABC):
     provider_name: ClassVar[str]
     gradual: ClassVar[bool] = True  # whether a flow run opens many sandboxes one after the other: others are served too
     uploads_files: ClassVar[bool] = True  # whether its sandboxes are on other machines
+    binds_mounts: ClassVar[bool] = False  # whether they see data of the host's where it is, all the same
     _commit: str | None = PrivateAttr(default=None)
     _files: HostFiles = PrivateAttr(default=HostFiles())
 
@@ -177,13 +179,23 @@ class SandboxProvider(SandboxSettings, ABC):
             raise ConfigurationError(f"the provider {self.provider_name} does not take its options: {wrong}") from None
         return self.model_copy(update={name: getattr(checked, name) for name in options})
 
-    def with_files(self, python_path: Sequence[str] | None) -> Self:
+    def with_files(self, python_path: Sequence[str] | None = None, mounts: Mapping[str, Any] | None = None) -> Self:
         """The same, whose sandboxes have the host's files that are named, as they are now.
 
-        `python_path` are directories that code imports from, ahead of all others. They are read here. Raises
-        ConfigurationError.
+        `python_path` are directories that code imports from, ahead of all others; `mounts` has files and directories by
+        the absolute paths that code reads them at. They are read here. Raises ConfigurationError.
         """
-        return self.with_host_files(read_host_files(python_path, is_uploaded=self.uploads_files))
+        files = read_host_files(python_path, mounts, is_uploaded=self.uploads_files, is_bound=self.binds_mounts)
+        return self.with_host_files(files)
+
+    def check_mounts(self) -> None:
+        """Raises ConfigurationError where its sandboxes could not have both their mounts and their volume."""
+        for mount in self._files.mounts:
+            if self.volume_name is not None and overlaps(mount.target, self.volume_mount_path):
+                raise ConfigurationError(
+                    f"mounts: {mount.target} is where the volume {self.volume_name} is ({self.volume_mount_path}): "
+                    "name another place"
+                )
 
     def with_host_files(self, files: HostFiles) -> Self:
         """The same, whose sandboxes have these files."""

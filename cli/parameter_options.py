@@ -9,6 +9,7 @@ from cyclopts import Parameter, Token
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from ..blocks.host_files.mounts import locate_mounts
 from ..blocks.host_files.python_path import locate_directories
 from ..blocks.registry import PROVIDERS
 from ..flows.inputs.column_types import ColumnType
@@ -106,6 +107,8 @@ def build_flow_command(
             given["results_path"] = resolve_path(given["results_path"])
         if given.get("python_path") is not None:
             given["python_path"] = [str(path) for path in locate_directories(given["python_path"])]
+        if given.get("mounts") is not None:
+            given["mounts"] = {target: str(source) for target, source in locate_mounts(given["mounts"]).items()}
         if given.get("prepare") is not None:
             given["prepare"] = read_code(given["prepare"])
         check_values(hints, given)
@@ -142,6 +145,10 @@ def _make_option(parameter: inspect.Parameter) -> inspect.Parameter:
     if parameter.name == "types":
         words = "COLUMN=TYPE once for each, or json"
         details = Parameter(help=f"{field.description}: {words}.", negative=(), converter=_read_types)
+    elif parameter.name == "mounts":
+        details = Parameter(
+            help=f"{field.description}: TARGET=PATH, once for each.", negative=(), converter=_read_mounts
+        )
     elif "list" in str(kind):
         details = Parameter(help=f"{field.description}.", negative=(), converter=_read_words)
     else:
@@ -166,6 +173,25 @@ def _read_types(_kind: Any, tokens: Sequence[Token]) -> dict[str, str] | str | N
             )
         types[name] = kind
     return types
+
+
+def _read_mounts(_kind: Any, tokens: Sequence[Token]) -> dict[str, str] | None:
+    """Paths of the host by those in sandboxes, from words such as `/data/set=data`."""
+    words = [token.value for token in tokens]
+    if words == ["none"]:
+        return None
+    mounts: dict[str, str] = {}
+    for word in words:
+        target, equals, source = word.partition("=")
+        if not equals or not target or not source:
+            raise ConfigurationError(
+                f"--mounts {word}: it is the path at which code reads it and a path of this machine, as in "
+                "/data/set=data"
+            )
+        if target in mounts:
+            raise ConfigurationError(f"--mounts {word}: {target} is named twice")
+        mounts[target] = source
+    return mounts
 
 
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:

@@ -42,6 +42,13 @@ PythonPath = Annotated[
     list[str] | None,
     Field(None, description="Directories of one's own modules, which code imports from first"),
 ]
+Mounts = Annotated[
+    dict[str, PathText] | None,
+    Field(
+        None,
+        description="Files and directories of the host that code reads, by the absolute paths at which it has them",
+    ),
+]
 Types = Annotated[
     dict[str, Literal["int", "float", "bool", "json", "str"]] | Literal["json"] | None,
     Field(
@@ -131,6 +138,7 @@ class _CommonParameters(TypedDict, total=False):
     provider: Provider
     provider_options: ProviderOptions
     python_path: PythonPath
+    mounts: Mounts
     timeout: Timeout
     retries: Retries
     deadline: Deadline
@@ -184,6 +192,7 @@ class Options:
     provider: Provider
     provider_options: ProviderOptions = None  # as is what else has a default of a shard that an older version has made
     python_path: PythonPath = None
+    mounts: Mounts = None
     max_workers: MaxWorkers
     timeout: Timeout
     retries: Retries
@@ -217,8 +226,10 @@ class Options:
         defaults = {name: _default_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
         options = cls(**{**defaults, **parameters, **fixed})
         if options.python_path is not None:  # for a shard, which runs in another directory
-            absolute = [str(Path(path).expanduser().absolute()) for path in options.python_path]
-            options = replace(options, python_path=absolute)
+            options = replace(options, python_path=[_make_absolute(path) for path in options.python_path])
+        if options.mounts is not None:
+            absolute = {target: _make_absolute(source) for target, source in options.mounts.items()}
+            options = replace(options, mounts=dict(absolute))
         return replace(options, reuse_sandboxes=options.reuse_sandboxes or options.build_preparation() is not None)
 
     def build_preparation(self) -> Preparation | None:
@@ -247,6 +258,10 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
             for name, hint in sorted(shared_hints.items(), key=lambda item: order.index(item[0]))
         ]
     return inspect.Signature(parameters, return_annotation=hints.get("return", inspect.Signature.empty))
+
+
+def _make_absolute(path: PathText) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _default_of(hint: Any) -> Any:

@@ -42,9 +42,10 @@ async def shard(
         if header.commit is not None:
             provider.pin(header.commit)
         if files_digest != await provider.compute_files_digest():
+            named = [*(options.python_path or ()), *map(str, (options.mounts or {}).values())]
             raise ConfigurationError(
-                "this worker has other files in python_path than the job was begun with: bring the same to every "
-                f"worker's machine ({', '.join(options.python_path or ())})"
+                "this worker has other files in python_path or mounts than the job was begun with: bring the same to "
+                f"every worker's machine, mounts with their times ({', '.join(named)})"
             )
         isolation = await provider.check()
         assert options.results_path is not None

@@ -22,10 +22,16 @@ PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PR
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A directory of this machine that a container has at `target`, and may write."""
+    """A directory or file of this machine that a container has at `target`."""
 
     source: str
     target: str
+    is_writable: bool
+
+    def build_option(self) -> str:
+        """What engines call it; of what may not be written no other file system in it, which an engine would let be."""
+        rest = "" if self.is_writable else ",readonly,bind-nonrecursive"
+        return f"type=bind,source={self.source},target={self.target}{rest}"
 
 
 def build_run_command(
@@ -37,14 +43,14 @@ def build_run_command(
     labels: Mapping[str, str],
     name: str,
     image_volumes: Sequence[str] = (),
-    bind: Bind | None = None,
+    binds: Sequence[Bind] = (),
     gid: int | None = None,
 ) -> list[str]:
     """The words that run `program`, a Python program, in a container that is removed at its end."""
     memory = f"{settings.memory_mib}m"
     # What is in /dev/shm stays when the code that wrote it was killed: with the files it leaves some memory.
     shm_mib = max(1, min(settings.memory_mib - settings.disk_limit_mib, settings.memory_mib // 2) // 2)
-    mounted = {"/tmp", "/dev/shm", *(() if bind is None else (bind.target,))}  # there can be one mount at a place
+    mounted = {"/tmp", "/dev/shm", *(bind.target for bind in binds)}  # there can be one mount at a place
     tmpfs = "rw,exec,nosuid,nodev,mode=1777"
     words = [engine.program, "run", "--interactive", "--rm", "--pull", "never", "--log-driver", "none"]
     words += ["--name", name]
@@ -69,8 +75,7 @@ def build_run_command(
         words += ["--read-only-tmpfs=false", "--http-proxy=false"]
     else:  # its client hands on what its configuration has, with passwords in it
         words += [word for name in PROXY_VARIABLES for word in ("--env", f"{name}=", "--env", f"{name.lower()}=")]
-    if bind is not None:
-        words += ["--mount", f"type=bind,source={bind.source},target={bind.target}"]
+    words += [word for bind in binds for word in ("--mount", bind.build_option())]
     return [*words, image, "-u", "-c", program]
 
 

@@ -1,12 +1,14 @@
 """How a container comes to be: its name, its volume, what it is sent, and its driver's settings."""
 
 import os
+from collections.abc import Sequence
 
 from ...sandbox.confinement.policy import LATEST_ABI, MACHINES, Policy
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import ConfigurationError
 from ..host_files.cache import check_out_repository
 from ..host_files.files import HostFiles
+from ..host_files.mounts import HostMount
 from ..storage.local_volume import UMASK, find_volume
 from ..worker_consent import check_network, check_runtime
 from .command import Bind, build_run_command, is_mountable, resolve_mount_point
@@ -27,6 +29,7 @@ async def create_container(
 ) -> ContainerHandle:
     """A container that is run when its driver is asked for. Raises ConfigurationError, SandboxStartError."""
     check_consent(settings)
+    check_mounts(files.mounts, engine)
     volume, bind, gid = None, None, None
     if settings.volume_name is not None:
         volume = find_volume(settings.volume_root, settings.volume_name)
@@ -35,7 +38,7 @@ async def create_container(
                 "a rootless Docker makes the code another user than the one who owns the volume: use Podman, or Docker "
                 "with root's rights"
             )
-        bind = Bind(os.path.realpath(volume.path), resolve_mount_point(settings.volume_mount_path))
+        bind = Bind(os.path.realpath(volume.path), resolve_mount_point(settings.volume_mount_path), is_writable=True)
         if not is_mountable(bind.source):
             raise ConfigurationError(
                 f"the volume {bind.source!r} has a comma, a quotation mark or a control character in its path, and an "
@@ -58,7 +61,10 @@ async def create_container(
         labels=labels,
         name=name,
         image_volumes=ready.image_volumes,
-        bind=bind,
+        binds=[
+            *([] if bind is None else [bind]),
+            *(Bind(str(mount.source), mount.target, is_writable=False) for mount in files.mounts),
+        ],
         gid=gid,
     )
     # What is too large by itself is a MemoryError, and the process lives on. What is only reserved is free.
@@ -74,10 +80,34 @@ async def create_container(
         confinement={
             "limits": limits,
             **({} if gid is None else {"umask": UMASK}),
+            **({"mounts": [mount.describe_driver_check() for mount in files.mounts]} if ready.is_host_kernel else {}),
             **({"seccomp": CODE_POLICY.build_seccomp_filter(ready.machine)} if ready.machine in MACHINES else {}),
         },
     )
     return ContainerHandle(engine, name, ready.layers, driver_settings, command, payload, volume)
+
+
+def check_mounts(mounts: Sequence[HostMount], engine: Engine) -> None:
+    """Returns if containers of that engine can have these files of this machine. Raises ConfigurationError."""
+    for mount in mounts:
+        if not engine.is_local:
+            raise ConfigurationError(
+                f"mounts: {engine.name} runs containers on another machine, which has no {mount.source}: put the data "
+                "on a volume, or use the provider local"
+            )
+        if not is_mountable(mount.target) or not is_mountable(str(mount.source)):
+            raise ConfigurationError(
+                f"mounts: {str(mount.source)!r} at {mount.target!r} has a comma, a quotation mark or a control "
+                "character in a path, and an engine mounts none such: name others"
+            )
+        if mount.other_file_system:
+            raise ConfigurationError(
+                f"mounts: {mount.source} has another file system in it ({mount.other_file_system}), which containers "
+                "do not see: name that as a mount of its own, and what is beside it as others"
+            )
+        mount.check_source()
+        if os.geteuid() == 0:
+            mount.check_open_to_others()
 
 
 def check_consent(settings: ContainerSettings) -> None:

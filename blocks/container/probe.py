@@ -9,6 +9,7 @@ from typing import Any
 
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.process_identity import read_own_identity
 from .command import build_run_command
 from .deletion import make_name, remove_container
 from .engine import Engine
@@ -35,7 +36,14 @@ def ask(name):
     with open("/proc/self/status") as file:
         return next((line.split()[1] for line in file if line.startswith(name + ":")), "")
 
+try:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+except OSError:
+    boot = ""
+
 print(json.dumps({
+    "boot": boot,
     "machine": os.uname().machine,
     "python": list(sys.version_info[:3]),
     "uid": os.getuid(),
@@ -58,6 +66,7 @@ class Readiness:
     limits: tuple[str, ...]  # the settings that the kernel holds for the container as a whole
     layers: tuple[str, ...]
     machine: str | None  # the architecture of its processes, where the kernel takes filters of system calls from them
+    is_host_kernel: bool  # and not that of a virtual machine, or one that is a program
 
 
 _ready: dict[tuple[Any, ...], Readiness] = {}
@@ -131,4 +140,5 @@ async def _try_container(
         (*limits, "disk_mib"),
         tuple(filter(None, layers)),
         str(told.get("machine")) if told["seccomp"] else None,
+        bool(told["boot"]) and read_own_identity().startswith(str(told["boot"]).replace("-", "") + "."),
     )

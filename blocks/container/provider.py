@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from ..provider import SandboxInfo, SandboxProvider
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
-from .creation import check_consent, create_container
+from .creation import check_consent, check_mounts, create_container
 from .deletion import delete_container, list_containers
 from .engine import find_engine, list_engines
 from .handle import ContainerHandle
@@ -18,6 +18,7 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
 
     provider_name: ClassVar[str] = "container"
     gradual: ClassVar[bool] = False
+    binds_mounts: ClassVar[bool] = True
 
     async def open(self, labels: dict[str, str]) -> ContainerHandle:
         """Opens a sandbox. Raises ConfigurationError where no engine answers or none runs the image."""
@@ -27,6 +28,7 @@ class ContainerProvider(ContainerSettings, SandboxProvider):
         """The engine, what it is, and what holds for a sandbox as a whole; of an image that is here, by running it."""
         check_consent(self)
         engine = await find_engine(self.engine)
+        check_mounts(self._files.mounts, engine)
         if not await find_image(self, engine):
             return f"{engine.describe()}; the image {self.image} is pulled when the first sandbox is opened"
         ready = await ensure_ready(self, engine, self.labels(""))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import ConfigurationError, SandboxStartError
+from ..host_files.mounts import HostMount
 from ..host_files.python_path import PythonPath
 from ..storage.local_volume import UMASK, find_volume
 from .deletion import FIRST_UID, remove_folder
@@ -38,18 +39,28 @@ NO_LIBRARIES = Libraries()
 
 
 def create_sandbox(
-    settings: LocalSettings, level: IsolationLevel, labels: dict[str, str], libraries: Libraries = NO_LIBRARIES
+    settings: LocalSettings,
+    level: IsolationLevel,
+    labels: dict[str, str],
+    libraries: Libraries = NO_LIBRARIES,
+    host_mounts: tuple[HostMount, ...] = (),
 ) -> LocalSandboxHandle:
     """A new sandbox, whose driver does not run yet. Raises ConfigurationError, SandboxStartError."""
     is_bubblewrap = level == "bubblewrap"
-    volume, gid, mount = None, None, None
+    for mount in host_mounts:
+        mount.check_source()
+    volume, gid, volume_path = None, None, None
     if settings.volume_name is not None:
         volume = find_volume(settings.volume_root, settings.volume_name)
         gid = volume.create()
-        mount = resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
+        volume_path = (
+            resolve_mount_point(settings.volume_mount_path) if is_bubblewrap else os.path.realpath(volume.path)
+        )
     has_own_user = os.geteuid() == 0 and level != "none"
     if has_own_user:
         _check_open_to_others(libraries.packages)
+        for mount in host_mounts:
+            mount.check_open_to_others()
     folder = pick_folder()
     plan = plan_totals(settings, level)
     group = build_group(folder.name, plan.grouped)
@@ -92,19 +103,22 @@ def create_sandbox(
     }
     driver_settings = DriverSettings(
         cwd=work,
-        volume=mount,
+        volume=volume_path,
         environment=environment,
         path=packages,
         python_path=modules,
         heartbeat=None,  # the wire's end is enough on one machine
         lifetime=settings.lifetime,
-        confinement=build_confinement(settings, level, uid, (work, tmp), mount, (*packages, *modules)),
+        confinement=build_confinement(
+            settings, level, uid, (work, tmp), volume_path, (*packages, *modules), host_mounts
+        ),
     )
     driver_settings.confinement["limits"]["RSS"] = compute_mark(folder)
     if gid is not None:
         driver_settings.confinement.update(gid=gid, umask=UMASK)
-    mounts = [] if volume is None or mount is None else [Mount(str(volume.path), mount, is_writable=True)]
+    mounts = [] if volume is None or volume_path is None else [Mount(str(volume.path), volume_path, is_writable=True)]
     mounts += [mount for group in shared for mount in group]
+    mounts += [Mount(str(mount.source), mount.target) for mount in host_mounts]
     # Of the sandbox's memory half at most: what is there stays when the code that wrote it has been killed.
     shm_mib = min(settings.memory_mib, (settings.total_memory_mib or 2 * settings.memory_mib) // 2)
     launch = Launch(folder, is_bubblewrap, tuple(mounts) if is_bubblewrap else (), shm_mib * MIB)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...sandbox.confinement import policy as confinement_policy
+from ..host_files.mounts import HostMount
 from .settings import LocalSettings
 
 IsolationLevel = Literal["bubblewrap", "landlock", "none"]
@@ -47,6 +48,7 @@ def build_confinement(
     own_directories: tuple[str, ...],
     volume: str | None,
     libraries: tuple[str, ...],
+    mounts: tuple[HostMount, ...] = (),
 ) -> dict[str, Any]:
     """What the driver confines the code with: limits, Landlock's rules, the system call filter and the user."""
     mib = 1024 * 1024
@@ -72,6 +74,11 @@ def build_confinement(
         abi=find_landlock_abi(),
     )
     rules: dict[str, Any] = {"limits": limits, "uid": uid}
+    if mounts:
+        read, on_files = confinement_policy.READ, confinement_policy.ON_FILES
+        rules["mounts"] = [
+            item.describe_driver_check(read if item.is_directory else read & on_files) for item in mounts
+        ]
     if find_landlock_abi():
         rules["landlock"] = policy.build_landlock_rules()
     machine = confinement_policy.find_architecture()
@@ -79,7 +86,8 @@ def build_confinement(
         rules["seccomp"] = _build_syscall_filter(replace(policy, readable=(), writable=()), machine)
     if uid is not None and not bubblewrap:
         # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
-        parents = [os.path.dirname(path) for path in (volume, *libraries) if path is not None]
+        reached = (volume, *libraries, *(mount.target for mount in mounts))
+        parents = [os.path.dirname(path) for path in reached if path is not None]
         passages = [*find_python_prefixes(), tempfile.gettempdir(), *parents]
         rules["search"] = any(_is_closed_to_others(path) for path in passages)
     return rules

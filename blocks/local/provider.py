@@ -1,6 +1,7 @@
 """The local provider: opens sandboxes on this machine, at the level of isolation that works here, and lists them."""
 
 import asyncio
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.sandbox_api import Sandbox
 from ..host_files.cache import check_out_repository, keep_modules
+from ..host_files.mounts import overlaps
 from ..provider import SandboxInfo, SandboxProvider
 from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, list_volumes
 from .creation import Libraries, create_sandbox
@@ -18,6 +20,7 @@ from .inventory import FOLDER_PATTERN, list_sandboxes, pick_folder
 from .isolation import INSTALL_HINT, IsolationLevel, list_layers
 from .isolation_level import find_strongest_level, resolve_level
 from .launch.launcher import Launch, zygotes
+from .mounts import check_mount_places
 from .packages import digest_installed_versions, find_environment_packages, install_packages
 from .settings import LocalSettings
 from .stand_in import build_stand_in
@@ -32,6 +35,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
     provider_name: ClassVar[str] = "local"
     gradual: ClassVar[bool] = False
     uploads_files: ClassVar[bool] = False
+    binds_mounts: ClassVar[bool] = True
 
     async def open(self, labels: dict[str, str]) -> Sandbox:
         """Opens a sandbox, a container where this machine has no isolation but an engine of those.
@@ -44,11 +48,12 @@ class LocalProvider(LocalSettings, SandboxProvider):
             if self.total_memory_mib is not None:  # it has the place of the container's memory_mib
                 container.memory_option = container.kill_memory_option = "total_memory_mib"
             return container
+        check_mount_places(self._files.mounts, level)
         libraries = await self._find_libraries(level)
         if self.repo_url is None:
-            return create_sandbox(self, level, labels, libraries)
+            return create_sandbox(self, level, labels, libraries, self._files.mounts)
         clone = await check_out_repository(self.repo_url, await self.commit() or "", self.repo_token)
-        sandbox = create_sandbox(self, level, labels, libraries)
+        sandbox = create_sandbox(self, level, labels, libraries, self._files.mounts)
         try:
             await sandbox.copy_repository(clone)
         except BaseException:
@@ -84,6 +89,17 @@ class LocalProvider(LocalSettings, SandboxProvider):
             return Libraries(packages, copied_modules=modules)
         return Libraries(packages, [Path(path) for path in modules.list_directories(await keep_modules(modules))])
 
+    def check_mounts(self) -> None:
+        super().check_mounts()
+        if self.volume_name is not None:
+            volume = os.path.realpath(find_volume(self.volume_root, self.volume_name).path)
+            for mount in self._files.mounts:
+                if overlaps(str(mount.source), volume):
+                    raise ConfigurationError(
+                        f"mounts: {mount.source} and the volume {self.volume_name} ({volume}) are in one another: the "
+                        "code has the volume already"
+                    )
+
     def check_preparation(self) -> None:
         if self.processes < PREPARED_PROCESSES and self.isolation != "none":
             raise ConfigurationError(
@@ -97,6 +113,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
         if isinstance(level, SandboxProvider):
             _, reasons = await find_strongest_level()
             return f"containers of {await level.check()}; local sandboxes of its own this machine has none ({reasons})"
+        check_mount_places(self._files.mounts, level)
         layers = ", ".join((*list_layers(level), *plan_totals(self, level).layers)) or "the code can do what you can"
         obstacle = zygotes.find_obstacle(Launch(pick_folder(), is_bubblewrap=level == "bubblewrap"))
         start = f"starts a Python of its own ({obstacle})" if obstacle else "is forked from a zygote"

@@ -109,13 +109,14 @@ class RunContext:
 async def resolve_provider_with_volume(options: Options, volume_name: str | None) -> SandboxProvider:
     """The provider of a flow run, with its files, and that volume if one is named. Raises ConfigurationError."""
     provider = await resolve_provider(options.provider, options.provider_options)
-    if options.python_path is not None:
-        provider = await asyncio.to_thread(provider.with_files, options.python_path)
-    if volume_name is None:
-        return provider
-    if (options.provider_options or {}).get("volume_name") not in (None, volume_name):
-        raise ConfigurationError("the volume was named twice: pass volume_name, or have it in provider_options")
-    return provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
+    if volume_name is not None:
+        if (options.provider_options or {}).get("volume_name") not in (None, volume_name):
+            raise ConfigurationError("the volume was named twice: pass volume_name, or have it in provider_options")
+        provider = provider.model_copy(update={"volume_name": check_volume_name(volume_name)})
+    if options.python_path is not None or options.mounts is not None:
+        provider = await asyncio.to_thread(provider.with_files, options.python_path, options.mounts)
+        provider.check_mounts()
+    return provider
 
 
 async def open_run_context(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ...blocks.host_files.mounts import locate_mounts
 from ...blocks.host_files.python_path import locate_directories
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
@@ -57,6 +58,8 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
         converted |= {"provider": text, **({} if options is None else {"provider_options": options})}
     if isinstance(paths := converted.get("python_path"), (list, tuple)):
         converted["python_path"] = [str(path) for path in locate_directories(paths)]
+    if isinstance(mounts := converted.get("mounts"), Mapping):
+        converted["mounts"] = {target: str(source) for target, source in locate_mounts(mounts).items()}
     for name in VALUES:
         if name in converted:
             converted[name] = _convert_values(name, converted[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import sys
@@ -47,7 +48,8 @@ class Confinement:
 
     Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root), ``gid``
     (of the files that it makes, by default the uid's number), ``umask``, ``search`` (keep the capability to reach the
-    interpreter under a closed home), ``landlock`` and ``seccomp``.
+    interpreter under a closed home), ``landlock``, ``seccomp``, and ``mounts``: the path of each, the device and inode
+    that have to be there, and what Landlock is to allow.
     """
 
     CAP_DAC_READ_SEARCH = 2
@@ -69,6 +71,8 @@ class Confinement:
         self._filter: Any = None
         if settings.get("landlock"):
             self._ruleset = self._build_ruleset(settings["landlock"])
+        for path, device, inode, access in settings.get("mounts", ()):
+            self._admit_mount(path, (device, inode), access)
         if settings.get("seccomp"):
             self._load_filter(bytes.fromhex(settings["seccomp"]))
 
@@ -101,10 +105,28 @@ class Confinement:
                 path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
                 continue  # not every system has every one of the paths
-            rule = int(access).to_bytes(8, sys.byteorder) + path_fd.to_bytes(4, sys.byteorder)
-            self._call("landlock_add_rule " + path, self._libc.syscall(self.LANDLOCK_ADD, ruleset, 1, rule, 0))
+            self._add_rule(ruleset, path, path_fd, access)
             os.close(path_fd)
         return ruleset
+
+    def _add_rule(self, ruleset: int, path: str, path_fd: int, access: int) -> None:
+        rule = int(access).to_bytes(8, sys.byteorder) + path_fd.to_bytes(4, sys.byteorder)
+        self._call("landlock_add_rule " + path, self._libc.syscall(self.LANDLOCK_ADD, ruleset, 1, rule, 0))
+
+    def _admit_mount(self, path: str, identity: tuple[int, int], access: int) -> None:
+        """Lets children read what is at a path, if it is what the host has judged. Raises OSError.
+
+        Who made it so may have exchanged it meanwhile, or a directory above it, for a link to something else.
+        """
+        path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            status = os.fstat(path_fd)
+            if (status.st_dev, status.st_ino) != identity:
+                raise OSError(errno.ESTALE, "what is mounted was exchanged for something else meanwhile", path)
+            if self._ruleset >= 0:
+                self._add_rule(self._ruleset, path, path_fd, access)
+        finally:
+            os.close(path_fd)
 
     def adopt_orphans(self) -> None:
         """Descendants whose parent has died become children of this process, whatever session they moved to."""

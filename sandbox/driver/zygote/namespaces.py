@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import os
 import socket
+import stat
 import sys
 
 TYPE_CHECKING = False
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
     0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND = 2, 4, 8, 4096
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 2, 4, 8, 4096, 16384
 MNT_DETACH = 2
 SIOCSIFFLAGS, IFF_UP, IFREQ_BYTES = 0x8914, 1, 40
 SUPERVISOR_CAPABILITIES = (1 << 5) | (1 << 6) | (1 << 7)  # CAP_KILL, CAP_SETGID, CAP_SETUID: to make code another user
@@ -74,8 +75,12 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
     for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
         _mount(f"{folders}/{request['folder']}/{name}", target, None, MS_BIND)
     for fd, path in covered:
-        os.makedirs(path, mode=0o755, exist_ok=True)
-        _mount(f"/proc/self/fd/{fd}", path, None, MS_BIND)
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            os.makedirs(path, mode=0o755, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        _mount(f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC)
         os.close(fd)
     _call("umount2", os.fsencode(folders), MNT_DETACH)
     _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={request['shm_bytes']}")

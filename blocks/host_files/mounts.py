@@ -1,0 +1,241 @@
+"""Data of the host's: files and directories that sandboxes have at paths of their own, read only.
+
+Where the sandboxes are on this machine they see what is there, and nothing is copied: an edit is seen at once. What
+such a result depends on is told by the paths, sizes and modification times, for data may take minutes to read. On
+other machines they have copies of what was read, and what it depends on are the bytes.
+"""
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ...sandbox.errors import ConfigurationError
+from .source_tree import find_files, locate_source, open_source
+
+MAX_UPLOADED_FILES = 10_000
+# Of all mounts together, for each sandbox on another machine: six seconds at 10 MiB a second, and it is in memory here.
+MAX_UPLOADED_BYTES = 64 * 1024 * 1024
+# Where sandboxes of one provider or another have their system, their own files and ours.
+RESERVED = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/proc", "/run", "/sbin",
+    "/sys", "/usr", "/.sandboxes", "/packages", "/python-path", "/sandbox", "/tmp/sandbox", "/tmp/rlm-batch-files.zip",
+    "/tmp/rlm-batch-python-path",
+)  # fmt: skip
+KERNEL_DIRECTORIES = ("/dev", "/proc", "/sys")
+
+
+@dataclass(frozen=True)
+class HostMount:
+    """A file or directory of the host's that sandboxes have at `target`.
+
+    `device` and `inode` are which one it was when it was read, and `digest` what was there. `other_file_system` is a
+    directory in it that has another one, empty where there is none. `files` is what is uploaded of it, by the paths
+    below it, with a slash at the end of a directory's; None where it is not.
+    """
+
+    target: str
+    source: Path
+    is_directory: bool
+    device: int
+    inode: int
+    digest: str
+    other_file_system: str = ""
+    files: dict[str, bytes] | None = None
+
+    def list_uploaded_files(self) -> Iterator[tuple[str, bytes]]:
+        """What is uploaded, by its path in a sandbox; a directory's has a slash at its end."""
+        if self.files is not None and self.is_directory:
+            yield f"{self.target}/", b""
+        for path, data in (self.files or {}).items():
+            yield (f"{self.target}/{path}" if path else self.target), data
+
+    def check_source(self) -> None:
+        """Returns if the same file or directory is still there. Raises ConfigurationError."""
+        try:
+            with open_source(self.source) as fd:
+                status = os.fstat(fd)
+        except OSError as error:
+            raise ConfigurationError(f"mounts: {self.source} has gone ({error.strerror or error})") from None
+        if (status.st_dev, status.st_ino) != (self.device, self.inode):
+            raise ConfigurationError(
+                f"mounts: {self.source} was exchanged for another since this began: begin anew, and change what is in "
+                "it meanwhile, if anything"
+            )
+
+    def check_open_to_others(self) -> None:
+        """Returns if code that runs as a user of its own could read it. Raises ConfigurationError."""
+        needed = 0o005 if self.is_directory else 0o004
+        if os.stat(self.source).st_mode & needed != needed:
+            raise ConfigurationError(
+                f"mounts: {self.source} is closed to other users, and as root a sandbox's code runs as one of its own: "
+                f"open it (chmod -R o+rX {self.source}), or run as an ordinary user"
+            )
+
+    def describe_driver_check(self, access: int = 0) -> list[Any]:
+        """What the driver compares before code runs, for links may have led elsewhere, and the rights for Landlock."""
+        return [self.target, self.device, self.inode, access]
+
+
+def locate_mounts(mounts: Mapping[str, Any]) -> dict[str, Path]:
+    """The files and directories of the host, with links resolved, by where sandboxes are to have them.
+
+    Raises ConfigurationError for a place that a sandbox needs itself, for two of which one is in the other, and for
+    what is not there, or not allowed.
+    """
+    if not isinstance(mounts, Mapping):
+        raise ConfigurationError(f"mounts is a dict, such as {{'/data/set': 'data'}}, and not {mounts!r}")
+    located: dict[str, Path] = {}
+    for text, source in mounts.items():
+        target = _check_target(text)
+        for other in located:
+            if overlaps(target, other):
+                raise ConfigurationError(f"mounts: {text} and {other} are in one another: name places that are apart")
+        if not isinstance(source, (str, os.PathLike)):
+            raise ConfigurationError(f"mounts: {text} is to be {source!r}: name a file or a directory of this machine")
+        located[target] = _check_source(os.fspath(source))
+    return located
+
+
+def overlaps(path: str, other: str) -> bool:
+    """Whether two absolute paths are the same, or one is in the other."""
+    one, two = PurePosixPath(path), PurePosixPath(other)
+    return one.is_relative_to(two) or two.is_relative_to(one)
+
+
+def read_mounts(mounts: Mapping[str, Any], *, is_uploaded: bool) -> tuple[HostMount, ...]:
+    """What these parameters name, as it is now. Raises ConfigurationError.
+
+    That is also raised for pipes, sockets and devices, by which code would reach the host; and where it `is_uploaded`
+    for links, which would lead to nothing there, and for more than `MAX_UPLOADED_FILES` or `MAX_UPLOADED_BYTES`.
+    """
+    budget = _Budget() if is_uploaded else None
+    named = [os.fspath(source) for source in mounts.values()] if isinstance(mounts, Mapping) else []
+    found: list[HostMount] = []
+    for text, (target, source) in zip(named, locate_mounts(mounts).items(), strict=True):
+        try:
+            with open_source(source) as fd:
+                found.append(_read_mount(target, source, os.path.abspath(os.path.expanduser(text)), fd, budget))
+        except OSError as error:
+            raise ConfigurationError(f"mounts: {source} cannot be read: {error.strerror or error}") from None
+    return tuple(found)
+
+
+class _Budget:
+    """What may still be uploaded."""
+
+    def __init__(self) -> None:
+        self.files, self.bytes = MAX_UPLOADED_FILES, MAX_UPLOADED_BYTES
+
+    def spend(self, source: Path, size: int) -> None:
+        self.files -= 1
+        self.bytes -= size
+        if self.files < 0 or self.bytes < 0:
+            raise ConfigurationError(
+                f"mounts: with {source} there are more than {MAX_UPLOADED_FILES:,} files or "
+                f"{MAX_UPLOADED_BYTES >> 20} MiB, which would be sent to each sandbox: put them on a volume"
+            )
+
+
+def _read_mount(target: str, source: Path, text: str, fd: int, budget: _Budget | None) -> HostMount:
+    status = os.fstat(fd)
+    is_directory = stat.S_ISDIR(status.st_mode)
+    listing = hashlib.sha256(os.fsencode(text))  # what is the same by sizes and times may still be elsewhere
+    directories: list[str] = []
+    other_file_system = ""
+    for path, item, at in _list_entries(fd) if is_directory else [("", status, fd)]:
+        what: object = f"{item.st_size} {item.st_mtime_ns}"
+        if stat.S_ISDIR(item.st_mode):
+            what = "directory"
+            directories.append(f"{path}/")
+            other_file_system = other_file_system or (path if item.st_dev != status.st_dev else "")
+        elif stat.S_ISLNK(item.st_mode):
+            if budget is not None:
+                raise ConfigurationError(
+                    f"mounts: {source / path} is a symbolic link, which cannot be sent to a sandbox: name what it "
+                    "leads to, or a copy without links (cp -rL)"
+                )
+            what = os.readlink(os.path.basename(path), dir_fd=at)
+        elif not stat.S_ISREG(item.st_mode):
+            raise ConfigurationError(
+                f"mounts: {source / path} is a pipe, a socket or a device, by which code could reach this machine: "
+                "name a directory that has none"
+            )
+        elif budget is not None:
+            budget.spend(source, item.st_size)
+        listing.update(os.fsencode(f"{path}\0{what}\0"))
+    digest, files = listing.hexdigest(), None
+    if budget is not None:
+        files = dict.fromkeys(directories, b"")
+        files |= _read_files(fd, source) if is_directory else {"": _read_open_file(fd)}
+        digest = _digest_contents(files)
+    return HostMount(target, source, is_directory, status.st_dev, status.st_ino, digest, other_file_system, files)
+
+
+def _list_entries(directory: int) -> Iterator[tuple[str, os.stat_result, int]]:
+    """All that is below an open directory, in one order: its path, its status, and where it is. Raises OSError."""
+    for folder, folders, names, at in os.fwalk(".", dir_fd=directory, onerror=_raise):
+        folders.sort()
+        for name in sorted((*folders, *names)):
+            yield os.path.normpath(f"{folder}/{name}"), os.stat(name, dir_fd=at, follow_symlinks=False), at
+
+
+def _read_files(directory: int, source: Path) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    for path, open_file, _ in find_files(directory):
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"mounts: a file in {source} has a name that is no UTF-8: rename it") from None
+        with open_file() as file:
+            files[path] = file.read(MAX_UPLOADED_BYTES + 1)
+    return files
+
+
+def _read_open_file(fd: int) -> bytes:
+    with open(fd, "rb", closefd=False) as file:
+        return file.read(MAX_UPLOADED_BYTES + 1)
+
+
+def _digest_contents(files: dict[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for path, data in sorted(files.items()):
+        digest.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\0".encode())
+    return digest.hexdigest()
+
+
+def _check_target(text: object) -> str:
+    """Where sandboxes are to have it. Raises ConfigurationError."""
+    if not isinstance(text, str) or not text.startswith("/") or ".." in text.split("/") or not text.isprintable():
+        raise ConfigurationError(f"mounts: {text!r} is no absolute path in a sandbox: name one such as /data/set")
+    target = os.path.normpath("/" + text.lstrip("/"))
+    path = PurePosixPath(target)
+    is_above = any(PurePosixPath(other).is_relative_to(path) for other in RESERVED)
+    if is_above or any(path.is_relative_to(other) for other in RESERVED):
+        raise ConfigurationError(
+            f"mounts: {text} is a place that a sandbox needs for itself: name another, such as /data/set"
+        )
+    return target
+
+
+def _check_source(text: str) -> Path:
+    """The file or directory of the host, with links resolved. Raises ConfigurationError."""
+    source = locate_source(text, "mounts")
+    if any(source.is_relative_to(kernel) for kernel in KERNEL_DIRECTORIES):
+        raise ConfigurationError(f"mounts: {source} is the kernel's and no data: name a file or a directory of files")
+    if not (source.is_dir() or source.is_file()):
+        raise ConfigurationError(f"mounts: {source} is a pipe, a socket or a device: name a file or a directory")
+    if Path(os.path.realpath(tempfile.gettempdir())).is_relative_to(source):
+        raise ConfigurationError(
+            f"mounts: {source} has this machine's temporary files in it, and with them other sandboxes' folders: name "
+            "a directory in it"
+        )
+    return source
+
+
+def _raise(error: OSError) -> None:
+    raise error
