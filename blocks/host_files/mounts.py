@@ -114,9 +114,9 @@ def read_mounts(mounts: Mapping[str, Any], *, is_uploaded: bool) -> tuple[HostMo
     for links, which would lead to nothing there, and for more than `MAX_UPLOADED_FILES` or `MAX_UPLOADED_BYTES`.
     """
     budget = _Budget() if is_uploaded else None
-    named = [os.fspath(source) for source in mounts.values()] if isinstance(mounts, Mapping) else []
+    located = locate_mounts(mounts)
     found: list[HostMount] = []
-    for text, (target, source) in zip(named, locate_mounts(mounts).items(), strict=True):
+    for text, (target, source) in zip(mounts.values(), located.items(), strict=True):
         try:
             with open_source(source) as fd:
                 found.append(_read_mount(target, source, os.path.abspath(os.path.expanduser(text)), fd, budget))

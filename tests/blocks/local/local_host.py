@@ -73,7 +73,8 @@ class Host:
             if name not in self.interpreters:
                 fields = {**request["fields"]}
                 prepare = fields.pop("prepare", None)
-                block = LocalSandbox(**fields)
+                mounts = fields.pop("mounts", None)
+                block = LocalSandbox(**fields).with_files(mounts=mounts)
                 self.interpreters[name] = block.interpreter(
                     timeout=60,
                     tools={"echo": lambda value: value},

@@ -1,0 +1,226 @@
+"""Data of the host's: what can be mounted where, what is refused before anything starts, and what a key has of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, SandboxStartError, batch
+from rlm_batch.blocks.daytona.provider import DaytonaProvider
+from rlm_batch.blocks.host_files import mounts as module
+from rlm_batch.blocks.host_files.mounts import read_mounts
+
+from ...infra.requirements import mark_level
+
+NEEDS_BUBBLEWRAP = mark_level("bubblewrap")
+READ = (
+    "import os\nSUBMIT(rows=open('/data/set/rows.csv').read(), one=open('/one.bin').read(), beside=os.listdir('/data'))"
+)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a file and a directory, which is the working one."""
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "rows.csv").write_text("1,2\n")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def fingerprint(mounts: dict[str, Any], *, is_uploaded: bool = False) -> list[str]:
+    """What is in the key."""
+    return [mount.digest for mount in read_mounts(mounts, is_uploaded=is_uploaded)]
+
+
+@pytest.mark.parametrize("level", [pytest.param("bubblewrap", marks=NEEDS_BUBBLEWRAP)])
+def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(level: Any, data: Path) -> None:
+    mounts = {"/data/set/": "data", "/one.bin": data / "rows.csv", "/tmp/below/one": data / "rows.csv"}
+    with LocalInterpreter(isolation=level, mounts=mounts, volume_name=None) as interpreter:
+        assert interpreter.execute("SUBMIT(x=open('/tmp/below/one').read())").x == "1,2\n"
+        (data / "rows.csv").write_text("3\n")
+        result = interpreter.execute(READ.replace("os.listdir('/data')", "os.listdir('/data/set')"))
+    assert result.outputs == {"rows": "3\n", "one": "3\n", "beside": ["rows.csv", "sub"]}
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        *((place, "needs for itself") for place in ("/", "/usr", "/usr/share/x", "/proc", "/dev/shm", "/etc", "/tmp")),
+        *((place, "needs for itself") for place in ("/sandbox", "/packages/x", "/python-path", "//usr", "/data/..//tmp/")),
+        *((place, "no absolute path") for place in ("data", "", "/data/../usr", "/data\n", "/data\0", 7)),
+    ],
+)  # fmt: skip
+def test_a_place_that_a_sandbox_needs_is_refused_by_name(target: Any, words: str, data: Path) -> None:
+    if ".." in str(target):
+        words = "no absolute path"
+    with pytest.raises(ConfigurationError, match=words):
+        LocalInterpreter(mounts={target: data})
+
+
+def test_places_in_one_another_the_volume_s_and_pythons_are_refused(data: Path, volumes: Path) -> None:
+    for other in ("/data", "/data/", "/data/sub", "//data"):
+        with pytest.raises(ConfigurationError, match="in one another"):
+            LocalInterpreter(mounts={"/data": data, other + ("" if other != "/data" else "/"): data})
+    with pytest.raises(ConfigurationError, match="where the volume shared is"):
+        LocalInterpreter(mounts={"/data/set": data}, volume_name="shared")
+    (volumes / "shared").mkdir(parents=True)
+    for source in (volumes, volumes / "shared"):
+        with pytest.raises(ConfigurationError, match="has the volume already"):
+            LocalInterpreter(mounts={"/elsewhere": source}, volume_name="shared")
+
+
+def _make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, _make_socket], ids=["a pipe", "a socket"])
+def test_what_would_be_a_way_to_the_host_is_refused_by_name(make: Callable[[Any], None], data: Path) -> None:
+    make(Path(os.path.relpath(data / "sub" / "way")))
+    for source in (data, data / "sub" / "way"):
+        with pytest.raises(ConfigurationError, match=r"sub/way is a pipe, a socket or a device"):
+            read_mounts({"/data": source}, is_uploaded=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("nowhere", "there is no nowhere"),
+        ("/", "the whole machine"),
+        ("/proc/self", "the kernel's"),
+        ("", "is no path"),
+        (7, "is to be 7: name a file or a directory"),
+        (os.path.dirname(os.environ.get("TMPDIR", "/tmp").rstrip("/")) or "/tmp", "whole machine|temporary files"),
+    ],
+)
+@pytest.mark.usefixtures("data")
+def test_what_is_no_data_is_refused(source: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        LocalInterpreter(mounts={"/data": source})
+    with pytest.raises(ConfigurationError, match="is a dict"):
+        LocalInterpreter(mounts=["data"])  # type: ignore[arg-type]
+
+
+def test_without_namespaces_data_has_its_own_path_and_the_refusal_says_so(data: Path) -> None:
+    for level in ("landlock", "none"):
+        interpreter = LocalInterpreter(isolation=level, mounts={"/data": data})  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=rf"name it by its own \(mounts=\{{'{data}': '{data}'\}}\)"):
+            interpreter.start()
+
+
+@pytest.mark.parametrize("exchange", ["removed", "another", "a link"])
+def test_what_was_exchanged_since_it_was_judged_is_not_mounted(exchange: str, data: Path) -> None:
+    interpreter = LocalInterpreter(mounts={str(data): data})
+    data.rename(data.with_name("was"))
+    if exchange == "a link":
+        data.symlink_to("/etc")
+    elif exchange == "another":
+        data.mkdir()
+    with pytest.raises(ConfigurationError, match="has gone|was exchanged"):
+        interpreter.start()
+
+
+@pytest.mark.parametrize("level", [pytest.param(name, marks=mark_level(name)) for name in ("bubblewrap", "landlock")])
+@pytest.mark.parametrize("place", ["itself", "above"])
+def test_a_link_put_there_in_the_last_moment_leads_the_code_nowhere(
+    level: Any, place: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As code can do it that writes to a volume which the data is on."""
+    secret = tmp_path / "elsewhere"
+    (secret / "sub").mkdir(parents=True)
+    (secret / "secret").write_text("of the host")
+    source = data if place == "itself" else data / "sub"
+    interpreter = LocalInterpreter(isolation=level, mounts={str(source): source})
+    check = module.HostMount.check_source
+
+    def exchange_after(mount: module.HostMount) -> None:
+        check(mount)
+        data.rename(data.with_name("was"))
+        data.symlink_to(secret)
+
+    monkeypatch.setattr(module.HostMount, "check_source", exchange_after)
+    with pytest.raises(SandboxStartError, match="exchanged for something else"):
+        interpreter.start()
+
+
+def test_the_key_follows_paths_sizes_and_times_and_of_what_is_uploaded_the_bytes(data: Path) -> None:
+    mounts = {"/data/set": data}
+    first, sent = fingerprint(mounts), fingerprint(mounts, is_uploaded=True)
+    assert fingerprint({"/data/set": "data"}) == first  # however it was named
+    os.utime(data / "rows.csv", (1, 1))
+    touched = fingerprint(mounts)
+    assert touched != first
+    assert fingerprint(mounts, is_uploaded=True) == sent
+    (data / "rows.csv").write_text("1,3\n")
+    os.utime(data / "rows.csv", (1, 1))
+    assert fingerprint(mounts) == touched  # nobody reads a terabyte for this
+    assert fingerprint(mounts, is_uploaded=True) != sent
+    (data / "more").symlink_to("rows.csv")
+    assert fingerprint(mounts) != touched
+    assert json.dumps(fingerprint(mounts))
+
+
+@pytest.mark.anyio
+async def test_a_run_without_mounts_has_the_key_that_it_had(data: Path) -> None:
+    plain = await LocalSandbox(isolation="none").fingerprint()
+    assert await LocalSandbox(isolation="none").with_files(mounts={}).fingerprint() == plain
+    assert set(await LocalSandbox(isolation="none").with_files(mounts={"/d": data}).fingerprint()) - set(plain) == {
+        "mounts"
+    }
+
+
+@pytest.mark.parametrize(("name", "most"), [("MAX_UPLOADED_FILES", 1), ("MAX_UPLOADED_BYTES", 6)])
+def test_more_than_can_be_sent_to_each_sandbox_is_refused_by_name(
+    name: str, most: int, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, most)
+    DaytonaProvider().with_files(mounts={"/data": data})
+    (data / "sub" / "more").write_text("12345")
+    LocalSandbox().with_files(mounts={"/data": data})  # which nothing is sent to
+    with pytest.raises(ConfigurationError, match=r"which would be sent to each sandbox: put them on a volume"):
+        DaytonaProvider().with_files(mounts={"/data": data})
+    (data / "sub" / "more").unlink()
+    (data / "sub" / "more").symlink_to("/etc/passwd")
+    with pytest.raises(ConfigurationError, match="sub/more is a symbolic link, which cannot be sent"):
+        DaytonaProvider().with_files(mounts={"/data": data})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("link", [False, True])
+async def test_a_deployments_run_mounts_only_what_its_worker_allows(
+    link: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
+    named = data
+    if link:
+        named = tmp_path / "allowed" / "link"
+        named.parent.mkdir()
+        named.symlink_to(data)
+    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path / "allowed"))
+    with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+        LocalSandbox().with_files(mounts={"/data": named})
+    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(data))
+    assert (await LocalSandbox().with_files(mounts={"/data": named}).fingerprint())["mounts"]
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("server")
+async def test_a_flow_takes_relative_paths_and_runs_again_what_an_edit_has_changed(
+    data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
+    given: Any = {"provider": "local:none", "mounts": {str(data): Path("data")}, "cache_results": True}
+    code = f"import os\nSUBMIT(rows=open('{data}/rows.csv').read(), pid=os.getpid())"
+    first, again = [(await batch([code], **given))[0] for _ in range(2)]
+    assert (first["rows"], again.outputs) == ("1,2\n", first.outputs)
+    (data / "rows.csv").write_text("3,4,5\n")
+    assert (await batch([code], **given))[0]["rows"] == "3,4,5\n"

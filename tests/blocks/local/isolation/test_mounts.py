@@ -1,0 +1,72 @@
+"""What code does to data of the host's that it may read: as root's and as an ordinary user's sandbox, on each level."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..boxes import Boxes
+
+ATTACK = """
+import mmap, shutil
+here = os.environ["HOME"]
+file = os.path.join(folder, "rows.csv")
+attempt("read", lambda: read(file))
+attempt("read below", lambda: os.listdir(os.path.join(folder, "sub")))
+attempt("read alone", lambda: read(alone))
+for name, path in {"file": file, "alone": alone}.items():
+    attempt(f"{name} written", lambda: write(path))
+    attempt(f"{name} appended", lambda: write(path, flags=os.O_WRONLY | os.O_APPEND))
+    attempt(f"{name} emptied while reading", lambda: os.open(path, os.O_RDONLY | os.O_TRUNC))
+    attempt(f"{name} cut", lambda: os.truncate(path, 0))
+    attempt(f"{name} removed", lambda: os.unlink(path))
+    attempt(f"{name} moved", lambda: os.rename(path, path + ".moved"))
+    attempt(f"{name} covered", lambda: os.replace(shutil.copyfile(path, here + "/mine"), path))
+    attempt(f"{name} linked home", lambda: write(os.link(path, here + "/linked") or here + "/linked"))
+    attempt(f"{name} mapped", lambda: mmap.mmap(os.open(path, os.O_RDWR), 0))
+    attempt(f"{name} by its descriptor", lambda: write(f"/proc/self/fd/{os.open(path, os.O_RDONLY)}"))
+attempt("added", lambda: os.mkdir(os.path.join(folder, "new")))
+attempt("through the link", lambda: read(os.path.join(folder, "out")))
+attempt("beside", lambda: read(os.path.join(folder, "..", "secret")))
+libc.mount.argtypes = None
+for name, flags in {"writable": 4096 | 32, "moved mount": 8192, "over": 4096}.items():
+    attempt(f"{name}", lambda: checked(libc.mount(here.encode(), folder.encode(), None, flags, None)))
+attempt("unmounted", lambda: checked(libc.umount2(folder.encode(), 2)))
+MODES = {"mode": lambda: os.chmod(file, 0o777), "times": lambda: os.utime(file, (1, 1)),
+         "owner": lambda: os.chown(folder, os.getuid(), os.getgid())}
+for action in MODES.values():  # one level says that it was done, and does nothing
+    try:
+        action()
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.each_once
+def test_code_reads_what_is_mounted_and_can_do_nothing_else_to_it_nor_go_beside_it(
+    own_box: Boxes, open_folder: Path
+) -> None:
+    folder, alone, secret = (open_folder / "mounted" / name for name in ("data", "alone.bin", "secret"))
+    (folder / "sub").mkdir(parents=True, exist_ok=True)
+    for path in (folder / "rows.csv", alone, secret, folder / "sub" / "x"):
+        path.write_text("1,2\n")
+    (folder / "out").unlink(missing_ok=True)
+    (folder / "out").symlink_to(secret)
+    mounts = {str(path): str(path) for path in (folder, alone)}
+    box = own_box(mounts=mounts)
+    for path in (folder.parent, *folder.parent.rglob("*")):
+        os.chown(path, box.host.uid, box.host.uid, follow_symlinks=False)  # the code's own, where that user is it
+    before = _describe(folder.parent)
+    tried = box.tried(ATTACK, folder=str(folder), alone=str(alone))
+    assert set(tried.done) == {"read", "read below", "read alone"}, tried
+    assert _describe(folder.parent) == before
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    found = {str(path): path.lstat() for path in [folder, *sorted(folder.rglob("*"))]}
+    return {
+        path: (item.st_mode, item.st_uid, item.st_mtime_ns, item.st_size, item.st_nlink) for path, item in found.items()
+    }
