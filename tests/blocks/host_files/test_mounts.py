@@ -20,9 +20,10 @@ from rlm_batch.blocks.host_files.mounts import read_mounts
 from ...infra.requirements import mark_level
 
 NEEDS_BUBBLEWRAP = mark_level("bubblewrap")
-READ = (
-    "import os\nSUBMIT(rows=open('/data/set/rows.csv').read(), one=open('/one.bin').read(), beside=os.listdir('/data'))"
-)
+READ = """
+import os
+SUBMIT(rows=open("/data/set/rows.csv").read(), one=open("/one.bin").read(), beside=sorted(os.listdir("/data/set")))
+"""
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(level: Any,
     with LocalInterpreter(isolation=level, mounts=mounts, volume_name=None) as interpreter:
         assert interpreter.execute("SUBMIT(x=open('/tmp/below/one').read())").x == "1,2\n"
         (data / "rows.csv").write_text("3\n")
-        result = interpreter.execute(READ.replace("os.listdir('/data')", "os.listdir('/data/set')"))
+        result = interpreter.execute(READ)
     assert result.outputs == {"rows": "3\n", "one": "3\n", "beside": ["rows.csv", "sub"]}
 
 
@@ -55,21 +56,19 @@ def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(level: Any,
     ("target", "words"),
     [
         *((place, "needs for itself") for place in ("/", "/usr", "/usr/share/x", "/proc", "/dev/shm", "/etc", "/tmp")),
-        *((place, "needs for itself") for place in ("/sandbox", "/packages/x", "/python-path", "//usr", "/data/..//tmp/")),
+        *((place, "needs for itself") for place in ("/sandbox", "/packages/x", "/python-path", "//usr")),
         *((place, "no absolute path") for place in ("data", "", "/data/../usr", "/data\n", "/data\0", 7)),
     ],
 )  # fmt: skip
 def test_a_place_that_a_sandbox_needs_is_refused_by_name(target: Any, words: str, data: Path) -> None:
-    if ".." in str(target):
-        words = "no absolute path"
     with pytest.raises(ConfigurationError, match=words):
         LocalInterpreter(mounts={target: data})
 
 
 def test_places_in_one_another_the_volume_s_and_pythons_are_refused(data: Path, volumes: Path) -> None:
-    for other in ("/data", "/data/", "/data/sub", "//data"):
+    for other in ("/data/", "/data/sub", "//data"):
         with pytest.raises(ConfigurationError, match="in one another"):
-            LocalInterpreter(mounts={"/data": data, other + ("" if other != "/data" else "/"): data})
+            LocalInterpreter(mounts={"/data": data, other: data})
     with pytest.raises(ConfigurationError, match="where the volume shared is"):
         LocalInterpreter(mounts={"/data/set": data}, volume_name="shared")
     (volumes / "shared").mkdir(parents=True)
@@ -125,7 +124,7 @@ def test_what_was_exchanged_since_it_was_judged_is_not_mounted(exchange: str, da
         data.symlink_to("/etc")
     elif exchange == "another":
         data.mkdir()
-    with pytest.raises(ConfigurationError, match="has gone|was exchanged"):
+    with pytest.raises(ConfigurationError, match=r"has gone|was exchanged"):
         interpreter.start()
 
 

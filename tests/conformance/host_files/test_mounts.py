@@ -1,0 +1,52 @@
+"""Data of the host's in the sandboxes of every provider: where it was asked for, as bytes, and safe at home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import ConfigurationError
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.driver_settings import Preparation
+
+pytestmark = [pytest.mark.anyio, pytest.mark.own_machine]
+CODE = """
+import os
+try:
+    os.unlink(os.path.join(folder, "rows.bin"))
+except OSError:
+    pass
+SUBMIT(rows=ROWS, one=ONE, below=os.listdir(os.path.join(folder, "sub", "größer")))
+"""
+
+
+async def test_code_and_what_prepares_read_files_and_directories(
+    provider: SandboxProvider, provider_name: str, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    folder, one = tmp_path / "set", tmp_path / "one.bin"
+    (folder / "sub" / "größer").mkdir(parents=True)
+    data = bytes(range(256)) * 1000
+    for path in (folder / "rows.bin", one):
+        path.write_bytes(data)
+    is_own_path = provider_name in ("local-landlock", "local-none")
+    root = "/home/daytona" if provider_name == "daytona" else ""  # whose user may not write to the root
+    targets = (str(folder), str(one)) if is_own_path else (f"{root}/data/the set", f"{root}/data/one")
+    given = provider.with_files(mounts=dict(zip(targets, (folder, one), strict=True)))
+    assert (await given.fingerprint())["mounts"].keys() == set(targets)
+    prepare = f"ROWS, ONE = (sum(open(path, 'rb').read()) for path in ({targets[0] + '/rows.bin'!r}, {targets[1]!r}))"
+    async with given.interpreter(timeout=20, prepare=Preparation(prepare)) as interpreter:
+        result = await interpreter.execute(CODE, {"folder": targets[0]})
+    assert result.outputs == {"rows": sum(data), "one": sum(data), "below": []}
+    if provider_name != "local-none":
+        assert (folder / "rows.bin").read_bytes() == data
+
+
+async def test_a_place_that_the_sandbox_needs_is_refused_before_one_is_opened(
+    provider: SandboxProvider, tmp_path: Path
+) -> None:
+    for target in ("/", "/usr/lib", "/proc/x"):
+        with pytest.raises(ConfigurationError, match="needs for itself"):
+            provider.with_files(mounts={target: tmp_path})
+    assert await provider.list_sandboxes() == []
