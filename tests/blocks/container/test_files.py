@@ -16,6 +16,7 @@ import pytest
 
 from rlm_batch import CodeError, ConfigurationError, ContainerSandbox, SandboxStartError, VolumeError
 from rlm_batch.blocks.container.image import BUILT_REPOSITORY
+from rlm_batch.blocks.host_files.mounts import HostMount
 from rlm_batch.blocks.subprocess_runner import MAX_OUTPUT_BYTES, run_command
 
 from .conftest import run_podman
@@ -73,6 +74,40 @@ async def test_modules_of_ones_own_and_files_go_in_and_out(container: ContainerS
                 await interpreter.upload(path, b"")
         with pytest.raises(VolumeError, match="could not be read"):
             await interpreter.sandbox.download("nothing")
+
+
+@pytest.mark.full
+async def test_data_of_the_host_is_read_only_and_what_was_exchanged_for_it_is_not_there(
+    container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, secret = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (data, secret):
+        folder.mkdir()
+        (folder / "rows.csv").write_text(folder.name)
+        for path in (tmp_path, folder, folder / "rows.csv"):
+            path.chmod(0o777)
+    given = container.with_files(mounts={"/data": data})
+    code = """
+try:
+    open("/data/rows.csv", "a").write("x")
+except OSError as error:
+    SUBMIT(error=error.strerror, text=open("/data/rows.csv").read())
+"""
+    async with given.interpreter(timeout=20) as interpreter:
+        assert (await interpreter.execute(code)).outputs == {"error": "Read-only file system", "text": "data"}
+    for place in ("/data,x", '/"data'):
+        with pytest.raises(ConfigurationError, match="an engine mounts none such"):
+            await container.with_files(mounts={place: data}).check()
+    check = HostMount.check_source
+
+    def exchange_after(mount: HostMount) -> None:
+        check(mount)
+        data.rename(data.with_name("was"))
+        data.symlink_to(secret)
+
+    monkeypatch.setattr(HostMount, "check_source", exchange_after)
+    with pytest.raises(SandboxStartError, match="exchanged for something else"):
+        await given.interpreter(timeout=20).start()
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "pipe"])
