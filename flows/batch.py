@@ -13,7 +13,8 @@ from .decorator import batch_flow
 from .engine.execution_labels import execution_label
 from .engine.failures import raise_failures
 from .engine.job import execute_items, locate_run_ledger
-from .inputs.conversion import Items, PathText, Variables
+from .inputs.conversion import Code, Items, PathText, Variables
+from .inputs.function_variables import check_variables
 from .inputs.readers import Inputs, TypesOfColumns, get_column_types, read_inputs
 from .inputs.reading_progress import Report
 from .inputs.recorded_types import resolve_types_of
@@ -23,7 +24,7 @@ from .parameters import Options, SharedParameters, Types
 
 @batch_flow("batch")
 async def batch(
-    code: Annotated[Items[str] | str, Field(description="Pieces of Python code; or one piece, with inputs")],
+    code: Annotated[Items[Code] | Code, Field(description="Pieces of Python code; or one piece, with inputs")],
     inputs: Annotated[
         Items[Variables] | PathText | None,
         Field(description="Variables for each execution of one piece of code, or a path to JSON lines, CSV or Parquet"),
@@ -34,7 +35,8 @@ async def batch(
     """Runs each piece of code in a sandbox, and returns their results in order.
 
     `code` is a list of texts; or one text with `inputs`, a list of variables or a path to JSON lines, CSV or Parquet,
-    and the text runs once for each. docs/reference.md says what the parameters mean.
+    and the text runs once for each. In the place of a text Python callers may pass a function, whose source is sent:
+    its parameters are the variables, and what it returns is submitted. docs/reference.md says what the parameters mean.
 
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.
@@ -42,6 +44,11 @@ async def batch(
     options = Options.from_parameters(parameters)
     how = resolve_types_of(inputs, types, locate_run_ledger(options))  # type: ignore[arg-type]  # lists and text by now
     items = executions(code, inputs, how, get_run_logger().info)  # type: ignore[arg-type]
+    needs_all = options.prepare is None
+    if items.inputs is not None:
+        check_variables(items.codes[0], items.inputs, needs_all=needs_all)
+    for item in items.codes if items.inputs is None else ():
+        check_variables(item, [()], needs_all=needs_all)
     outcomes = await execute_items(
         items, total=len(items), options=options, label=execution_label, column_types=get_column_types(items.inputs)
     )

@@ -24,7 +24,8 @@ from .engine.failures import Outcomes, raise_failures
 from .engine.job import locate_run_ledger, open_job
 from .engine.marker_cache import MarkerCache
 from .inputs.chunking import ChunkSource, build_chunks
-from .inputs.conversion import DataById, Items, PathText
+from .inputs.conversion import Code, DataById, Items, PathText
+from .inputs.function_variables import check_provided_variables
 from .inputs.readers import get_column_types
 from .inputs.recorded_types import resolve_types_of
 from .inputs.spilling import read_text_reference
@@ -89,7 +90,7 @@ class _ById(Mapping[str, Outcome]):
 
 @batch_flow("chunks")
 async def chunks(
-    code: Annotated[str, Field(description="Python code that reads chunk_id and data, and submits its fields")],
+    code: Annotated[Code, Field(description="Python code that reads chunk_id and data, and submits its fields")],
     chunks: Annotated[
         DataById | PathText | None,
         Field(description="The data of each chunk by its id, or a path to JSON lines, CSV or Parquet with id and data"),
@@ -101,7 +102,7 @@ async def chunks(
     chunk_size: Annotated[int | None, Field(ge=1, description="Items of the data in one chunk")] = None,
     volume_name: VolumeName = None,
     reduce: Annotated[
-        str | None, Field(description="Code that runs once when all chunks are done, with their fields as results")
+        Code | None, Field(description="Code that runs once when all chunks are done, with their fields as results")
     ] = None,
     trust_markers: TrustMarkers = False,
     types: Types = None,
@@ -119,9 +120,11 @@ async def chunks(
     Raises ExecutionsFailed when all are done and some failed (with `on_failure="return"` a `Failure` stands in their
     place), and ConfigurationError before anything runs.
     """
-    code = read_text_reference(code)
-    reduce = None if reduce is None else read_text_reference(reduce)
+    code = read_text_reference(code)  # type: ignore[arg-type]  # a text by now
+    reduce = None if reduce is None else read_text_reference(reduce)  # type: ignore[arg-type]
     options = Options.from_parameters(parameters)
+    check_provided_variables(code, ("chunk_id", "data"), needs_all=options.prepare is None)
+    check_provided_variables(reduce, ("results",), needs_all=options.prepare is None)
     source: Any = data if chunks is None else chunks
     how = resolve_types_of(source, types, locate_run_ledger(options))
     parts = build_chunks(chunks, data, chunk_size, how, get_run_logger().info)  # type: ignore[arg-type]  # by now lists

@@ -22,7 +22,7 @@ from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
 from .engine.result_reference import with_reference
 from .engine.run_outcome import RunOutcome
-from .inputs.conversion import convert_parameters
+from .inputs.conversion import CODE, convert_parameters
 from .inputs.spilling import spill_long_parameters
 from .parameters import field_of, signature_of
 from .prefect_server import embedded_server
@@ -87,9 +87,11 @@ class BatchFlow(Flow[P, T]):
 
         # By its module: a file of this package cannot be run as a script, which Prefect's default would do.
         def to_deployment(self, *args: Any, **options: Any) -> Any:
+            _check_deployment_parameters(options)
             return Flow.to_deployment(self, *args, **{**options, "entrypoint_type": EntrypointType.MODULE_PATH})
 
         async def ato_deployment(self, *args: Any, **options: Any) -> Any:
+            _check_deployment_parameters(options)
             options["entrypoint_type"] = EntrypointType.MODULE_PATH
             return await Flow.ato_deployment(self, *args, **options)
 
@@ -126,6 +128,18 @@ class BatchFlow(Flow[P, T]):
             raise error.with_traceback(None) from error.__cause__  # without dozens of frames of Prefect's
         except asyncio.CancelledError as error:
             raise error.with_traceback(None) from None
+
+
+def _check_deployment_parameters(options: dict[str, Any]) -> None:
+    """Raises ConfigurationError where a deployment's parameters have a function in them."""
+    parameters: dict[str, Any] = options.get("parameters") or {}
+    for name in CODE:
+        value = parameters.get(name)
+        if any(map(callable, value if isinstance(value, list) else [value])):  # type: ignore[reportUnknownArgumentType]
+            raise ConfigurationError(
+                f"{name} is a function, and a deployment's parameters are JSON, with code as text: pass the text, or "
+                "call the flow itself from Python"
+            )
 
 
 def _load_flow(module: str, name: str, options: dict[str, Any] | None) -> Any:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -19,6 +19,7 @@ from ..blocks.provider import SandboxProvider
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..sandbox.meta import Meta
+from ..sandbox.requests.function_code import convert_code
 from ..sandbox.result import Failure, Outcome, Result
 from ..sandbox.wire.strict_json import NotJsonError, convert_fields
 from ..tasks.capacity.slots import open_slots
@@ -32,6 +33,7 @@ from ..tasks.retry import BACKOFF_SECONDS, JITTER_FACTOR, RetryPolicy, get_reque
 from ..tasks.task_log import LineBudget, OutputLog
 from .cleanup.orphans import register_own_run
 from .cleanup.server_identity import get_server_id
+from .inputs.function_variables import check_variables
 from .inputs.host_paths import locate_ledger
 from .inputs.spilling import check_code
 
@@ -64,7 +66,7 @@ async def _should_retry(own_task: Task[..., Any], run: TaskRun, state: State[Any
     retry_condition_fn=_should_retry,  # type: ignore[arg-type]
 )
 async def run_code(
-    code: str,
+    code: str | Callable[..., object],
     variables: Mapping[str, Any] | None = None,
     *,
     provider: str | SandboxProvider = "local",
@@ -76,8 +78,8 @@ async def run_code(
 ) -> Result:
     """Runs one piece of code in a sandbox of its own, and returns its result: a task for flows of one's own.
 
-    `code` finds the `variables` as global names. `provider` and `provider_options` are as of the flows, and a
-    block need not be saved. `timeout` is in
+    `code` finds the `variables` as global names; of a function the source is sent, and they are its parameters.
+    `provider` and `provider_options` are as of the flows, and a block need not be saved. `timeout` is in
     seconds; 120 are theirs too. A sandbox that failed is tried again, `retry_code_errors` and `idempotent` as the flows
     have them, twice unless `run_code.with_options(retries=...)` says otherwise. What the code prints is in the task
     run's log. The outcome is written to the ledger at `results_path`, by default one for the flow run below the results
@@ -85,7 +87,9 @@ async def run_code(
 
     Raises CodeError, ExecutionTimeout and all else that an execution can fail with, and ConfigurationError.
     """
-    check_code(code)
+    text: str = convert_code(code)
+    check_code(text)
+    check_variables(text, [variables or {}], needs_all=True)
     log = get_run_logger()
     opened = await resolve_provider(provider, provider_options)
     add_tags(build_tags(opened.provider_name))
@@ -97,7 +101,7 @@ async def run_code(
     register_own_run(run_id)
     # By the task run: equal calls are executions of their own.
     fingerprint = {**await opened.fingerprint(), "task_run": task_run.id}
-    (execution,) = assign_keys([(code, _convert_variables(variables or {}))], fingerprint)
+    (execution,) = assign_keys([(text, _convert_variables(variables or {}))], fingerprint)
     output = OutputLog(LineBudget())
     outcome: Outcome
     try:

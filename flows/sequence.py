@@ -12,7 +12,8 @@ from ..tasks.ledger.run_record import ReportSpec
 from .decorator import batch_flow
 from .engine.failures import raise_failures
 from .engine.job import open_job
-from .inputs.conversion import Items
+from .inputs.conversion import Code, Items
+from .inputs.function_variables import check_variables
 from .inputs.spilling import check_codes, read_code_reference, read_codes
 from .parameters import Options, SequenceParameters
 
@@ -21,7 +22,7 @@ STATE_CONTEXT = "main"
 
 @batch_flow("sequence")
 async def sequence(
-    steps: Annotated[Items[str] | str, Field(description="Pieces of Python code, which share one sandbox's state")],
+    steps: Annotated[Items[Code] | Code, Field(description="Pieces of Python code, which share one sandbox's state")],
     stop_on_error: Annotated[bool, Field(description="Run no further step once one has failed")] = True,
     **parameters: Unpack[SequenceParameters],
 ) -> Sequence[Outcome]:
@@ -37,6 +38,7 @@ async def sequence(
     """
     codes = texts(steps)  # type: ignore[arg-type]  # lists and text by now
     options = Options.from_parameters(parameters, max_workers=1, reuse_sandboxes=True, executions_per_task=1)
+    check_variables(codes[0], [()], needs_all=options.prepare is None)  # those after it find what it leaves
     async with open_job(
         total=len(codes),
         options=options,

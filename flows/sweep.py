@@ -14,7 +14,8 @@ from .decorator import batch_flow
 from .engine.execution_labels import trial_label
 from .engine.failures import raise_failures
 from .engine.job import execute_items, locate_run_ledger
-from .inputs.conversion import GridValues, Items, PathText, SpaceValues, Variables
+from .inputs.conversion import Code, GridValues, Items, PathText, SpaceValues, Variables
+from .inputs.function_variables import check_variables
 from .inputs.readers import Grid, Inputs, TypesOfColumns, get_column_types, read_points
 from .inputs.reading_progress import Report
 from .inputs.recorded_types import resolve_types_of
@@ -90,7 +91,7 @@ class SweepReport:
 
 @batch_flow("sweep")
 async def sweep(
-    code: Annotated[str, Field(description="Python code that reads the trial's variables and submits the objective")],
+    code: Annotated[Code, Field(description="Python code that reads the trial's variables and submits the objective")],
     grid: Annotated[
         GridValues | None, Field(description="Values of each variable; every combination is a trial")
     ] = None,
@@ -134,7 +135,7 @@ async def sweep(
     Raises ExecutionsFailed when all are done and some trials failed (with `on_failure="return"` a `Failure` stands in
     their place), and ConfigurationError before anything runs, or at the end if no trial submitted the objective.
     """
-    code = read_text_reference(code)
+    code = read_text_reference(code)  # type: ignore[arg-type]  # a text by now
     objectives = parse_objectives(objective, direction)
     options = Options.from_parameters(parameters)
     prepare = None if options.prepare is None else read_text_reference(options.prepare)
@@ -144,6 +145,8 @@ async def sweep(
         trials=trials, sampler=sampler, seed=seed, pruner=pruner, objectives=objectives, code=code,
         prepare=prepare, is_sharded=options.shards is not None, types=how, report=get_run_logger().info,
     )  # fmt: skip
+    named = tried.space.alternatives if isinstance(tried, SearchPlan) else tried
+    check_variables(code, named, needs_all=options.prepare is None)
     spec = ReportSpec.for_trials(objectives, space)
     if isinstance(tried, SearchPlan) and options.shards is None:
         outcomes = await execute_search(tried, code, options, trial_label, spec)

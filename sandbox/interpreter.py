@@ -29,6 +29,7 @@ from .protocol import (
     resolve_timeout,
 )
 from .requests.execution_request import convert_variables, encode_request
+from .requests.function_code import convert_code
 from .thread_pool import ThreadPool
 from .wire.names import OWN_FILE_PREFIX
 
@@ -211,7 +212,7 @@ class Interpreter:
 
     async def execute(
         self,
-        code: str,
+        code: str | Callable[..., object],
         variables: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
@@ -225,7 +226,8 @@ class Interpreter:
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
-        `variables` are JSON values that exist as top-level names when the code starts. `timeout` is in seconds; None
+        `variables` are JSON values that exist as top-level names when the code starts. Of a function its source is the
+        code: they are its parameters, and what it returns is submitted. `timeout` is in seconds; None
         takes the interpreter's. Without a `context` the code finds fresh globals in a process of its own; with one, it
         finds what earlier executions of that context have left. With `output_fields` (name, and optionally type: str,
         int, float, bool, list, dict) SUBMIT takes just those, also by position. `on_output` gets ("stdout" or
@@ -245,6 +247,7 @@ class Interpreter:
         tools = dict(self.tools)
         if queries is not None:
             tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
+        text: str = convert_code(code, tools, (*variables, *(encoded or ())))
         large = {name: value for name, value in (encoded or {}).items() if value.is_large}
         paths = {name: f"{OWN_FILE_PREFIX}-{uuid.uuid4().hex}.json" for name in large}
         small = {name: value for name, value in (encoded or {}).items() if name not in large}
@@ -253,7 +256,7 @@ class Interpreter:
             numbers = next(self._execution_numbers) if index is None else index
             seed = self._prepare.derive_seed(*(numbers if isinstance(numbers, tuple) else (numbers,)))
         body = encode_request(
-            code, variables, tools, output_fields, small, paths, queries=queries is not None, seed=seed
+            text, variables, tools, output_fields, small, paths, queries=queries is not None, seed=seed
         )
         seconds = resolve_timeout(timeout, self.timeout)
         if paths:

@@ -15,6 +15,7 @@ from .interpreter import Interpreter
 from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol, resolve_timeout
 from .requests.execution_request import convert_variables, encode_request
+from .requests.function_code import convert_code
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
@@ -154,26 +155,27 @@ class SyncInterpreter:
 
     def execute(
         self,
-        code: str,
+        code: str | Callable[..., object],
         variables: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
         output_fields: list[dict[str, str]] | None = None,
     ) -> Result:
         """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`."""
+        text: str = convert_code(code, self.tools, variables or ())
         if self._sandbox is None:
             self.start()
         pipe, interpreter = self._pipe, self._interpreter
         if pipe is not None:
             variables, tools = convert_variables(variables), dict(self.tools)
             seed = None if self._prepare is None else self._prepare.derive_seed(0)  # of the one process
-            body = encode_request(code, variables, tools, output_fields, seed=seed)
+            body = encode_request(text, variables, tools, output_fields, seed=seed)
             seconds = resolve_timeout(timeout, self.timeout)
             return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields)
         assert interpreter is not None
         return run_sync(
             lambda: interpreter.execute(
-                code,
+                text,
                 variables,
                 timeout=timeout,
                 context=CONTEXT,

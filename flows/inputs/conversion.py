@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...blocks.host_files.mounts import locate_mounts
 from ...blocks.host_files.python_path import locate_directories
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 from .spilling import check_codes
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         def tolist(self) -> Any: ...
 
     Items = Sequence[T] | Iterator[T] | Array
+    Code = str | Callable[..., object]  # a function's source is what is sent
     Variables = object  # of what a person writes without a type: mypy takes [{"x": 1}, {"x": "one"}] for list[object],
     GridValues = Mapping[str, object]  # and of a grid, unless all its values are of one type, for dict[str, object]
     SpaceValues = Mapping[str, object] | Sequence[Mapping[str, object]]
@@ -37,16 +39,16 @@ if TYPE_CHECKING:
     ProviderText = str | SandboxProvider
 
 else:
-    Items, Variables, PathText, ProviderText = list, dict[str, Any], str, str
+    Items, Variables, Code, PathText, ProviderText = list, dict[str, Any], str, str, str
     GridValues, DataById = dict[str, list[Any]], dict[str, Any]
     SpaceValues = dict[str, Any] | list[dict[str, Any]]
 
 
 def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters with lists in the place of generators and arrays, and text in the place of paths and blocks.
+    """The parameters with lists in the place of generators and arrays, and text in that of paths, blocks and functions.
 
     Raises ConfigurationError for values that JSON cannot hold, for directories that are not there, for a block that
-    only its saved form can stand for, and for code that is a file's name.
+    only its saved form can stand for, for code that is a file's name, and for functions that cannot be sent.
     """
     converted: dict[str, Any] = {
         name: str(value) if isinstance(value, PurePath) else value for name, value in parameters.items()
@@ -60,12 +62,28 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
         converted["python_path"] = [str(path) for path in locate_directories(paths)]
     if isinstance(mounts := converted.get("mounts"), Mapping):
         converted["mounts"] = {target: str(source) for target, source in locate_mounts(mounts).items()}
+    for name in CODE:
+        if name in converted:
+            converted[name] = _convert_functions(name, converted[name])
     for name in VALUES:
         if name in converted:
             converted[name] = _convert_values(name, converted[name])
     for name in CODE:
         check_codes(name, converted.get(name))
     return converted
+
+
+def _convert_functions(name: str, value: Any) -> Any:
+    """The value with text in the place of a function, or of each in a list. Raises ConfigurationError."""
+    value = _list_items(value)
+    if name == "prepare" and callable(value):
+        raise ConfigurationError(
+            "prepare is text: what executions find are its global names, and a function's are its own. Pass the lines "
+            "themselves"
+        )
+    if isinstance(value, list):
+        return [convert_code(item) for item in value]  # type: ignore[reportUnknownVariableType]
+    return convert_code(value)
 
 
 def _convert_values(name: str, value: Any) -> Any:

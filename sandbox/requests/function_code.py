@@ -1,0 +1,298 @@
+"""A function as code: its source, and a call that hands over the variables and submits what it returns.
+
+Nothing of the function itself leaves this process, so what its source refers to has to be there where the text runs.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import inspect
+import symtable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
+
+# What code finds, asked for or not.
+PROVIDED_NAMES = {"SUBMIT", "report", "VolumeError", *VOLUME_NAMES, *QUERY_NAMES, *QUERY_ERROR_NAMES}
+FUTURE_LINE = "from __future__ import annotations\n"
+# By way of __import__, for a variable may have the name of any other builtin.
+CALL = """
+(lambda value, python: None if value is None else (
+    SUBMIT(**value)
+    if python.isinstance(value, python.dict) and python.all(python.isinstance(key, python.str) for key in value)
+    else SUBMIT(value)
+))(
+    {name}(**(lambda names: {{name: names[name] for name in {names} if name in names}})(
+        __import__("builtins").globals()
+    )),
+    __import__("builtins"),
+)
+"""
+CALL_END = CALL[CALL.index("\n    )),") :]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionParameters:
+    """The parameters of a function that was made code: `names` are all, `required` those without a default."""
+
+    function: str
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+
+    def check(self, variables: Iterable[str], *, needs_all: bool) -> None:
+        """Raises ConfigurationError for a variable that is no parameter, and with `needs_all` for a missing one."""
+        variables = set(variables)
+        takes = f"it takes {', '.join(self.names)}" if self.names else "it takes none"
+        if unknown := sorted(variables.difference(self.names)):
+            raise ConfigurationError(f"the variable {unknown[0]!r} is no parameter of {self.function}(): {takes}")
+        if needs_all and (missing := [name for name in self.required if name not in variables]):
+            raise ConfigurationError(
+                f"{self.function}() has the parameter {missing[0]!r}, and there is no variable of that name: pass one, "
+                "or give it a default"
+            )
+
+
+def convert_code(code: Any, tools: Collection[str] = (), variables: Collection[str] | None = None) -> Any:
+    """The text that defines a function, calls it, and submits what it returns; and anything else as it is.
+
+    Its parameters are the variables; one that there is none of has its default, or is a name that earlier code has
+    defined. A dict that it returns is submitted as fields, any other value as `output`, and of None nothing is. The
+    `def` is on the first line, or on the second where annotations have to wait, so that lines are counted from the
+    function's own beginning. Equal functions give equal texts, wherever they stand.
+
+    `tools` are names of functions of the host that it may call; `variables` those that it will get, where all its calls
+    have the same. Raises ConfigurationError for what is no plain function with a source of its own, and for a variable
+    that it does not take.
+    """
+    if isinstance(code, str) or not callable(code):
+        return code
+    text, definition = _build_definition(code, tools)
+    if variables is None:
+        return text + _build_call(definition, _list_names(definition))
+    parameters = _describe(definition)
+    parameters.check(variables, needs_all=False)
+    # In a session others may be there from earlier on, and a default is for where this call has none.
+    return text + _build_call(
+        definition, [name for name in parameters.names if name in variables or name in parameters.required]
+    )
+
+
+def find_parameters(code: Any) -> FunctionParameters | None:
+    """The parameters of the function that this text was made of; None of any other code."""
+    if not isinstance(code, str) or not code.endswith(CALL_END):
+        return None
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    definition = next((item for item in body if isinstance(item, ast.FunctionDef)), None)
+    if definition is None or not code.endswith(_build_call(definition, _list_names(definition))):
+        return None
+    return _describe(definition)
+
+
+def _describe(definition: ast.FunctionDef) -> FunctionParameters:
+    arguments = definition.args
+    with_default = len(arguments.args) - len(arguments.defaults)
+    required = [item.arg for item in arguments.args[:with_default]]
+    required += [
+        item.arg for item, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
+    ]
+    return FunctionParameters(definition.name, tuple(_list_names(definition)), tuple(required))
+
+
+def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> tuple[str, ast.FunctionDef]:
+    """The text that defines the function, and what it is. Raises ConfigurationError."""
+    name, plain = _check_kind(function)
+    text, definition = _read_definition(name, plain)
+    _check_definition(name, definition)
+    flags = plain.__code__.co_flags & __future__.annotations.compiler_flag
+    is_waiting = bool(flags)  # the annotations
+    own = {definition.name, *PROVIDED_NAMES, *tools}
+    foreign = _find_foreign_global(FUTURE_LINE + text if is_waiting else text, own, plain)
+    if foreign is not None and not is_waiting:  # perhaps in annotations alone, which nobody has to know there
+        is_waiting, foreign = True, _find_foreign_global(FUTURE_LINE + text, own, plain)
+    if foreign is not None:
+        raise _refuse(name, _explain_global(foreign, plain))
+    # After that: a call of what a module imports is other byte code than one of what this text alone has.
+    if not _is_compiled_from(plain.__code__, text, flags):
+        raise _refuse(name, "its source is not what it was made of: its file has changed since. Import it anew")
+    if is_waiting:
+        text = FUTURE_LINE + text
+    return text, definition
+
+
+def _refuse(name: str, reason: str) -> ConfigurationError:
+    return ConfigurationError(f"the function {name} cannot be sent to a sandbox: {reason}")
+
+
+def _check_kind(function: Any) -> tuple[str, FunctionType]:
+    """The function's name, and the function. Raises ConfigurationError for what is no plain one."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    if isinstance(function, MethodType):
+        raise _refuse(name, "it is a method, and its object stays here. Pass a function that takes what it needs")
+    if isinstance(function, BuiltinFunctionType):
+        raise _refuse(name, "it is not written in Python. Call it from a function of yours")
+    if isinstance(function, type):
+        raise ConfigurationError(f"the class {name} is no code: pass a function that makes what it needs")
+    if not isinstance(function, FunctionType):
+        kind = type(function).__qualname__
+        if hasattr(function, "__wrapped__"):
+            raise _refuse(name, f"it is decorated, which has made it a {kind}. Pass the function without that")
+        raise ConfigurationError(f"code is a {kind}: it is the text of a Python program, or a plain function")
+    if function.__code__.co_name == "<lambda>":
+        raise _refuse(name, "it is a lambda. Write it with def")
+    if hasattr(function, "__wrapped__"):
+        raise _refuse(name, "it is decorated. Pass the function without its decorators")
+    if function.__code__.co_freevars:
+        outer = ", ".join(function.__code__.co_freevars)
+        raise _refuse(name, f"it is a closure: it uses {outer} of the function around it. Make that a parameter")
+    around = function.__qualname__.rpartition(".")[0]
+    if around and not around.endswith("<locals>"):
+        raise _refuse(name, "it is a method. Pass a function that stands for itself")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise _refuse(name, "it is async, and code is not. Write it without async, and call asyncio.run in it")
+    if inspect.isgeneratorfunction(function):
+        raise _refuse(name, "it is a generator. Return a list in place of yield")
+    return name, function
+
+
+def _read_definition(name: str, function: FunctionType) -> tuple[str, ast.FunctionDef]:
+    """The function's source from the first column on, with one line's end at its end, and what it defines."""
+    try:
+        lines, _ = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        raise _refuse(
+            name, "there is no source of it, as of what was typed into a Python prompt. Save it to a file, import it"
+        ) from None
+    try:
+        text = _remove_indent(lines)
+        body = ast.parse(text).body
+    except (SyntaxError, IndexError):
+        body, text = [], ""
+    definition = body[0] if len(body) == 1 else None
+    if isinstance(definition, ast.AsyncFunctionDef | ast.FunctionDef) and definition.decorator_list:
+        decorators = ", ".join(f"@{ast.unparse(item)}" for item in definition.decorator_list)
+        raise _refuse(name, f"it is decorated with {decorators}. Pass the function without that")
+    if not isinstance(definition, ast.FunctionDef):
+        raise _refuse(name, "its source is not to be found where it says. Import it anew")
+    return text, definition
+
+
+def _remove_indent(lines: list[str]) -> str:
+    """The lines without the first one's indent; those that a text of several lines goes on with stay as they are."""
+    source = "".join(lines).rstrip() + "\n"
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+    if not indent:
+        return source
+    inside = set[int]()
+    for node in ast.walk(ast.parse("if 1:\n" + source)):
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
+            inside.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
+    kept = enumerate(source.splitlines(keepends=True), 2)
+    return "".join(line if number in inside else line.removeprefix(indent) for number, line in kept)
+
+
+def _check_definition(name: str, definition: ast.FunctionDef) -> None:
+    """Raises ConfigurationError where the parameters are not what variables can be."""
+    arguments = definition.args
+    for star, item in (("*", arguments.vararg), ("**", arguments.kwarg)):
+        if item is not None:
+            raise _refuse(name, f"it takes {star}{item.arg}. Name each of its parameters: they are the variables")
+    if arguments.posonlyargs:
+        raise _refuse(
+            name, f"its parameter {arguments.posonlyargs[0].arg} has no name for a caller. Leave out the / after it"
+        )
+    for parameter in _list_names(definition):
+        if parameter in PROVIDED_NAMES or parameter == definition.name:
+            what = "the function" if parameter == definition.name else "a function or a constant that code finds"
+            raise _refuse(name, f"its parameter {parameter} has the name of {what}. Rename it")
+    if definition.name in PROVIDED_NAMES:
+        raise _refuse(name, "it has the name of a function or a constant that code finds. Rename it")
+
+
+def _list_names(definition: ast.FunctionDef) -> list[str]:
+    return [item.arg for item in (*definition.args.args, *definition.args.kwonlyargs)]
+
+
+def _build_call(definition: ast.FunctionDef, names: Iterable[str]) -> str:
+    return CALL.format(name=definition.name, names="[" + ", ".join(f'"{name}"' for name in names) + "]")
+
+
+def _is_compiled_from(code: CodeType, text: str, flags: int) -> bool:
+    """Whether a function's code is what the text compiles to; true where pytest has rewritten its asserts."""
+    if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
+        return True
+    try:
+        module = compile(text, "<code>", "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(item, CodeType) and _is_same_code(item, code) for item in module.co_consts)
+
+
+def _is_same_code(one: CodeType, other: CodeType) -> bool:
+    def same_constant(first: Any, second: Any) -> bool:
+        if isinstance(first, CodeType) and isinstance(second, CodeType):
+            return _is_same_code(first, second)
+        return type(first) is type(second) and (first == second or repr(first) == repr(second))
+
+    names = ("co_name", "co_code", "co_names", "co_varnames", "co_argcount", "co_kwonlyargcount")
+    return (
+        all(getattr(one, name) == getattr(other, name) for name in names)
+        and len(one.co_consts) == len(other.co_consts)
+        and all(map(same_constant, one.co_consts, other.co_consts))
+    )
+
+
+def _find_foreign_global(text: str, own: Collection[str], function: FunctionType) -> str | None:
+    """The first name that the text uses and that is neither its own nor Python's; None where there is none."""
+    used, assigned = dict[str, None](), set[str]()
+
+    def visit(table: symtable.SymbolTable) -> None:
+        for symbol in table.get_symbols():
+            name = symbol.get_name()
+            is_global = symbol.is_global() or table.get_type() == "module"
+            if is_global and symbol.is_referenced():
+                used[name] = None
+            if symbol.is_declared_global() and (symbol.is_assigned() or symbol.is_imported()):
+                assigned.add(name)
+        for child in table.get_children():
+            visit(child)
+
+    visit(symtable.symtable(text, "<code>", "exec"))
+    return next((name for name in used if name not in assigned and not _is_known(name, own, function)), None)
+
+
+def _is_known(name: str, own: Collection[str], function: FunctionType) -> bool:
+    missing = object()
+    here = function.__globals__.get(name, missing)
+    if name in own:
+        return here is missing or name not in PROVIDED_NAMES  # a tool is called by its name, wherever that is defined
+    builtin = getattr(builtins, name, missing)
+    # Notebooks have an `open` of their own around Python's.
+    return builtin is not missing and (here is missing or getattr(here, "__wrapped__", here) is builtin)
+
+
+def _explain_global(name: str, function: FunctionType) -> str:
+    """What is wrong with a name that is not the function's own, and what to do."""
+    missing = object()
+    value = function.__globals__.get(name, missing)
+    if value is missing:
+        return f"it uses {name}, which is no name of Python's. Import it in the function, or make it a parameter"
+    if isinstance(value, ModuleType):
+        line = f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}")
+        return f"it uses {name}, which is imported outside of it. Write `{line}` in the function"
+    if name in PROVIDED_NAMES:
+        return f"it uses {name} as its module defines it, and the sandbox has its own. Remove or rename the module's"
+    origin = getattr(value, "__module__", None)
+    if callable(value) and isinstance(origin, str) and origin not in ("__main__", function.__module__):
+        return f"it uses {name}, which is imported outside of it. Write `from {origin} import {name}` in the function"
+    if callable(value):
+        return f"it uses {name}, which is defined outside of it. Define that in the function, or import it there"
+    return f"it uses {name}, which is a global variable here. Make it a parameter, or define it in the function"
