@@ -77,6 +77,8 @@ async def run_batches() -> list[int]:
     await batch("SUBMIT(a)", Path("inputs.jsonl"), results_path=Path("results"), max_failures=0.1)
     await batch("SUBMIT(a)", [{"a": np.zeros(3)}], provider_options={"packages": ["numpy"]})
     await batch(f"SUBMIT({n})" for n in range(3))
+    await batch(double, [{"x": 1}])
+    await batch([double, "SUBMIT(x=1)"])
     return [result.x for result in await batch(("SUBMIT(x=1)", "SUBMIT(x=2)"))]
 
 
@@ -92,6 +94,9 @@ async def run_others() -> None:
         await chunks("SUBMIT(n=len(data))", given)
     by_id = {"one": [1, 2], 2: None}
     await chunks("SUBMIT(n=len(data))", by_id)
+    await sweep(double, {"x": [1, 2]}, objective="output")
+    await chunks(double, by_id, reduce=double)
+    await sequence([double, double])
     steps: Sequence[Result | Failure] = await sequence(["x = 1", "SUBMIT(x)"], stop_on_error=False)
     answer: RlmAnswer = await rlm("how many?", "openai/gpt-4o-mini", context_file=Path("report.txt"), max_cost=1)
     removed: list[str] = await reap("local", older_than=600, dry_run=True)
@@ -109,7 +114,7 @@ except ConfigurationError as error:
 
 with LocalInterpreter(isolation="landlock", memory_mib=512, environment={"A": "b"}, timeout=60) as interpreter:
     first: Result = interpreter.execute("SUBMIT(x=factor)", {"factor": 2})
-    print(first.x)
+    print(first.x, interpreter.execute(double, {"x": 2}).output)
 daytona = DaytonaInterpreter(api_key="key", packages=["numpy"], tools={"double": double})
 modal = ModalInterpreter(gpu="T4", token_id="id", token_secret="secret", prepare="import math")
 factories = InterpreterFactory(LocalInterpreter), InterpreterFactory(lambda: LocalInterpreter(timeout=60))
@@ -140,7 +145,7 @@ async def main() -> None:
         timeout="long",  # wrong: timeout
         retries=1,
     )
-    await batch(3)  # wrong: Sequence[str]
+    await batch(3)  # wrong: code
     await batch()  # wrong: code
     await batch("SUBMIT(x=1)", inputs={"a": 1})  # wrong: inputs
     await batch("SUBMIT(x=1)", inputs={"a": 1}.values())  # wrong: inputs

@@ -9,6 +9,8 @@ import __future__
 import ast
 import builtins
 import inspect
+import json
+import re
 import symtable
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -28,12 +30,16 @@ CALL = """
     if python.isinstance(value, python.dict) and python.all(python.isinstance(key, python.str) for key in value)
     else SUBMIT(value)
 ))(
-    {name}(**(lambda names: {{name: names[name] for name in {names} if name in names}})(
+    {name}(**(lambda names: {{name: names[name] for name in {required} + {optional} if name in names}})(
         __import__("builtins").globals()
     )),
     __import__("builtins"),
 )
 """
+CALL_PATTERN = re.compile(
+    r"^    (?P<name>\w+)\(.* for name in \[(?P<required>.*?)\] \+ \[(?P<optional>.*?)\] if name in names\}",
+    re.MULTILINE,
+)
 CALL_END = CALL[CALL.index("\n    )),") :]
 
 
@@ -72,43 +78,27 @@ def convert_code(code: Any, tools: Collection[str] = (), variables: Collection[s
     """
     if isinstance(code, str) or not callable(code):
         return code
-    text, definition = _build_definition(code, tools)
+    text, parameters = _build_definition(code, tools)
     if variables is None:
-        return text + _build_call(definition, _list_names(definition))
-    parameters = _describe(definition)
+        return text + _build_call(parameters, parameters.names)
     parameters.check(variables, needs_all=False)
     # In a session others may be there from earlier on, and a default is for where this call has none.
-    return text + _build_call(
-        definition, [name for name in parameters.names if name in variables or name in parameters.required]
-    )
+    names = [name for name in parameters.names if name in variables or name in parameters.required]
+    return text + _build_call(parameters, names)
 
 
 def find_parameters(code: Any) -> FunctionParameters | None:
     """The parameters of the function that this text was made of; None of any other code."""
-    if not isinstance(code, str) or not code.endswith(CALL_END):
+    found = CALL_PATTERN.search(code) if isinstance(code, str) and code.endswith(CALL_END) else None
+    if found is None:
         return None
-    try:
-        body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    definition = next((item for item in body if isinstance(item, ast.FunctionDef)), None)
-    if definition is None or not code.endswith(_build_call(definition, _list_names(definition))):
-        return None
-    return _describe(definition)
+    required, optional = (tuple(re.findall(r"\w+", found[group])) for group in ("required", "optional"))
+    parameters = FunctionParameters(found["name"], (*required, *optional), required)
+    return parameters if code.endswith(_build_call(parameters, parameters.names)) else None
 
 
-def _describe(definition: ast.FunctionDef) -> FunctionParameters:
-    arguments = definition.args
-    with_default = len(arguments.args) - len(arguments.defaults)
-    required = [item.arg for item in arguments.args[:with_default]]
-    required += [
-        item.arg for item, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
-    ]
-    return FunctionParameters(definition.name, tuple(_list_names(definition)), tuple(required))
-
-
-def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> tuple[str, ast.FunctionDef]:
-    """The text that defines the function, and what it is. Raises ConfigurationError."""
+def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> tuple[str, FunctionParameters]:
+    """The text that defines the function, and its parameters. Raises ConfigurationError."""
     name, plain = _check_kind(function)
     text, definition = _read_definition(name, plain)
     _check_definition(name, definition)
@@ -125,7 +115,13 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
         raise _refuse(name, "its source is not what it was made of: its file has changed since. Import it anew")
     if is_waiting:
         text = FUTURE_LINE + text
-    return text, definition
+    arguments = definition.args
+    is_required = [True] * (len(arguments.args) - len(arguments.defaults)) + [False] * len(arguments.defaults)
+    is_required += [default is None for default in arguments.kw_defaults]
+    names = _list_names(definition)
+    required = [name for name, needs_value in zip(names, is_required, strict=True) if needs_value]
+    optional = [name for name in names if name not in required]
+    return text, FunctionParameters(definition.name, (*required, *optional), tuple(required))
 
 
 def _refuse(name: str, reason: str) -> ConfigurationError:
@@ -173,7 +169,7 @@ def _read_definition(name: str, function: FunctionType) -> tuple[str, ast.Functi
         ) from None
     try:
         text = _remove_indent(lines)
-        body = ast.parse(text).body
+        body = _parse(text)
     except (SyntaxError, IndexError):
         body, text = [], ""
     definition = body[0] if len(body) == 1 else None
@@ -192,7 +188,7 @@ def _remove_indent(lines: list[str]) -> str:
     if not indent:
         return source
     inside = set[int]()
-    for node in ast.walk(ast.parse("if 1:\n" + source)):
+    for node in ast.walk(_parse("if 1:\n" + source)[0]):
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
             inside.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
     kept = enumerate(source.splitlines(keepends=True), 2)
@@ -221,8 +217,22 @@ def _list_names(definition: ast.FunctionDef) -> list[str]:
     return [item.arg for item in (*definition.args.args, *definition.args.kwonlyargs)]
 
 
-def _build_call(definition: ast.FunctionDef, names: Iterable[str]) -> str:
-    return CALL.format(name=definition.name, names="[" + ", ".join(f'"{name}"' for name in names) + "]")
+def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
+    """The call of the function with what there is of these names."""
+    required = [name for name in names if name in parameters.required]
+    optional = [name for name in names if name not in parameters.required]
+    lists = [json.dumps(part, ensure_ascii=False) for part in (required, optional)]
+    return CALL.format(name=parameters.function, required=lists[0], optional=lists[1])
+
+
+def _parse(text: str) -> list[ast.stmt]:
+    """What stands in the text. Raises SyntaxError."""
+    for _ in range(100):
+        try:
+            return ast.parse(text).body
+        except SystemError:  # CPython before 3.13 counts the depth of all threads' trees as one
+            continue
+    return ast.parse(text).body
 
 
 def _is_compiled_from(code: CodeType, text: str, flags: int) -> bool:

@@ -1,0 +1,240 @@
+"""Functions as code: what of them is sent, and by which name one that cannot be is refused."""
+
+import functools
+import importlib.util
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlm_batch import CodeError, ConfigurationError, LocalInterpreter
+from rlm_batch.sandbox.requests.function_code import convert_code, find_parameters
+
+OUTSIDE = 3
+
+
+def train(rate: np.float64, layers: int = 2) -> "np.float64":
+    """The annotations name what is imported outside: nobody asks them."""
+    import math as m
+
+    def scale(x: np.float64) -> float:
+        return m.sqrt(x)
+
+    return {"loss": scale(rate) + layers}  # type: ignore[return-value]
+
+
+def count_down(type: int, all: int = 1) -> Any:
+    return count_down(type - 1) if type else {"all": all}
+
+
+def pair(x: Any) -> list[Any]:
+    return [x, x]
+
+
+def by_number(x: int) -> dict[int, int]:
+    return {x: x}
+
+
+def nothing(x: int) -> None:
+    print(x)
+
+
+def divide(x: int) -> float:
+    y = x
+    return y / 0
+
+
+def define_state(x: int) -> None:
+    global state
+    state = x  # type: ignore[name-defined]
+
+
+def use_state(state: int) -> int:
+    return state + 1
+
+
+def uses_global(x: int) -> int:
+    return sum(x + OUTSIDE for _ in range(2))
+
+
+def uses_import(x: int) -> Any:
+    return np.zeros(x)
+
+
+def has_default(x: int = OUTSIDE) -> int:
+    return x
+
+
+def uses_function(x: int) -> Any:
+    return pair(x)
+
+
+def calls_tool(x: int) -> Any:
+    return lookup(x)  # type: ignore[name-defined]  # noqa: F821
+
+
+async def is_async(x: int) -> int:
+    return x
+
+
+def generates(x: int) -> Any:
+    yield x
+
+
+def takes_any(*x: int) -> Any:
+    return x
+
+
+def has_no_names(x: int, /) -> int:
+    return x
+
+
+def hides(SUBMIT: int) -> int:
+    return SUBMIT
+
+
+def same(function: Any) -> Any:
+    return function
+
+
+@same
+def is_marked(x: int) -> int:
+    return x
+
+
+@functools.cache
+def is_cached(x: int) -> int:
+    return x
+
+
+def wrap(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*values: Any) -> Any:
+        return function(*values)
+
+    return wrapper
+
+
+@wrap
+def is_wrapped(x: int) -> int:
+    return x
+
+
+class Model:
+    def predict(self, x: int) -> int:
+        return x
+
+
+def make_inner() -> tuple[Any, Any]:
+    seed = 1
+
+    def closure(x: int) -> int:
+        return x + seed
+
+    def indented(x: int) -> str:
+        text = """one
+        two"""
+        return text * x
+
+    return closure, indented
+
+
+closure, indented = make_inner()
+exec("def typed(x): return x")
+
+REFUSED = {
+    "closure": (closure, "uses seed of the function around it"),
+    "lambda": (lambda x: x, "is a lambda"),
+    "bound method": (Model().predict, "Model.predict .*is a method"),
+    "method": (Model.predict, "is a method"),
+    "marked": (is_marked, "is decorated with @same"),
+    "cached": (is_cached, "is decorated, which has made it a _lru_cache_wrapper"),
+    "wrapped": (is_wrapped, "is decorated"),
+    "typed in": (globals()["typed"], "there is no source"),
+    "async": (is_async, "is async"),
+    "generator": (generates, "is a generator"),
+    "built in": (len, "not written in Python"),
+    "class": (Model, "class Model is no code"),
+    "partial": (functools.partial(pair, 1), "code is a partial"),
+    "global": (uses_global, "uses OUTSIDE, which is a global variable"),
+    "import": (uses_import, "Write `import numpy as np` in the function"),
+    "default": (has_default, "uses OUTSIDE"),
+    "function": (uses_function, "uses pair, which is defined outside"),
+    "tool": (calls_tool, "uses lookup, which is no name of Python's"),
+    "star": (takes_any, r"takes \*x"),
+    "no names": (has_no_names, "parameter x has no name"),
+    "hides": (hides, "parameter SUBMIT has the name"),
+}
+
+
+@pytest.mark.parametrize(("function", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_function_that_cannot_be_sent_is_refused_by_name(function: Any, reason: str):
+    with pytest.raises(ConfigurationError, match=reason):
+        convert_code(function)
+
+
+def test_a_function_is_its_source_wherever_it_stands(tmp_path: Path):
+    assert convert_code(indented).startswith('def indented(x: int) -> str:\n    text = """one\n        two"""\n')
+    texts = []
+    for name, before in (("one", ""), ("two", "import os\n\n\n")):
+        (tmp_path / f"{name}.py").write_text(before + "def double(x):\n    return 2 * x\n")
+        texts.append(convert_code(load_module(tmp_path / f"{name}.py").double))
+    assert texts[0] == texts[1]
+    parameters = find_parameters(convert_code(train))
+    assert parameters is not None
+    assert (parameters.names, parameters.required) == (("rate", "layers"), ("rate",))
+    assert find_parameters("SUBMIT(x=1)") is None
+
+
+def load_module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_function_whose_file_has_changed_since_its_import_is_refused(tmp_path: Path):
+    path = tmp_path / "changing.py"
+    path.write_text("def double(x):\n    return 2 * x\n")
+    module = load_module(path)
+    path.write_text("def double(x):\n    return 2 + x  # longer\n")
+    with pytest.raises(ConfigurationError, match="its file has changed"):
+        convert_code(module.double)
+
+
+def test_a_function_of_an_installed_module_and_of_a_command_are_sent_or_refused():
+    assert convert_code(textwrap.indent).startswith("def indent(text, prefix, predicate=None):\n")
+    program = "from rlm_batch import LocalInterpreter\ndef f(x): return x\nLocalInterpreter().execute(f, {'x': 1})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "the function f cannot be sent to a sandbox: there is no source" in done.stderr
+
+
+def test_an_interpreter_runs_functions_and_their_parameters_are_the_variables():
+    with LocalInterpreter(isolation="none") as interpreter:
+        assert interpreter.execute(train, {"rate": 4, "layers": 7}).outputs == {"loss": 9}
+        assert interpreter.execute(train, {"rate": 9}).outputs == {"loss": 5}  # the default, whatever was before
+        assert interpreter.execute(count_down, {"type": 3, "all": 5}).outputs == {"all": 1}
+        assert interpreter.execute(pair, {"x": "é"}).output == ["é", "é"]
+        result = interpreter.execute(nothing, {"x": 1})
+        assert (result.outputs, result.meta.submitted, result.meta.stdout) == ({}, False, "1\n")
+        with pytest.raises(ConfigurationError, match="the variable 'depth' is no parameter of train"):
+            interpreter.execute(train, {"rate": 1, "depth": 2})
+        with pytest.raises(Exception, match="the key 1, which is no string"):
+            interpreter.execute(by_number, {"x": 1})
+        with pytest.raises(CodeError, match="missing 1 required positional argument: 'state'"):
+            interpreter.execute(use_state)
+        interpreter.execute(define_state, {"x": 4})
+        assert interpreter.execute(use_state).output == 5
+        with pytest.raises(CodeError, match="ZeroDivisionError") as failed:
+            interpreter.execute(divide, {"x": 1})
+        assert failed.value.line == 3  # from the function's own beginning
+        interpreter.tools["lookup"] = lambda x: x * 2
+        assert interpreter.execute(calls_tool, {"x": 4}).output == 8
