@@ -108,7 +108,7 @@ def build_flow_command(
         if given.get("python_path") is not None:
             given["python_path"] = [str(path) for path in locate_directories(given["python_path"])]
         if given.get("mounts") is not None:
-            given["mounts"] = {target: str(source) for target, source in locate_mounts(given["mounts"]).items()}
+            given["mounts"] = _read_mounts(given["mounts"])
         if given.get("prepare") is not None:
             given["prepare"] = read_code(given["prepare"])
         check_values(hints, given)
@@ -146,9 +146,9 @@ def _make_option(parameter: inspect.Parameter) -> inspect.Parameter:
         words = "COLUMN=TYPE once for each, or json"
         details = Parameter(help=f"{field.description}: {words}.", negative=(), converter=_read_types)
     elif parameter.name == "mounts":
-        details = Parameter(
-            help=f"{field.description}: TARGET=PATH, once for each.", negative=(), converter=_read_mounts
-        )
+        kind = list[str] | None  # of a dict's the command line takes one
+        help_text = f"{field.description}: TARGET=PATH, once for each."
+        details = Parameter(help=help_text, negative=(), converter=_read_words)
     elif "list" in str(kind):
         details = Parameter(help=f"{field.description}.", negative=(), converter=_read_words)
     else:
@@ -175,15 +175,12 @@ def _read_types(_kind: Any, tokens: Sequence[Token]) -> dict[str, str] | str | N
     return types
 
 
-def _read_mounts(_kind: Any, tokens: Sequence[Token]) -> dict[str, str] | None:
-    """Paths of the host by those in sandboxes, from words such as `/data/set=data`."""
-    words = [token.value for token in tokens]
-    if words == ["none"]:
-        return None
+def _read_mounts(words: Sequence[str]) -> dict[str, str]:
+    """Paths of the host by those in sandboxes, of words such as `/data/set=data`. Raises ConfigurationError."""
     mounts: dict[str, str] = {}
     for word in words:
-        target, equals, source = word.partition("=")
-        if not equals or not target or not source:
+        target, _, source = word.partition("=")
+        if not target or not source:
             raise ConfigurationError(
                 f"--mounts {word}: it is the path at which code reads it and a path of this machine, as in "
                 "/data/set=data"
@@ -191,7 +188,7 @@ def _read_mounts(_kind: Any, tokens: Sequence[Token]) -> dict[str, str] | None:
         if target in mounts:
             raise ConfigurationError(f"--mounts {word}: {target} is named twice")
         mounts[target] = source
-    return mounts
+    return {target: str(source) for target, source in locate_mounts(mounts).items()}
 
 
 def _read_words(_kind: Any, tokens: Sequence[Token]) -> list[str] | None:
