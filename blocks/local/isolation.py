@@ -84,6 +84,7 @@ def build_confinement(
     machine = confinement_policy.find_architecture()
     if machine is not None:
         rules["seccomp"] = _build_syscall_filter(replace(policy, readable=(), writable=()), machine)
+        rules["ignores_changes"] = policy.ignores_changes
     if uid is not None and not bubblewrap:
         # Only the search of directories, and Landlock decides what may be read: an interpreter under /root.
         reached = (volume, *libraries, *(mount.target for mount in mounts))

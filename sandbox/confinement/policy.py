@@ -55,7 +55,7 @@ KILL, ERRNO = 0x80000000, 0x00050000  # SECCOMP_RET_*
 LOAD, JUMP_EQUAL, JUMP_SET, MASK, RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
 FIRST_X32_CALL = 0x40000000  # a second table of calls, which would go around the first
 ALLOWED: Instruction = (RETURN, 0, 0, 0x7FFF0000)
-EPERM, ENOTTY, ENOSYS, ENOTSUP = 1, 25, 38, 95
+EPERM, EACCES, ENOTTY, ENOSYS, ENOTSUP = 1, 13, 25, 38, 95
 NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET, TIME
 CLONE_PARENT = 0x8000
 # Requests to terminals and descriptors have 0x54 as their kind, those to sockets 0x89.
@@ -64,6 +64,7 @@ TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIOSETOWN, SIOCSPGRP = 0x5412, 0x541C, 0
 FICLONE, FICLONERANGE = 0x40049409, 0x4020940D
 FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR, FS_IOC_FIEMAP = 0x80086601, 0x801C581F, 0xC020660B
 F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY = 8, 10, 15, 1024, 1026
+TIME_CALLS = {"utime": (0, 1), "utimes": (0, 1), "futimesat": (1, 2), "utimensat": (1, 2)}  # their path, their times
 PRIO_USER, IOPRIO_USER = 2, 3
 O_TRUNC, O_ACCMODE = 0o1000, 0o3
 OWN_PID = 0x7E57A11D  # stands in the filter for the child's own process id, which the driver fills in
@@ -109,6 +110,11 @@ class Policy:
     own_mounts: bool
     own_uid: bool
     abi: int
+
+    @property
+    def ignores_changes(self) -> bool:
+        """Whether changes of modes, owners and times do nothing but say that they did."""
+        return not (self.own_mounts or self.own_uid)
 
     def build_landlock_rules(self) -> dict[str, Any]:
         """The driver's settings for Landlock (sandbox/driver/confinement.py)."""
@@ -162,8 +168,8 @@ class Policy:
             on(name, refuse(ENOSYS))
         if not self.own_mounts:
             # Done, says the kernel: so shutil.copy2 works, and nothing has changed.
-            for name in ATTRIBUTE_CHANGES if self.own_uid else {**ATTRIBUTE_CHANGES, **IGNORED_CALLS}:
-                on(name, refuse(0))
+            for name in {**ATTRIBUTE_CHANGES, **IGNORED_CALLS} if self.ignores_changes else ATTRIBUTE_CHANGES:
+                on(name, *(_build_time_checks(*TIME_CALLS[name]) if name in TIME_CALLS else [refuse(0)]))
             for name in ATTRIBUTE_READS:
                 on(name, refuse(ENOTSUP))
             for name in KERNEL_MEMORY_CALLS:
@@ -218,6 +224,19 @@ def _locate_argument(index: int) -> int:
 
 def _refuse(error: int) -> Instruction:
     return (RETURN, 0, 0, ERRNO | error)
+
+
+def _build_time_checks(path: int, times: int) -> list[Instruction]:
+    """Says that times were changed, and refuses to set those of a path to now.
+
+    That is how Python's `Path.touch` asks whether there is a file: it makes one where the answer is an error.
+    """
+    path_at, times_at = _locate_argument(path), _locate_argument(times)
+    return [
+        (LOAD, 0, 0, times_at), (JUMP_EQUAL, 0, 7, 0), (LOAD, 0, 0, times_at + 4), (JUMP_EQUAL, 0, 5, 0),
+        (LOAD, 0, 0, path_at), (JUMP_EQUAL, 0, 2, 0), (LOAD, 0, 0, path_at + 4), (JUMP_EQUAL, 1, 0, 0),
+        _refuse(EACCES), _refuse(0),
+    ]  # fmt: skip
 
 
 def _build_ioctl_checks(network: bool) -> list[Instruction]:

@@ -12,6 +12,7 @@ from ...wire.nonfinite import restore_numbers
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
+from .file_changes import report_missing_files
 from .fork_safety import (
     ThreadsLeftError,
     ThreadStarts,
@@ -73,6 +74,8 @@ class CodeRunner:
             stream: Any = open(fd, "w", **options)  # type: ignore[call-overload]  # noqa: SIM115
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+        if settings["confinement"].get("ignores_changes"):
+            report_missing_files()
         import builtins
 
         for name in ("exit", "quit"):  # the names that `site` would have made; model-written code uses them

@@ -27,7 +27,7 @@ HEADERS = (  # where a machine that can compile has its own table
     "/usr/include/aarch64-linux-gnu/asm/unistd.h",
 )  # fmt: skip
 ALLOWED, KILLED = "allowed", "killed"
-ERRORS = {0: "ignored", 1: "EPERM", 25: "ENOTTY", 38: "ENOSYS", 95: "ENOTSUP"}
+ERRORS = {0: "ignored", 1: "EPERM", 13: "EACCES", 25: "ENOTTY", 38: "ENOSYS", 95: "ENOTSUP"}
 LANDLOCK = {"network": False, "own_mounts": False, "own_uid": False}
 BUBBLEWRAP = {"network": True, "own_mounts": True, "own_uid": False}
 arches = pytest.mark.parametrize("arch", MACHINES)
@@ -122,6 +122,18 @@ def test_each_call_meets_what_the_list_says(arch: str, kind: dict[str, bool]) ->
         expected |= dict.fromkeys(system_calls.ADDRESS_CALLS, "EPERM")
     for name, answer in expected.items():
         assert filter_.ask(name, *[-1] * 6) in (answer, "absent"), name
+
+
+@arches
+def test_times_that_are_to_be_now_are_refused_by_a_path_alone_for_that_is_how_a_file_is_touched(arch: str) -> None:
+    filter_ = Filter(arch, **LANDLOCK)
+    for path in (1, 1 << 32):
+        assert filter_.ask("utimensat", -100, path, 0, 0) == "EACCES"
+        for name, given in {"utime": (path, 0), "utimes": (path, 0), "futimesat": (-100, path, 0)}.items():
+            assert filter_.ask(name, *given) in ("EACCES", "absent")
+        for times in (1, 1 << 32):
+            assert filter_.ask("utimensat", -100, path, times, 0) == "ignored"
+    assert filter_.ask("utimensat", 3, 0, 0, 0) == "ignored"  # of a descriptor
 
 
 @arches

@@ -88,6 +88,33 @@ os.chmod("copied", 0o600)
 os.utime("copied", (1, 1))
 shutil.move("copied", "moved")
 """,
+    "files touched": """
+import pathlib, subprocess, sys
+TOUCH = [sys.executable, "-I", "-S", "-c", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"]
+by_program = [lambda path, words=words: subprocess.run([*words, path], check=True) for words in (TOUCH, ["touch"])]
+for touch in (pathlib.Path.touch, *by_program):
+    path = pathlib.Path("touched")
+    touch(path)
+    path.write_text("text")
+    touch(path)
+    assert path.read_text() == "text"
+    os.utime(path)
+    os.utime(path, (1, 1))
+    path.unlink()
+    for change in (lambda: os.utime(path), lambda: os.utime(path, (1, 1)), lambda: path.chmod(0o600),
+                   lambda: os.chown(path, -1, -1), lambda: os.utime("touched", None, dir_fd=os.open(".", os.O_RDONLY))):
+        try:
+            change()
+        except FileNotFoundError:
+            continue
+        raise AssertionError("there is nothing to change")
+path.symlink_to("nowhere")
+os.lchown(path, -1, -1)
+os.utime(path, (1, 1), follow_symlinks=False)
+with open("open", "w") as file:
+    os.utime(file.fileno())
+    os.chmod(file.fileno(), 0o600)
+""",
     "archives": """
 import tarfile, zipfile
 with open("packed", "w") as file:
