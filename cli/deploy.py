@@ -23,7 +23,7 @@ from ..deployments.own_deployments import (
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
 from .flow_action import DeployAction
-from .flow_inputs import check_flow_parameters, load_flow, open_flow_inputs
+from .flow_inputs import load_flow, open_flow_inputs
 from .table import print_table
 
 
@@ -57,7 +57,7 @@ def deploy_flow(flow_name: str, files: Sequence[str], parameters: dict[str, Any]
     defaults = {item.name: item.default for item in inspect.signature(flow.fn).parameters.values()}
     given = {name: value for name, value in parameters.items() if value != defaults[name]}
     check_parameters_size(given)
-    check_flow_parameters(flow, given)
+    flow.check_parameters(given)
     make_unsaved_provider(given.get("provider", "local"), given.get("provider_options"))
     if given.get("volume_name") is not None:
         check_volume_name(given["volume_name"])

@@ -1,33 +1,18 @@
 """What the flows would refuse of their parameters and their files of inputs, said before they run."""
 
-import re
 from importlib import import_module
 from typing import Any
-
-from prefect.exceptions import ParameterTypeError
 
 from ..blocks.storage.location_parsing import parse_scheme
 from ..flows.inputs.host_paths import locate_ledger
 from ..flows.inputs.readers import TypesOfColumns
 from ..flows.inputs.recorded_types import resolve_types_of
-from ..sandbox.errors import ConfigurationError
 from .progress import print_reading
-
-TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of a parameter's types pydantic speaks of
 
 
 def load_flow(name: str) -> Any:
     """The flow of that name, with all that it imports."""
     return getattr(import_module(f"...flows.{name}", __name__), name)
-
-
-def check_flow_parameters(flow: Any, parameters: dict[str, Any]) -> None:
-    """Raises ConfigurationError, in a sentence, for parameters that the flow's own types and bounds refuse."""
-    try:
-        flow.validate_parameters(parameters)
-    except ParameterTypeError as error:
-        problems = [TAG.sub("", line.strip(" -")) for line in str(error).splitlines()[1:] if line.strip()]
-        raise ConfigurationError("; ".join(problems) or str(error)) from None
 
 
 def open_flow_inputs(flow: str, parameters: dict[str, Any]) -> object:

@@ -22,7 +22,7 @@ from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Outcome, Result
 from ..tasks.server_errors import describe_server_error
-from .flow_inputs import check_flow_parameters, load_flow, open_flow_inputs
+from .flow_inputs import load_flow, open_flow_inputs
 from .outcome_output import OutputFormat, print_json, print_json_lines, print_outputs
 from .progress import ProgressDisplay
 from .table import MAX_TABLE_ROWS, print_table
@@ -206,7 +206,7 @@ def _check_and_run(
 def _check_parameters(flow: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters, long ones as references to files. Raises ConfigurationError for what the flow would refuse."""
     short = spill_long_parameters(parameters)
-    check_flow_parameters(flow, short)
+    flow.check_parameters(short)
     provider = make_unsaved_provider(parameters.get("provider", "local"), parameters.get("provider_options"))
     if provider is not None and parameters.get("shards") is None:  # shards are opened where the workers are
         asyncio.run(provider.check())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from prefect import Flow
 from prefect.context import FlowRunContext
+from prefect.exceptions import ParameterTypeError
 from prefect.states import Completed
 from prefect.types.entrypoint import EntrypointType
 
@@ -33,6 +34,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 FAILED_STATE = re.compile(r"Finished in state Failed\(.Flow run encountered an exception: (?P<error>\w+): ")
+ERROR_TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of its types pydantic speaks of
+REFUSAL = re.compile(r"Parameter validation failed for flow '(?P<flow>[^']*)'")
 COMPLETED_STATE = "Finished in state Completed("
 ERROR_NAMES = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type))
 
@@ -113,11 +116,20 @@ class BatchFlow(Flow[P, T]):
         flow.listener = listener
         return flow
 
+    def check_parameters(self, parameters: dict[str, Any]) -> None:
+        """Returns if these are of the flow's types and within their bounds. Raises ConfigurationError."""
+        try:
+            self.validate_parameters(parameters)
+        except ParameterTypeError as error:
+            problems = [ERROR_TAG.sub("", line.strip(" -")) for line in str(error).splitlines()[1:] if line.strip()]
+            raise ConfigurationError("; ".join(problems) or str(error)) from None
+
     async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
         parameters = spill_long_parameters(
             convert_parameters(dict(_positional(self.fn).bind(*args, **kwargs).arguments))
         )
+        self.check_parameters(parameters)  # rather than start a server for what is wrong
         if parameters.get("shards") is not None:
             require_server_url()  # rather than start one that has no workers
         run = copy.copy(self)  # which is told where its results are
@@ -183,6 +195,12 @@ def _log_error_text(record: logging.LogRecord) -> bool:
     return True
 
 
+def _leave_refusal_to_its_error(record: logging.LogRecord) -> bool:
+    """A log filter: that a value is wrong stands in the error, without all the others that Prefect would log."""
+    told = REFUSAL.match(str(record.msg))
+    return told is None or told["flow"] not in _flow_names
+
+
 def _tell_outcome(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """The function, whose run's state says what it has come to, and of which an event tells."""
 
@@ -216,6 +234,7 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
         function.__signature__ = signature_of(function)  # type: ignore[attr-defined]
         function.__doc__ = _document_parameters(function)
         logging.getLogger("prefect.flow_runs").addFilter(_log_error_text)
+        logging.getLogger("prefect.flows").addFilter(_leave_refusal_to_its_error)
         _flow_names.add(name)
         install_task_run_log_filter()
         # For a process that died: otherwise its lanes have removed what they had open.

@@ -142,6 +142,8 @@ def test_code_imports_modules_of_directories_that_are_named(run, tmp_path):
     ("options", "said"),
     [
         (["--python-path", "nowhere"], "python_path: there is no nowhere on this machine"),
+        (["--mounts", "/data"], "--mounts /data: it is the path at which code reads it and a path of this machine"),
+        (["--mounts", "/data=code.py", "--mounts", "/data/x=code.py"], "/data/x and /data are in one another"),
         (["--prepare", "missing.py"], "the file missing.py cannot be read: No such file or directory"),
         (["--prepare-seed", "1"], "prepare_seed goes with prepare"),
         (["--prepare", "/dev/null"], "prepare is empty"),

@@ -23,10 +23,9 @@ from prefect.client.schemas.actions import VariableCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventOccurredFilter
-from prefect.exceptions import ParameterTypeError
 from prefect.states import Cancelling, Completed, Crashed, Pending, Running
 
-from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft, reap
+from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, ModalSandbox, SandboxesLeft, reap
 from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS
 from rlm_batch.blocks.modal.account import open_account
 from rlm_batch.blocks.provider import SandboxProvider
@@ -392,7 +391,7 @@ async def test_a_run_that_is_silent_for_long_is_taken_only_where_that_was_asked_
 
 
 async def test_a_silence_that_a_live_run_may_keep_is_refused() -> None:
-    with pytest.raises(ParameterTypeError, match="greater than or equal to 360"):
+    with pytest.raises(ConfigurationError, match="greater than or equal to 360"):
         await reap("local", older_than=60)
 
 

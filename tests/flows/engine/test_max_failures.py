@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-from prefect.exceptions import ParameterTypeError
 
-from rlm_batch import CodeError, ExecutionsFailed, Failure, NotRun, Result, batch, chunks, sweep
+from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, Failure, NotRun, Result, batch, chunks, sweep
 from rlm_batch.flows.engine.events import FlowListener
 
 pytestmark = pytest.mark.anyio
@@ -129,5 +128,5 @@ async def test_what_was_not_run_is_one_line_and_a_count(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("max_failures", [0, -1, "some"])
 async def test_a_limit_that_is_none_is_one_sentence(max_failures: Any) -> None:
-    with pytest.raises(ParameterTypeError, match="max_failures"):
+    with pytest.raises(ConfigurationError, match="max_failures"):
         await batch("SUBMIT()", inputs(1), max_failures=max_failures)

@@ -32,6 +32,26 @@ def test_a_files_name_in_the_place_of_code_is_refused_before_a_server_is_needed(
     )
 
 
+@pytest.mark.parametrize(
+    ("flow", "parameters", "words"),
+    [
+        (batch, {"code": "SUBMIT()", "max_workers": "many"}, r"max_workers: Input should be a valid integer"),
+        (batch, {"code": "SUBMIT()", "timeout": -1}, r"timeout: Input should be greater than 0"),
+        (batch, {"code": 7, "on_failure": "ignore"}, r"code.*; on_failure: Input should be 'raise' or 'return'"),
+        (sequence, {"steps": 3, "python_path": 3}, r"steps.*; python_path: Input should be a valid list"),
+        (sweep, {"code": "", "grid": {}, "mounts": ["/data"]}, r"mounts: Input should be a valid dictionary"),
+        (chunks, {"code": "", "data": [1], "mounts": {"/usr": "."}}, r"/usr is a place that a sandbox needs"),
+    ],
+)
+def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused_before_a_server_is_needed(
+    flow: Any, parameters: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with temporary_settings({PREFECT_API_URL: NO_SERVER}), pytest.raises(ConfigurationError, match=words) as caught:
+        flow.sync(**parameters)
+    assert "\n" not in str(caught.value)
+    assert not caplog.messages  # it is said once
+
+
 def test_a_later_step_may_look_like_a_files_name() -> None:
     steps = ["class particle: py = 2.0", "particle.py", "SUBMIT(momentum=particle.py)"]
     assert sequence.sync(steps)[2].momentum == 2.0
