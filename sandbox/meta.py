@@ -34,6 +34,11 @@ class Meta:
     there, as far as its own Python knew (a subprocess's are not among them), 1,000 at most. `queries` says what was
     asked of a language model. `reports` are the steps and values that the code reported, `pruned` says that its sweep
     ended it after the last of them.
+
+    `value` is what the last statement of the code came to, where that is an expression, as JSON and of at most 1 MiB;
+    where it is none of that `value_repr` is its `repr`, 20,000 characters of it. `displays` are what the code has
+    shown, as Jupyter has it: dicts of MIME types and data, bytes as base64, 4 MiB together; what is over is named in
+    its text.
     """
 
     index: int | None = None
@@ -52,3 +57,6 @@ class Meta:
     queries: QuerySummary = NOTHING_ASKED
     reports: tuple[tuple[int, float], ...] = ()
     pruned: bool = False
+    value: Any = None
+    value_repr: str | None = None
+    displays: tuple[dict[str, Any], ...] = ()

@@ -19,8 +19,10 @@ from .intake.reports import Reports, ShouldPrune
 from .meta import NOTHING_ASKED, Meta, QuerySummary
 from .outcomes.decoding import decode_end
 from .outcomes.preparation import check_preparation
+from .outcomes.shown import decode_shown
 from .requests.execution_request import strip_fence
 from .result import Result
+from .wire.displays import check_displays
 from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES
 from .wire.strict_json import NotJsonError, encode_fields, loads
@@ -66,12 +68,20 @@ class PendingExecution:
     queries: QuerySummary = NOTHING_ASKED
     output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
     files: bytes = NO_FILES
+    value: bytes | None = None
+    displays: list[bytes] = field(default_factory=list[bytes])
     end: Frame | None = None
     refusal: str = ""
     reports: Reports = field(default_factory=Reports)
     listener_error: Exception | None = None
     caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)  # that its tools see
     _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # in characters
+    _display_bytes: int = 0
+
+    @property
+    def has_shown(self) -> bool:
+        """Whether the code has shown anything beside its output."""
+        return self.value is not None or bool(self.displays)
 
     def add_output(self, stream: str, text: str, dropped: int) -> None:
         """Notes what the code has written, and hands it to the listener; one that fails is not called again.
@@ -90,6 +100,12 @@ class PendingExecution:
                 self.on_output(stream, text)
             except Exception as error:  # noqa: BLE001 - it is raised where the execution was asked for
                 self.on_output, self.listener_error = None, error
+
+    def add_display(self, body: bytes) -> None:
+        """Notes what the code has displayed. Raises BadFrameError for more than its driver would hand on."""
+        self._display_bytes += len(body)
+        check_displays(len(self.displays) + 1, self._display_bytes)
+        self.displays.append(body)
 
     def build_meta(self, **more: Any) -> Meta:
         """The meta, with the output that has come; `more` are fields that its end tells. Made once: it is not cheap."""
@@ -256,6 +272,10 @@ class DriverProtocol:
             pending.add_output(stream, text, dropped)
         elif op == "files":
             pending.files = body or NO_FILES
+        elif op == "value":
+            pending.value = body
+        elif op == "display":
+            pending.add_display(body or b"")
         elif op == "end" and type(header.get("status")) is str:
             pending.end = (header, body or b"null")
             del self.pending[pending.id]
@@ -287,7 +307,8 @@ class DriverProtocol:
             if not self.pending:  # the others are forks that live on
                 self.close("what prepare had left there is lost")
         files = () if pending.files == NO_FILES else (yield from _read_file_names(pending.files))
-        build_meta = functools.partial(pending.build_meta, files=files)
+        shown = (yield from decode_shown(pending.value, pending.displays)) if pending.has_shown else {}
+        build_meta = functools.partial(pending.build_meta, files=files, **shown)
         output_fields = None if pending.reports.is_pruned else pending.output_fields
         result = yield from decode_end(header, body, build_meta, pending.timeout, output_fields)
         if result.meta.pruned and not result.outputs:

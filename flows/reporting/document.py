@@ -65,7 +65,34 @@ class Verbatim:
         return clean[:VERBATIM_CHARACTERS] + ("\n..." if is_cut else "")
 
 
-Part = Heading | Text | Table | Picture | Verbatim
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A picture that code has shown, of a kind that runs nothing where a page has it as an image.
+
+    `data_url` is an address that needs no network; `alt` is for readers who do not see it.
+    """
+
+    data_url: str
+    alt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """HTML that code has shown, for a frame in which nothing of it runs or is fetched; `alt` is the frame's title."""
+
+    html: str
+    alt: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageSection:
+    """Parts that a page has; other forms have the `mention` of them, for they may take megabytes."""
+
+    parts: list[Image | Markup | Heading | Verbatim | Text]
+    mention: str
+
+
+Part = Heading | Text | Table | Picture | Verbatim | PageSection
 
 
 def clean_line(text: str) -> str:

@@ -3,16 +3,19 @@
 from collections.abc import Iterable
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
-from .document import Part, clean_line
+from .document import PageSection, Part, clean_line
 
-# The policy: whatever got past the escaping could not load or run anything.
+# Whatever got past the escaping could not load or run anything.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+FRAME_HEAD = f'<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
 TEMPLATE = """\
 <!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta http-equiv="Content-Security-Policy" content="{{ policy }}">
 <meta name="viewport" content="width=device-width">
 <title>{{ title | clean }}</title>
 <style>
@@ -26,6 +29,7 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
 th, td { text-align: left; padding: .25rem .8rem; border-bottom: 1px solid var(--edge); vertical-align: top; }
 th { background: var(--head); } tr.best td { background: var(--best); font-weight: 600; }
+iframe { width: 100%; height: 20rem; border: 1px solid var(--edge); background: #fff; resize: vertical; }
 pre { background: var(--head); padding: .8rem; overflow-x: auto; } img { max-width: 100%; height: auto; }
 </style>
 </head>
@@ -47,6 +51,11 @@ pre { background: var(--head); padding: .8rem; overflow-x: auto; } img { max-wid
 </table>
 {% elif kind == "Picture" %}
 <p><img src="{{ part.data_url }}" alt="{{ part.alt | clean }}"></p>
+{% elif kind == "Image" %}
+<p><img src="{{ part.data_url }}" alt="{{ part.alt | clean }}"></p>
+{% elif kind == "Markup" %}
+{# Sandboxed without exceptions: no script, form, window or place of the page's own. The policy is the page's too. #}
+<iframe sandbox loading="lazy" title="{{ part.alt | clean }}" srcdoc="{{ frame_head + part.html }}"></iframe>
 {% elif kind == "Verbatim" %}
 <pre>{{ part.excerpt }}</pre>
 {% endif %}
@@ -62,5 +71,8 @@ def render_html(parts: Iterable[Part], title: str) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
     environment.filters["clean"] = clean_line
-    named_parts = ((type(part).__name__, part) for part in parts)
-    return environment.from_string(TEMPLATE).render(title=title, parts=named_parts)
+    all_parts = (item for part in parts for item in (part.parts if isinstance(part, PageSection) else [part]))
+    named_parts = ((type(part).__name__, part) for part in all_parts)
+    return environment.from_string(TEMPLATE).render(
+        title=title, parts=named_parts, policy=Markup(POLICY), frame_head=FRAME_HEAD
+    )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from .document import Heading, Part, Picture, Table, Text, Verbatim, clean_line
+from .document import Heading, PageSection, Part, Picture, Table, Text, Verbatim, clean_line
 
 # What Markdown, or a reader that makes links of addresses, could act on.
 _SPECIAL = re.compile(r"[\\`*_\[\]<>#+!|~&:@$^{})=]|[.-](?![0-9])")
@@ -31,6 +31,8 @@ def _render_part(part: Part) -> str:
         case Table(header, rows):
             lines = [_join_cells(map(escape_markdown, header)), _join_cells(["---"] * len(header))]
             return "\n".join([*lines, *(_join_cells(map(escape_markdown, row)) for row in rows)])
+        case PageSection(_, mention):
+            return escape_markdown(mention)
         case Picture(_, alt):
             return f"![{escape_markdown(alt)}]({part.data_url})"
         case Verbatim():

@@ -38,7 +38,7 @@ def build_report(summary: RunSummary, records: Sequence[RunRecord]) -> list[Part
             parts.append(Text(f"{summary.done - MAX_ROWS:,} more are in the ledger."))
         if summary.has_hidden_columns:
             parts.append(Text("Some variables or fields have no column here; the ledger has all."))
-    return parts + build_failure_parts(summary)
+    return parts + summary.displays.build_parts(summary.spec.noun) + build_failure_parts(summary)
 
 
 def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> list[list[str]]:

@@ -9,6 +9,7 @@ from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
 from .best_trial import BestTrial, is_nonfinite, is_score
+from .displays import ShownDisplays
 from .pareto_front import ParetoFront
 from .text_table import format_cell
 
@@ -101,6 +102,7 @@ class RunSummary:
     points: list[ChartPoint] = field(default_factory=list[ChartPoint])
     pruned_points: list[ChartPoint] = field(default_factory=list[ChartPoint])
     curves: list[Curve] = field(default_factory=list[Curve])
+    displays: ShownDisplays = field(default_factory=ShownDisplays)
     failed_indexes: list[int] = field(default_factory=list[int])  # of some of those that failed
     best_trial: BestTrial = field(init=False)
     front: ParetoFront = field(init=False)
@@ -132,6 +134,7 @@ class RunSummary:
         self.seconds += meta.seconds
         self.retried += meta.attempt > 1
         self.providers.setdefault(f"{meta.provider} ({meta.isolation})" if meta.isolation else meta.provider)
+        self.displays.add(meta)
         queries = meta.queries
         self.asked += queries.asked
         self.usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)

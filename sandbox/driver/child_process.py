@@ -46,6 +46,8 @@ class Execution:
         self.status = ""  # the child's last word
         self.outcome: bytes | None = None
         self.files: bytes | None = None  # that it wrote on the volume
+        self.value: bytes | None = None  # of its last expression
+        self.displays = self.displays_bytes = 0  # that were handed on
         self.streams: dict[str, OutputStream] = {}  # of those that it has written to
         self._output_cap = output_cap
 

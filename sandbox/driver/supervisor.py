@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+from ..wire.displays import check_displays
 from ..wire.frames import BadFrameError
 from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # an error's traceback, or the fields and what stands around them
+CHILD_FRAMES = ("submit", "call", "files", "value", "display", "end")
 MAX_REPLIES_BYTES = 64 * 1024 * 1024  # for a child to take, before the next; what reads takes it as it comes
 SUBMIT_GRACE_SECONDS = 5.0  # for `finally` blocks after SUBMIT; the result stands already
 IDLE_SECONDS = 1.0  # without anything to do, after which more executions are taken to be coming
@@ -344,9 +346,9 @@ class Supervisor:
 
     def _take_child_frame(self, process: ChildProcess, header: dict[str, Any], body: bytes | None) -> None:
         op, execution = header.get("op"), process.execution
-        if body is None or b"\n" in body or op not in ("submit", "call", "files", "end"):
+        if body is None or b"\n" in body or op not in CHILD_FRAMES:
             raise BadFrameError(f"a frame of kind {op!r} that is none of a child's")
-        if op != "call" and len(body) > (MAX_SUBMIT_BYTES if op == "submit" else MAX_OUTCOME_BYTES):
+        if op not in ("call", "display") and len(body) > (MAX_SUBMIT_BYTES if op == "submit" else MAX_OUTCOME_BYTES):
             raise BadFrameError(f"an outcome of {len(body):,} bytes")
         if op == "end" and header.get("status") == "setup" and process.executions <= 1:
             # The child's own word, and it may be the code that speaks: nothing is tried again because of it.
@@ -370,6 +372,13 @@ class Supervisor:
                     send_signal(process.pid, signal.SIGINT)
         elif op == "files":
             execution.files = body
+        elif op == "value":
+            execution.value = body
+        elif op == "display":
+            execution.displays += 1
+            execution.displays_bytes += len(body)
+            check_displays(execution.displays, execution.displays_bytes)
+            self._wire.send({"op": "display", "id": execution.id}, body)
         else:
             status = header.get("status")
             if status not in ("finished", "error"):
@@ -466,6 +475,8 @@ class Supervisor:
                 self._send_output(execution, name, tail, stream.dropped)
         if execution.files is not None:
             self._wire.send({"op": "files", "id": execution.id}, execution.files)
+        if execution.value is not None:
+            self._wire.send({"op": "value", "id": execution.id}, execution.value)
         seconds = time.monotonic() - execution.started_at
         header: dict[str, Any] = {"op": "end", "id": execution.id, "seconds": seconds}
         body = execution.outcome or b"null"

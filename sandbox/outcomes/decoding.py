@@ -59,7 +59,7 @@ def decode_end(
     error: RlmBatchError
     if header["status"] == "submitted":
         try:
-            fields = yield from _decode_submission(body, output_fields)
+            fields = yield from decode_submission(body, output_fields)
             return Result(fields, build_meta(seconds=seconds, submitted=True))
         except SubmissionError as reason:
             meta = build_meta(seconds=seconds)
@@ -79,7 +79,7 @@ def decode_end(
     raise error
 
 
-def _decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Parts[dict[str, Any]]:
+def decode_submission(body: bytes, expected: list[dict[str, str]] | None) -> Parts[dict[str, Any]]:
     """The fields that were submitted. Raises SubmissionError."""
     has_nonfinite = body.startswith(b"[")  # then it is a list of the fields, and of the numbers that are null in them
     try:

@@ -16,13 +16,17 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """A result or a failure as a dict of JSON values: `outputs` or `error`, and `meta`.
 
     Numbers that are not finite are None, and stand by JSON pointer under `nonfinite`: those of the outputs beside them,
-    those of the variables in the meta.
+    those of the variables in the meta, and those of the last value there under `value_nonfinite`.
     """
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
     meta["reports"] = [[step, _encode_number(value)] for step, value in outcome.meta.reports]
-    for name in ("reports", "pruned"):  # not there where there are none, as in lines of versions without them
-        if not meta[name]:
+    # Not there where there are none, as in lines of versions without them.
+    for name in ("reports", "pruned", "value", "value_repr", "displays"):
+        if meta[name] is None or meta[name] is False or meta[name] in ([], ()):
             del meta[name]
+    if "value" in meta:
+        plain, nonfinite = replace_nonfinite({"value": meta["value"]})
+        meta |= {**plain, **({"value_nonfinite": nonfinite} if nonfinite else {})}
     queries = outcome.meta.queries
     meta["queries"] = {i.name: getattr(queries, i.name) for i in fields(QuerySummary)} if queries.asked else None
     meta["variables"], nonfinite = replace_nonfinite(outcome.meta.variables)
@@ -46,6 +50,7 @@ def restore_outcome(data: dict[str, Any]) -> None:
     restore_numbers(data.get("outputs"), data.pop("nonfinite", {}))
     meta = data["meta"]
     restore_numbers(meta.get("variables"), meta.pop("nonfinite", {}))
+    restore_numbers(meta, meta.pop("value_nonfinite", {}))
     if "reports" in meta:
         try:
             meta["reports"] = [(int(step), float(value)) for step, value in meta["reports"]]
@@ -60,7 +65,7 @@ def outcome_from_json(data: dict[str, Any]) -> Outcome:
     """
     restore_outcome(data)
     values = {item.name: data["meta"][item.name] for item in fields(Meta) if item.name in data["meta"]}
-    for name in ("layers", "earlier_errors", "files", "reports"):
+    for name in ("layers", "earlier_errors", "files", "reports", "displays"):
         values[name] = tuple(values.get(name, ()))
     queries: dict[str, Any] = values.get("queries") or {}
     counts: dict[str, Any] = {item.name: queries[item.name] for item in fields(QuerySummary) if item.name in queries}

@@ -7,8 +7,9 @@ the host's wire, ``n``, a number that grows by one: a frame that comes again is 
 
     host to driver   start (first, body: the settings), prepare (timeout, body: code), execute (timeout, context, body:
                      code, variables, names), reply (call, body), cancel, forget (context), beat, stop
-    driver to host   ready, output (stream, text, dropped), call (call, name, body), files (body: what was written on
-                     the volume), end (status, body), beat
+    driver to host   ready, output (stream, text, dropped), call (call, name, body), display (body: a MIME bundle),
+                     files (body: what was written on the volume), value (body: of the last expression), end (status,
+                     body), beat
 """
 
 from __future__ import annotations

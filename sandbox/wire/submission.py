@@ -69,7 +69,7 @@ def check_limits(fields: dict[str, Any], body: bytes) -> None:
         )
     if body.count(b"[") + body.count(b"{") > MAX_SUBMIT_DEPTH:  # or no value can be that deep
         for name, value in fields.items():
-            if _is_deeper(value, MAX_SUBMIT_DEPTH):
+            if is_deeper(value, MAX_SUBMIT_DEPTH):
                 raise SubmissionError(
                     f"{name} is nested too deeply, more than {MAX_SUBMIT_DEPTH} lists or dicts inside one another: "
                     "hand over a flat list of its parts, or its JSON as a string"
@@ -97,7 +97,7 @@ def check_submission(
     return submitted
 
 
-def _is_deeper(value: Any, depth: int) -> bool:
+def is_deeper(value: Any, depth: int) -> bool:
     """Whether more than so many lists and dicts stand inside one another; level by level, so that no stack ends it."""
     level = [value]
     while level and depth > 0:

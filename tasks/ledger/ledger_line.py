@@ -23,6 +23,9 @@ META_TYPES: dict[str, Any] = {
     "stdout": str,
     "stderr": str,
     "queries": (dict, type(None)),
+    "value_repr": (str, type(None)),
+    "displays": list,
+    "value_nonfinite": dict,
 }
 
 
@@ -127,6 +130,8 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
     if not _has_type((meta.get("queries") or {}).get("tree", []), list):
         return None
     if not _has_type(data.get("nonfinite", {}), dict) or not _has_type(meta.get("nonfinite", {}), dict):
+        return None
+    if not all(_has_type(bundle, dict) for bundle in meta.get("displays", [])):
         return None
     try:
         restore_outcome(data)

@@ -12,6 +12,7 @@ from ...wire.nonfinite import restore_numbers
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
+from .displays import Displays, PyplotFinder
 from .file_changes import report_missing_files
 from .fork_safety import (
     ThreadsLeftError,
@@ -24,6 +25,7 @@ from .fork_safety import (
     seed_generators,
 )
 from .imports import repair_imports
+from .last_expression import compile_code
 from .queries import make_query_names
 from .report import make_report
 from .submit import SubmitError, Submitted, encode_submission
@@ -60,6 +62,7 @@ class CodeRunner:
         self._reserve: bytes | None = None
         is_shared = settings["confinement"].get("umask") is not None
         self._provided_names: dict[bool, dict[str, Any]] = {}
+        self._displays: Displays | None = None  # of the execution under way
         self._volume = Volume(settings["volume"], is_shared, self._shield)
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
@@ -76,6 +79,7 @@ class CodeRunner:
             setattr(sys, f"__{name}__", stream)
         if settings["confinement"].get("ignores_changes"):
             report_missing_files()
+        sys.meta_path.insert(0, PyplotFinder(self._show_figures))
         import builtins
 
         for name in ("exit", "quit"):  # the names that `site` would have made; model-written code uses them
@@ -151,7 +155,7 @@ class CodeRunner:
             outcome = self._describe(error)
         if self._shield.interrupted_imports:
             repair_imports(self._shield.interrupted_imports)
-        if os.getpid() != self._channel.process_id:
+        if not self._is_own_process:
             # A process that the code forked has come to the end of the code: not the end of the execution.
             if outcome is not None:
                 os.write(2, outcome["traceback"].encode("utf-8", "replace"))
@@ -201,19 +205,48 @@ class CodeRunner:
             variables[name], more = loads(take_file(path).decode("utf-8"))
             nonfinite.update(more)
         restore_numbers(variables, nonfinite)
+        displays = self._displays = Displays(self._send_shown)
+        namespace["display"] = displays.display
         namespace.update(variables)
-        self._compile_and_run(request["code"])
-        if self._is_stateless and os.getpid() == self._channel.process_id:
-            self._finish_as_script()
+        try:
+            value = self._compile_and_run(request["code"])
+            if value is not None and self._is_own_process:
+                displays.send_value(value)
+        except SystemExit as error:  # SUBMIT among them
+            if not error.code and self._is_own_process:
+                displays.show_figures()
+            raise
+        if self._is_own_process:
+            displays.show_figures()
+            if self._is_stateless:
+                self._finish_as_script()
 
-    def _compile_and_run(self, source: str) -> None:
+    @property
+    def _is_own_process(self) -> bool:
+        """Whether this is no process that the code has forked."""
+        return os.getpid() == self._channel.process_id
+
+    def _send_shown(self, kind: str, body: bytes) -> None:
+        """Sends what the code shows. A thread that an earlier execution has left sends it to nobody."""
+        self._channel.check_process("display")
+        with self._shield:
+            self._channel.send({"op": kind, "token": self._channel.token}, body)
+
+    def _show_figures(self) -> None:
+        if self._displays is not None:
+            self._displays.show_figures()
+
+    def _compile_and_run(self, source: str) -> Any:
+        """Runs the code; returns the value of its last statement, None where that is no expression."""
         self._sources[self._file_name] = source
         if len(self._sources) > MAX_SOURCES:
             del self._sources[next(iter(self._sources))]
-        code = compile(source, self._file_name, "exec", dont_inherit=True)
+        parts, expression = compile_code(source, self._file_name)
         self._is_compiled = True
         gc.enable()
-        exec(code, self._module.__dict__)
+        for part in parts:
+            exec(part, self._module.__dict__)
+        return None if expression is None else eval(expression, self._module.__dict__)
 
     def _provide_names(self, can_query: bool) -> dict[str, Any]:
         """The names that every execution finds, made once; `can_query` if there is a model behind the queries."""

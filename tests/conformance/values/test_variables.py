@@ -115,7 +115,7 @@ async def test_the_code_is_main_and_finds_nothing_of_the_drivers(interpreter: In
     errors = ["BudgetExceeded", "DeadlineExceeded", "DepthExceeded", "QueryError"]
     volume = ["VOLUME", "VolumeError", "list_volume", "load_from_volume", "save_to_volume"]
     queries = ["llm_query", "llm_query_batched", "rlm_query", "rlm_query_batched"]
-    names = sorted([*errors, *queries, *volume, "SUBMIT", "report", "sys", "x"])
+    names = sorted([*errors, *queries, *volume, "SUBMIT", "display", "report", "sys", "x"])
     assert result.outputs == {"name": "__main__", "names": names, "argv": 1, "main": True, "doc": None}
 
 

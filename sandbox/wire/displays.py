@@ -1,0 +1,36 @@
+"""What an execution may give back beside what it submits: its last value, and what it has displayed."""
+
+from __future__ import annotations
+
+from .frames import BadFrameError
+from .strict_json import has_too_many_containers
+from .submission import MAX_SUBMIT_DEPTH, is_deeper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_REPR_CHARACTERS = 20_000  # of the last value, where it is no JSON, and of a display's text
+MAX_DISPLAYS = 1_000  # of an execution; each is a frame
+MAX_DISPLAYS_BYTES = 4 * 1024 * 1024  # of JSON, of all displays of an execution together
+MAX_NOTE_BYTES = 2_000  # of what says of a display that something of it was left out, beside those
+MAX_TYPES = 20  # MIME types of one display
+MAX_TYPE_CHARACTERS = 100
+
+
+def check_bundle(bundle: Any, body: bytes) -> dict[str, Any]:
+    """The MIME bundle that is this JSON. Raises ValueError for what is none, or is none that others can go through."""
+    if type(bundle) is not dict or not 0 < len(bundle) <= MAX_TYPES:  # type: ignore[reportUnknownArgumentType]
+        raise ValueError("it is no dict of MIME types and data")
+    types: dict[str, Any] = bundle  # type: ignore[reportUnknownVariableType]
+    if any(len(name) > MAX_TYPE_CHARACTERS for name in types):
+        raise ValueError("a MIME type that is none")
+    if has_too_many_containers(types, body) or any(is_deeper(data, MAX_SUBMIT_DEPTH) for data in types.values()):
+        raise ValueError("data of too many lists and dicts")
+    return types
+
+
+def check_displays(count: int, size: int) -> None:
+    """Raises BadFrameError for more displays, or more bytes of them, than ours are."""
+    if count > MAX_DISPLAYS or size > MAX_DISPLAYS_BYTES + MAX_DISPLAYS * MAX_NOTE_BYTES:
+        raise BadFrameError(f"{count:,} displays of {size:,} bytes")

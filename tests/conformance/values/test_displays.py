@@ -1,0 +1,144 @@
+"""What code shows beside what it submits comes back: its last value, and what it displays."""
+
+import json
+import math
+import sysconfig
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch import CodeCrashed, CodeError, ExecutionTimeout, LocalInterpreter, Result
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.interpreter import Interpreter
+from rlm_batch.sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json
+
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
+
+SHAPES = """
+class Shape:
+    def __repr__(self): return "Shape()"
+    def _repr_html_(self): return "<b>shape</b>"
+    def _repr_png_(self): return b"\\x89PNG"
+    def _repr_svg_(self): raise ValueError("no lines")
+    def _repr_mimebundle_(self, include=None, exclude=None): return {"application/json": {"sides": [3]}}, {}
+"""
+SHAPE = {
+    "application/json": {"sides": [3]}, "text/html": "<b>shape</b>", "image/png": "iVBORw==", "text/plain": "Shape()",
+}  # fmt: skip
+
+
+async def run(interpreter: Interpreter, code: str, **more: Any) -> Result:
+    """The result, and what a ledger makes of it is the same."""
+    result = await interpreter.execute(dedent(code), **more)
+    line = json.dumps(outcome_to_json(result), allow_nan=False)
+    assert repr(outcome_from_json(json.loads(line)).meta) == repr(result.meta)
+    return result
+
+
+@pytest.mark.every_provider
+async def test_the_last_value_and_what_is_displayed_come_back(interpreter: Interpreter) -> None:
+    result = await run(interpreter, f"{SHAPES}\ndisplay(1, Shape())\nprint('said')\nSUBMIT(value='a field')")
+    assert (result.value, result.meta.value, result.meta.stdout) == ("a field", None, "said\n")
+    assert result.meta.displays == ({"text/plain": "1"}, SHAPE)
+    assert result.meta.stderr.count("Shape._repr_svg_ raised ValueError: no lines") == 1
+    result = await run(interpreter, f"{SHAPES}\nShape()", context="kept")
+    assert (result.outputs, result.meta.value, result.meta.value_repr) == ({}, None, "Shape()")
+    assert result.meta.displays == (SHAPE,)
+    result = await run(interpreter, "[1, (2, x)]", variables={"x": "y" * 300_000}, context="kept")
+    assert result.meta.value == [1, [2, "y" * 300_000]]
+
+
+async def test_the_value_is_that_of_a_last_expression_and_of_nothing_else(interpreter: Interpreter) -> None:
+    for code, value in {
+        "x = 1\nx + 1": 2, "x = 1; 42": 42, "(1\nif True else 2)": 1, '"""\n x = 1\n"""': "\n x = 1\n",
+        "sorted(\n{2, 1}\n)  # sorted\n# done\n": [1, 2], "x = 1": None, "if True:\n    3": None, "print(3)": None,
+        "x = '''\n3'''": None, "from __future__ import annotations\ndef f(a: B): pass": None, "": None,
+        "def f(): return 5\nf()": 5,
+    }.items():  # fmt: skip
+        meta = (await run(interpreter, code)).meta
+        assert (meta.value, meta.value_repr, meta.displays) == (value, None, ()), code
+    nan, pairs = (await run(interpreter, "[float('nan'), {'a/b': float('-inf')}]")).meta.value
+    assert math.isnan(nan)
+    assert pairs == {"a/b": -math.inf}
+    for code, text in {
+        "{1}": "{1}", "b'a'": "b'a'", "{1: 2}": "{1: 2}", "class A:\n    def __repr__(self): return 1 / 0\nA()":
+        "<A, whose repr raised ZeroDivisionError: division by zero>",
+    }.items():  # fmt: skip
+        meta = (await run(interpreter, code)).meta
+        assert (meta.value, meta.value_repr) == (None, text)
+
+
+async def test_a_value_or_display_that_is_too_large_is_cut_and_named(interpreter: Interpreter) -> None:
+    meta = (await run(interpreter, "'é' * 2_000_000")).meta
+    assert meta.value is None
+    assert str(meta.value_repr).endswith("é'\n[... 1,980,000 characters left out ...]")
+    code = """
+        class Large:
+            def __repr__(self): return "L" * 50_000_000
+            def _repr_html_(self): return "x" * 100_000_000
+            def _repr_png_(self): return b"x" * 1_000_000
+        display(Large(), Large(), Large(), Large())
+        Large()
+        """
+    *first, fourth, last = (await run(interpreter, code)).meta.displays
+    assert [len(bundle["image/png"]) for bundle in first] == [1_333_336] * 3
+    for bundle in (*first, fourth, last):
+        assert "text/html of 100,000,000 bytes" in bundle["text/plain"]
+        assert "an execution shows 4 MiB and 1,000 displays at most" in bundle["text/plain"]
+    assert all("image/png of 1,333,336 bytes" in bundle["text/plain"] for bundle in (fourth, last))
+    displays = (await run(interpreter, "for number in range(3000): display(number)")).meta.displays
+    assert [displays[0], displays[998], len(displays)] == [{"text/plain": "0"}, {"text/plain": "998"}, 1000]
+    assert displays[-1]["text/plain"].startswith("[left out: this display and those that follow; ")
+
+
+async def test_a_repr_that_ends_or_loops_ends_its_own_execution_alone(interpreter: Interpreter) -> None:
+    code = "class A:\n    def __repr__(self):\n        {}\ndisplay(1)\nA()"
+    with pytest.raises(ExecutionTimeout, match=r"line 3") as timeout:
+        await interpreter.execute(code.format("while True: pass"), timeout=0.5)
+    assert timeout.value.meta is not None
+    assert timeout.value.meta.displays == ({"text/plain": "1"},)
+    with pytest.raises(CodeCrashed, match=r"exit\(7\)"):
+        await interpreter.execute(code.format("raise SystemExit(7)"))
+    with pytest.raises(CodeError, match="KeyboardInterrupt") as error:
+        await interpreter.execute(code.format("raise KeyboardInterrupt"))
+    assert "<driver>" not in str(error.value)
+    result = await interpreter.execute(code.format("SUBMIT(from_repr=True)"))
+    assert result.outputs == {"from_repr": True}
+    assert (await interpreter.execute("2")).meta.value == 2
+
+
+async def test_what_is_written_past_display_is_passed_over_or_ends_its_execution(provider: SandboxProvider) -> None:
+    write = """
+        import json, os, sys
+        frame = sys._getframe()
+        while "self" not in frame.f_locals or not hasattr(frame.f_locals["self"], "_channel"):
+            frame = frame.f_back
+        channel = frame.f_locals["self"]._channel
+        def send(op, body): channel.send({"op": op, "token": channel.token}, body)
+        """
+    async with provider.interpreter(timeout=20) as interpreter:
+        forged = """
+            long, deep = b'{"' + b"a" * 200 + b'":1}', b'{"a":' + b"[" * 300 + b"]" * 300 + b"}"
+            for body in (b"[]", b"{}", b"nonsense", long, deep):
+                send("display", body)
+            send("value", b'["no fields"]')
+            SUBMIT(x=1)
+            """
+        result = await interpreter.execute(dedent(write) + dedent(forged))
+        assert (result.outputs, result.meta.value, result.meta.displays) == ({"x": 1}, None, ())
+        with pytest.raises(CodeCrashed, match=r"displays of [\d,]+ bytes"):
+            await interpreter.execute(
+                dedent(write) + "while True: send('display', b'{\"a\":\"' + b'x' * 1_000_000 + b'\"}')"
+            )
+        assert (await interpreter.execute("3")).meta.value == 3
+
+
+def test_arrays_and_data_frames_are_last_values() -> None:
+    imports = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\nimport numpy as np, pandas as pd\n"
+    with LocalInterpreter(isolation="none") as interpreter:
+        assert interpreter.execute(f"{imports}np.arange(3) / 2").meta.value == [0.0, 0.5, 1.0]
+        assert interpreter.execute("pd.Series([1, 2])").meta.value == [1, 2]
+        meta = interpreter.execute("pd.DataFrame({'a': [1, 2]})").meta
+        assert (meta.value, meta.value_repr) == (None, "   a\n0  1\n1  2")
+        assert "<table" in meta.displays[0]["text/html"]
