@@ -1,10 +1,13 @@
 """DSPy's `CodeInterpreter` protocol over our interpreters. Importing this imports DSPy."""
 
+import asyncio
 import contextvars
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
 
 from ..sandbox.errors import (
+    CodeCrashed,
     CodeError,
     CodeSyntaxError,
     ConfigurationError,
@@ -20,6 +23,8 @@ from .language_model.litellm_client import INSTALL_HINT, use_bundled_prices
 
 try:
     from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
+
+    from .language_model.dspy_values import convert_returned, convert_variables
 except ImportError as error:
     raise ConfigurationError(INSTALL_HINT) from error
 
@@ -64,24 +69,24 @@ class DSPyInterpreter:
     def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
         """Runs the code, and returns a FinalOutput, what was printed, or None.
 
+        Variables, and what tools return, are made JSON as DSPy's own interpreters make it; a tool's error is a
+        RuntimeError in the code, and code that calls exit() has failed. What it defined is there for the next code
+        nonetheless.
+
         Raises SyntaxError, and DSPy's CodeExecutionError for code that failed and CodeInterpreterError for what no
         code can mend.
         """
-        variables = {} if variables is None else variables
+        variables = convert_variables({} if variables is None else variables)
         if self._asks and FACADE_TOKEN in variables:
             raise CodeExecutionError(REFUSED)
         self.start()
         context = contextvars.copy_context()  # DSPy's settings, which its tools look at in whatever thread they run
-
-        def in_context(tool: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *args, **kwargs: context.copy().run(tool, *args, **kwargs)
-
         refused = (*QUERY_NAMES, *FACADE) if self._asks else ()  # DSPy puts its own there each time
-        tools = {name: in_context(tool) for name, tool in self.tools.items() if name not in refused}
+        tools = {name: _wrap_tool(tool, context) for name, tool in self.tools.items() if name not in refused}
         try:
             result = self._run(code, variables, tools, self.output_fields)
         except CodeSyntaxError as error:
-            raise SyntaxError(str(error)) from error
+            raise SyntaxError(f"Invalid Python syntax: {error}") from error
         except (CodeError, SubmitError, ExecutionTimeout) as error:
             raise CodeExecutionError(_with_output(error)) from error
         except RlmBatchError as error:
@@ -90,6 +95,15 @@ class DSPyInterpreter:
             return FinalOutput(result.outputs)
         return (result.meta.stdout + result.meta.stderr) or None
 
+    __call__ = execute
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
     def shutdown(self) -> None:
         """Ends it for good."""
         if not self._ended:
@@ -97,10 +111,41 @@ class DSPyInterpreter:
             self._shutdown()
 
 
+def _wrap_tool(tool: Callable[..., Any], context: contextvars.Context) -> Callable[..., Any]:
+    """The tool as code may call it: in that context, its errors as RuntimeError, and what it returns as JSON."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        returned = context.copy().run(_call_tool, tool, args, kwargs)
+        return _await_returned(returned) if inspect.isawaitable(returned) else returned
+
+    async def _await_returned(returned: Awaitable[Any]) -> Any:
+        # A task of its own: what the tool awaits runs in that context too.
+        return await asyncio.get_running_loop().create_task(_finish_call(returned), context=context.copy())
+
+    return call
+
+
+def _call_tool(tool: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What the tool returns, as JSON; where that is to be awaited, as it is. Raises RuntimeError."""
+    try:
+        returned = tool(*args, **kwargs)
+        return returned if inspect.isawaitable(returned) else convert_returned(returned)
+    except Exception as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+async def _finish_call(returned: Awaitable[Any]) -> Any:
+    try:
+        return convert_returned(await returned)
+    except Exception as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
 def _with_output(error: RlmBatchError) -> str:
     """The error, after what the code had printed before it failed."""
+    text = f"{error.type}: {error}" if isinstance(error, CodeCrashed) and error.type else str(error)
     printed = escape_text(error.meta.stdout if error.meta is not None else "", keep=LINE_CHARACTERS)
-    return f"{printed.rstrip()}\n{error}" if printed.strip() else str(error)
+    return f"{printed.rstrip()}\n{text}" if printed.strip() else text
 
 
 class InterpreterFactory:
@@ -132,6 +177,6 @@ class InterpreterFactory:
         def run(code: str, variables: dict[str, Any], tools: ToolDict, output_fields: OutputFields) -> Result:
             ours.tools.clear()
             ours.tools.update(tools)
-            return ours.execute(code, variables, output_fields=output_fields)
+            return ours.execute(code, variables, output_fields=output_fields, refuse_exit=True)
 
         return DSPyInterpreter(run, ours.start, ours.shutdown, asks=ours.can_query)

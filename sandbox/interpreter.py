@@ -223,6 +223,7 @@ class Interpreter:
         queries: Queries | None = None,
         index: int | tuple[int, ...] | None = None,
         should_prune: ShouldPrune | None = None,
+        refuse_exit: bool = False,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -235,7 +236,8 @@ class Interpreter:
         over 256 KiB are handed over as files, and none of them stands in the result's meta. `queries` are what the code
         may ask of a model. `index` is the number, or the numbers, that a seed of the preparation's makes this one's
         seed with; by default executions are counted. `should_prune` is asked after each report,
-        with the step and the value, whether the execution is to end there.
+        with the step and the value, whether the execution is to end there. With `refuse_exit` code that calls exit()
+        has failed, also with status 0.
 
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, PrepareError,
         SandboxLost, OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks
@@ -256,7 +258,15 @@ class Interpreter:
             numbers = next(self._execution_numbers) if index is None else index
             seed = self._prepare.derive_seed(*(numbers if isinstance(numbers, tuple) else (numbers,)))
         body = encode_request(
-            text, variables, tools, output_fields, small, paths, queries=queries is not None, seed=seed
+            text,
+            variables,
+            tools,
+            output_fields,
+            small,
+            paths,
+            queries=queries is not None,
+            seed=seed,
+            refuse_exit=refuse_exit,
         )
         seconds = resolve_timeout(timeout, self.timeout)
         if paths:

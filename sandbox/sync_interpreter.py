@@ -160,6 +160,7 @@ class SyncInterpreter:
         *,
         timeout: float | None = None,
         output_fields: list[dict[str, str]] | None = None,
+        refuse_exit: bool = False,
     ) -> Result:
         """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`."""
         text: str = convert_code(code, self.tools, variables or ())
@@ -169,7 +170,7 @@ class SyncInterpreter:
         if pipe is not None:
             variables, tools = convert_variables(variables), dict(self.tools)
             seed = None if self._prepare is None else self._prepare.derive_seed(0)  # of the one process
-            body = encode_request(text, variables, tools, output_fields, seed=seed)
+            body = encode_request(text, variables, tools, output_fields, seed=seed, refuse_exit=refuse_exit)
             seconds = resolve_timeout(timeout, self.timeout)
             return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields)
         assert interpreter is not None
@@ -182,6 +183,7 @@ class SyncInterpreter:
                 output_fields=output_fields,
                 queries=self._get_queries(interpreter),
                 index=0,
+                refuse_exit=refuse_exit,
             )
         )
 

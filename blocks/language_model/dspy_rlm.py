@@ -192,6 +192,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
             output_fields=output_fields,
             queries=queries,
             index=queries.numbers,
+            refuse_exit=True,
         )
 
     def run(code: str, variables: dict[str, Any], _tools: Any, output_fields: list[dict[str, Any]] | None) -> Result:

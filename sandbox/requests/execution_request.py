@@ -47,11 +47,13 @@ def encode_request(
     *,
     queries: bool = False,
     seed: int | None = None,
+    refuse_exit: bool = False,
 ) -> bytes:
     """An execution's body; `encoded` are variables that are JSON already, `files` the paths of such in the sandbox.
 
     `queries` says whether the code may ask a model; `seed` is for its random generators, where it is a fork of prepared
-    code. Raises ConfigurationError for what cannot be sent.
+    code. With `refuse_exit` code that calls exit() has failed, whatever the status. Raises ConfigurationError for what
+    cannot be sent.
     """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
@@ -79,6 +81,7 @@ def encode_request(
                 "files": dict(files or {}),
                 "queries": queries,
                 **({} if seed is None else {"seed": seed}),
+                **({"refuse_exit": True} if refuse_exit else {}),
                 **({"nonfinite": nonfinite} if nonfinite else {}),
             }
         )

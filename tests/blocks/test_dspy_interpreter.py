@@ -1,13 +1,19 @@
 """DSPy's protocol over our interpreters: what `dspy.RLM` does with them."""
 
+import asyncio
+import math
 import os
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import dspy
+import numpy as np
 import pytest
 from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreter, CodeInterpreterError, FinalOutput
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from rlm_batch import InterpreterFactory, LanguageModel, LocalInterpreter
 
@@ -70,6 +76,90 @@ def test_errors_are_dspys_recoverable_ones_while_the_state_lives_and_final_once_
         assert not isinstance(lost.value, CodeExecutionError)
     finally:
         interpreter.shutdown()
+
+
+class Hit(BaseModel):
+    number: int
+    found: datetime
+
+
+@dataclass
+class Page:
+    hits: list[Hit]
+    tags: set[str]
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+
+
+class Unknown:
+    def __str__(self) -> str:
+        return "something"
+
+
+HIT = Hit(number=7, found=datetime.fromisoformat("2026-05-14T08:00:00"))
+AS_JSON = {"number": 7, "found": "2026-05-14T08:00:00"}
+
+
+def test_variables_and_what_tools_return_are_json_as_dspys_own_interpreters_make_it():
+    async def look_up(number: int, *, scale: int = 1) -> Page:
+        await asyncio.sleep(0)
+        return Page([HIT] * number, {"b", "a", str(scale)})
+
+    with factory()() as interpreter:
+        variables = {
+            "page": Page([HIT], {"b", "a"}), "point": Point(1, 2), "mixed": (1, {3, 2}), "keys": {1: None},
+            "array": np.arange(2), "far": math.inf,
+        }  # fmt: skip
+        code = "SUBMIT([page, point, mixed, keys, array, far > 1])"
+        page = {"hits": [AS_JSON], "tags": ["a", "b"]}
+        assert interpreter(code, variables).output["output"] == [page, [1, 2], [1, [2, 3]], {"1": None}, [0, 1], True]
+        for wrong, message in (
+            (Unknown(), "Unsupported value type: Unknown"),
+            ({(1,): 2}, "Unsupported key type: tuple"),
+        ):
+            with pytest.raises(CodeInterpreterError, match=message) as refused:
+                interpreter.execute("1", {"x": wrong})
+            assert not isinstance(refused.value, CodeExecutionError)
+        with pytest.raises(CodeInterpreterError, match="Invalid variable name: 'for'"):
+            interpreter.execute("1", {"for": 1})
+
+        def fail() -> None:
+            raise KeyError("no such page")
+
+        returned = {
+            "point": lambda: {"at": Point(1, 2)},
+            "unknown": Unknown,
+            "nan": lambda: math.nan,
+            "none": {}.clear,
+        }
+        interpreter.tools.update(returned | {"look_up": look_up, "fail": fail})
+        assert interpreter.execute("SUBMIT(look_up(2, scale=3))").output["output"] == {
+            "hits": [AS_JSON, AS_JSON], "tags": ["3", "a", "b"],
+        }  # fmt: skip
+        assert interpreter.execute("SUBMIT([point(), unknown(), nan(), none()])").output["output"] == [
+            {"at": {"x": 1, "y": 2}}, "something", "nan", None,
+        ]  # fmt: skip
+        with pytest.raises(CodeExecutionError, match=r"RuntimeError.*KeyError: 'no such page'"):
+            interpreter.execute("fail()")
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import sys; kept = 1; sys.exit(0)", "SystemExit"),
+        ("class Leave(SystemExit): pass\nkept = 1\nraise Leave(0)", "Leave"),
+        ("kept = 1; raise KeyboardInterrupt('stop')", "KeyboardInterrupt"),
+        ("class Stop(BaseException): pass\nkept = 1\nraise Stop", "Stop"),
+    ],
+)
+def test_code_that_exits_has_failed_and_its_session_goes_on(code: str, name: str):
+    with factory(isolation="none")() as interpreter:
+        with pytest.raises(CodeExecutionError, match=name):
+            interpreter.execute(code)
+        assert interpreter.execute("print(kept)") == "1\n"
 
 
 def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy_model):

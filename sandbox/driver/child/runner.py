@@ -55,6 +55,7 @@ class CodeRunner:
         self._module.__dict__["__builtins__"] = __builtins__
         self._is_stateless = self._is_compiled = False
         self._executions = 0
+        self._refuses_exit = False  # with status 0, of the execution under way
         self._prepared: dict[str, Any] = {}
         self._parent = 0  # of a fork of a process that has prepared: the supervisor's id
         self._file_name = CODE_NAME
@@ -148,7 +149,8 @@ class CodeRunner:
         except Submitted:
             pass
         except SystemExit as error:
-            if error.code is not None and error.code != 0:
+            is_own = os.getpid() == self._channel.process_id
+            if (self._refuses_exit and is_own) or (error.code is not None and error.code != 0):
                 outcome = self._describe(error)
         except BaseException as error:
             self._reserve = None
@@ -191,6 +193,7 @@ class CodeRunner:
     def _execute(self, body: bytes) -> None:
         self._volume.begin_execution()
         request = loads(body.decode("utf-8"))
+        self._refuses_exit = request.get("refuse_exit", False)
         if self._parent and self._executions == 1:
             seed_generators(request.get("seed"))
         namespace = self._module.__dict__

@@ -1,0 +1,91 @@
+"""Values that DSPy hands to code, as JSON: variables, and what tools return. As DSPy's own interpreters make it."""
+
+import dataclasses
+import json
+import keyword
+from collections.abc import Mapping
+from typing import Any
+
+from dspy.primitives.code_interpreter import CodeInterpreterError
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from ...sandbox.wire.strict_json import NotJsonError, convert_fields, is_certainly_json
+
+
+def convert_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables as JSON: models and dataclasses as dicts, tuples and sets as lists, dates and enums as texts.
+
+    A set's items are in order, where they have one. Raises CodeInterpreterError for other values, and for names that no
+    variable can have.
+    """
+    for name in variables:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise CodeInterpreterError(f"Invalid variable name: {name!r} is none that Python code could use")
+    try:
+        return {name: _convert(value, name) for name, value in variables.items()}
+    except RecursionError:
+        raise CodeInterpreterError("a variable contains itself, or is nested too deeply") from None
+
+
+def convert_returned(value: Any) -> Any:
+    """The same of what a tool returned, with named tuples as dicts; what cannot be JSON is the text of it all.
+
+    So is what has NaN or an infinity in it. Raises CodeInterpreterError for a model that cannot be JSON.
+    """
+    try:
+        converted = _convert(value, "value", is_returned=True)
+        return convert_fields({"value": converted})["value"]
+    except (_NoJsonError, NotJsonError, RecursionError):
+        return str(value)
+
+
+class _NoJsonError(CodeInterpreterError):
+    """A value that is no JSON, and that nothing makes JSON."""
+
+
+def _convert(value: Any, place: str, *, is_returned: bool = False) -> Any:
+    if is_certainly_json(value) or isinstance(value, (str, int, float)) or hasattr(type(value), "tolist"):  # as arrays
+        return value
+    if isinstance(value, BaseModel):
+        try:
+            return _convert(value.model_dump(mode="json"), place, is_returned=is_returned)
+        except PydanticSerializationError as error:
+            name = type(value).__name__
+            raise CodeInterpreterError(f"Unable to serialize {name} as JSON ({place}): {error}") from error
+    if isinstance(value, dict):
+        items: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
+        return {
+            _convert_key(key, place): _convert(item, f"{place}[{key!r}]", is_returned=is_returned)
+            for key, item in items.items()
+        }
+    if is_returned and isinstance(value, tuple) and hasattr(value, "_asdict"):  # type: ignore[reportUnknownArgumentType]
+        named: Any = value  # type: ignore[reportUnknownVariableType]
+        return _convert(named._asdict(), place, is_returned=True)
+    if isinstance(value, (list, tuple)):
+        return [_convert(item, place, is_returned=is_returned) for item in value]  # type: ignore[reportUnknownVariableType]
+    if isinstance(value, (set, frozenset)):
+        converted = [_convert(item, place, is_returned=is_returned) for item in value]  # type: ignore[reportUnknownVariableType]
+        try:
+            return sorted(converted)
+        except TypeError:
+            return converted
+    try:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return _convert(fields, place, is_returned=is_returned)
+        return to_jsonable_python(value)
+    except (PydanticSerializationError, ValueError) as error:
+        raise _NoJsonError(
+            f"Unsupported value type: {type(value).__name__} ({place}) is not JSON. Hand over numbers, text, lists and "
+            "dicts"
+        ) from error
+
+
+def _convert_key(key: Any, place: str) -> str:
+    """A key as JSON has it: of a number or None its JSON."""
+    if isinstance(key, str):
+        return key
+    if key is None or isinstance(key, (int, float)):
+        return json.dumps(key)
+    raise _NoJsonError(f"Unsupported key type: {type(key).__name__} ({place}) is not JSON. Use texts for keys")
