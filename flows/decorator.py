@@ -36,6 +36,8 @@ R = TypeVar("R")
 FAILED_STATE = re.compile(r"Finished in state Failed\(.Flow run encountered an exception: (?P<error>\w+): ")
 ERROR_TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of its types pydantic speaks of
 REFUSAL = re.compile(r"Parameter validation failed for flow '(?P<flow>[^']*)'")
+# Of a run that its worker cancels, whose state comes after its process has ended, and of one that is suspended.
+UNFINISHED_STATES = ("Finished in state Running(", "Finished in state Suspended(")
 COMPLETED_STATE = "Finished in state Completed("
 ERROR_NAMES = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type))
 
@@ -188,6 +190,8 @@ def _log_error_text(record: logging.LogRecord) -> bool:
         record.msg, record.args = "%s: %s", (type(error).__name__, error)
     elif getattr(record, "flow_name", None) in _flow_names and tells_of_cancellation(str(record.msg)):
         return False  # the line before it has where the results are
+    elif getattr(record, "flow_name", None) in _flow_names and str(record.msg).startswith(UNFINISHED_STATES):
+        return False  # likewise
     elif (told := FAILED_STATE.match(str(record.msg))) and told["error"] in ERROR_NAMES:
         record.msg, record.args = "Finished in state Failed()", ()  # the line before it has the text
     elif getattr(record, "flow_name", None) in _flow_names and str(record.msg).startswith(COMPLETED_STATE):

@@ -186,30 +186,35 @@ class SharedParameters(SequenceParameters, total=False):
 class Options:
     """The shared parameters of one flow run, all of them: what the engine is handed, and a shard's flow as JSON.
 
-    Their order here is that of every flow's signature, and so of the UI's form.
+    Their order here, by groups, is that of every flow's signature, and so of the UI's form.
     """
 
+    # What runs, and where.
     provider: Provider
     provider_options: ProviderOptions = None  # as is what else has a default of a shard that an older version has made
     python_path: PythonPath = None
     mounts: Mounts = None
+    prepare: Prepare = None
+    prepare_timeout: PrepareTimeout = PREPARE_TIMEOUT_SECONDS
+    prepare_seed: PrepareSeed = None
+    # How much at once, and for how long.
     max_workers: MaxWorkers
     timeout: Timeout
+    deadline: Deadline
+    reuse_sandboxes: ReuseSandboxes
+    executions_per_task: ExecutionsPerTask
+    shards: Shards = None  # a shard is cut no further
+    # What a failure does.
     retries: Retries
     retry_code_errors: RetryCodeErrors
     idempotent: Idempotent
     on_failure: OnFailure
     max_failures: MaxFailures = None
-    deadline: Deadline
-    reuse_sandboxes: ReuseSandboxes
-    prepare: Prepare = None
-    prepare_timeout: PrepareTimeout = PREPARE_TIMEOUT_SECONDS
-    prepare_seed: PrepareSeed = None
-    executions_per_task: ExecutionsPerTask
-    cache_results: CacheResults
+    # Results.
     results_path: ResultsPath
-    shards: Shards = None  # a shard is cut no further
+    cache_results: CacheResults
     log_output: LogOutput
+    # The language model.
     language_model: LanguageModelName
     batch_concurrency: BatchConcurrency
     max_depth: MaxDepth

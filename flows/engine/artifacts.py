@@ -11,17 +11,14 @@ from contextlib import suppress
 from typing import Self
 from uuid import UUID
 
-from prefect.artifacts import (
-    acreate_markdown_artifact,
-    acreate_progress_artifact,
-    acreate_table_artifact,
-    aupdate_progress_artifact,
-)
+from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, acreate_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
 
 from ...sandbox.result import Outcome
 from ...tasks.ledger.run_record import RunRecord
 from ..reporting.markdown import render_markdown
-from ..reporting.report import build_report, build_table_records
+from ..reporting.report import build_report, build_table_records, describe_run
 from ..reporting.summary import RunSummary
 from .context import Log
 
@@ -40,7 +37,7 @@ class ArtifactPublisher:
         self._record = record
         self.summary = RunSummary(record.report_spec)
         self._log = log
-        self._key = re.sub("[^a-z0-9-]+", "-", record.flow.lower()).strip("-") or "run"
+        self._key = _build_key(record.flow)
         self._published_count = 0  # outcomes in the progress that the server has
         self._progress_id: UUID | None = None
         self._task: asyncio.Task[None] | None = None
@@ -51,6 +48,7 @@ class ArtifactPublisher:
         self.summary.add(outcome)
 
     async def __aenter__(self) -> Self:
+        await self._publish(self._read_key)
         self._task = asyncio.create_task(self._publish_progress_regularly())
         return self
 
@@ -71,6 +69,15 @@ class ArtifactPublisher:
             if self.summary.done != self._published_count or self._progress_id is None:
                 await self._publish(self._publish_progress)
 
+    async def _read_key(self) -> None:
+        """Each deployment has artifacts of its own, whose earlier versions are those of its earlier runs."""
+        context = FlowRunContext.get()
+        deployment_id = None if context is None or context.flow_run is None else context.flow_run.deployment_id
+        if deployment_id is not None:
+            async with get_client() as client:
+                name = (await client.read_deployment(deployment_id)).name
+            self._key = _build_key(name if name.startswith(self._record.flow) else f"{self._record.flow}-{name}")
+
     async def _publish_progress(self) -> None:
         self._published_count = self.summary.done
         share = 100.0 * self._published_count / max(1, self._record.total)
@@ -78,7 +85,10 @@ class ArtifactPublisher:
         if self._progress_id is None:
             self._progress_id = await acreate_progress_artifact(share, f"{self._key}-progress", text)
         else:
-            await aupdate_progress_artifact(self._progress_id, share, text)
+            # Not with Prefect's own function: it also sends an event, which is a dot in the graph of the flow run.
+            change = {"data": share, "description": text}
+            async with get_client() as client:
+                await client.request("PATCH", "/artifacts/{id}", json=change, path_params={"id": self._progress_id})
 
     def describe_progress(self) -> str:
         """How many executions are done and have failed, and the best so far."""
@@ -92,7 +102,7 @@ class ArtifactPublisher:
         summary = self.summary
         if summary.done:
             text = render_markdown(build_report(summary, [self._record]))
-            about = f"{summary.succeeded:,} of {self._record.total:,} {summary.spec.noun}s succeeded"
+            about = describe_run(self._record, summary)
             records = build_table_records(summary, MAX_TABLE_RECORDS)
             await asyncio.gather(
                 acreate_markdown_artifact(text, f"{self._key}-report", about),
@@ -114,3 +124,8 @@ class ArtifactPublisher:
                 message.splitlines()[0],
                 self._record.results_path,
             )
+
+
+def _build_key(name: str) -> str:
+    """What Prefect takes as the key of an artifact: small letters, digits and dashes."""
+    return re.sub("[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"

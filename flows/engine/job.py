@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
+from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 
 from ...blocks.storage.location import PathOrLocation
@@ -32,7 +33,7 @@ from ..parameters import Options
 from ..sharding.coordinator import ShardingExecutor
 from ..sharding.planner import plan_shards
 from .artifacts import ArtifactPublisher
-from .context import Label, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
+from .context import Label, Log, RunContext, open_capacity, open_run_context, resolve_provider_with_volume
 from .events import FlowListener, OutcomeRecorder, announce_results_path, find_listener
 from .executor import LaneExecutor
 from .failures import Outcomes, describe_rerun
@@ -187,6 +188,10 @@ async def open_job(
                 cache = ResultCache(ledger, store.find_previous_line, index)
             else:
                 lines = await asyncio.to_thread(ledger.load_latest_lines)
+                if state_context is None:  # or else results of some are of no use
+                    # One below the results root has this run's own executions, another those of earlier runs.
+                    is_own = options.results_path is None or flow_run.run_count > 1
+                    _log_previous_results(log, sum(line.is_success for line in lines.values()), total, is_own=is_own)
                 cache = ResultCache(ledger, lambda key: lines.pop(key, None), index)
             async with artifacts, open_capacity(context) as slots:
                 if plan is None or isinstance(store, MemoryStore):
@@ -211,6 +216,8 @@ async def open_job(
             if isinstance(error, asyncio.CancelledError):
                 told = "interrupted; the results so far are in %s; %s to run the rest"
                 log.warning(told, ledger.path, describe_rerun())
+            elif isinstance(error, Pause):
+                log.info("suspended; the results so far are in %s; resume the flow run to run the rest", ledger.path)
             raise
         finally:
             ledger.unregister_writer()
@@ -218,6 +225,14 @@ async def open_job(
             await asyncio.shield(asyncio.to_thread(record.finish))
         recorder.log_unlogged_failures()
         log.info("%s", announce_outcome(record, artifacts.summary))
+
+
+def _log_previous_results(log: Log, count: int, total: int, *, is_own: bool) -> None:
+    """Tells of the results that the ledger has already: of this run's own executions, or of earlier runs."""
+    if count and is_own:
+        log.info("%d kept, %d to run", count, max(0, total - count))
+    elif count:
+        log.info("the ledger has %d results of earlier runs: those of equal executions are kept", count)
 
 
 def _count_sandboxes(record: RunRecord, context: RunContext) -> None:

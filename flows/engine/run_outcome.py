@@ -9,7 +9,7 @@ from prefect.context import FlowRunContext
 from prefect.events import emit_event
 
 from ...tasks.ledger.run_record import RunRecord
-from ..reporting.report import describe_best_trial
+from ..reporting.report import describe_run
 from ..reporting.summary import RunSummary
 
 MAX_VALUE_CHARACTERS = 1_000  # of a variable's or a field's JSON in an event, which Prefect bounds as a whole
@@ -54,9 +54,6 @@ def announce_outcome(record: RunRecord, summary: RunSummary) -> str:
 
 def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
     """Counts, the best trial where there is one, and where the results are."""
-    parts = [f"{summary.succeeded:,} of {record.total:,} {record.what}s succeeded"]
-    if best_text := describe_best_trial(summary):
-        parts.append(f"best {record.objective} {best_text}")
     best = summary.best_trial.result
     payload: dict[str, Any] = {
         "flow": record.flow,
@@ -77,7 +74,7 @@ def describe_outcome(record: RunRecord, summary: RunSummary) -> RunOutcome:
         },
         "results_path": record.results_path,
     }
-    return RunOutcome(record, "; ".join([*parts, f"results in {record.results_path}"]), payload)
+    return RunOutcome(record, f"{describe_run(record, summary)}; results in {record.results_path}", payload)
 
 
 def _keep_short(values: dict[str, Any]) -> dict[str, Any]:

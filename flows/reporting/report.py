@@ -78,6 +78,13 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     return rows
 
 
+def describe_run(record: RunRecord, summary: RunSummary) -> str:
+    """How many of a run's executions succeeded, and the best trial where there is one, in a line."""
+    text = f"{summary.succeeded:,} of {record.total:,} {record.what}s succeeded"
+    best = describe_best_trial(summary)
+    return f"{text}; best {record.objective} {best}" if best else text
+
+
 def describe_best_trial(summary: RunSummary) -> str:
     """The best trial in a line, empty where there is none."""
     best, score = summary.best_trial.result, summary.best_trial.score

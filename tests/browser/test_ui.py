@@ -1,6 +1,7 @@
 """What a person sees in Prefect's UI, in a real browser."""
 
 import asyncio
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -174,4 +175,6 @@ class TestAgainstAWorker:
         page.click("Cancel", "button")
         page.click("Confirm", ".p-modal__footer button")
         until(lambda: not sandboxes(), 30)
-        page.see("Cancelled")
+        page.see("Cancelled", "interrupted; the results so far are in", "Flow run was cancelled.")
+        log = ask(ui, "logs/filter", logs={"flow_run_id": {"any_": [created["id"]]}})
+        assert [line["message"] for line in log if re.search("Crash|Finished in state", line["message"])] == []

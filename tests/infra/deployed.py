@@ -2,9 +2,11 @@
 
 import asyncio
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.flow_engine import run_flow_async
@@ -56,3 +58,17 @@ class Deployed:
                     return self.run.state
                 await asyncio.sleep(0.1)
         raise AssertionError(f"it did not end: {self.run.state}")
+
+    async def read_deployment_name(self) -> str:
+        """The name of its deployment."""
+        assert self.run.deployment_id is not None
+        async with get_client() as client:
+            return (await client.read_deployment(self.run.deployment_id)).name
+
+    async def list_artifacts(self, kind: str) -> list[tuple[str | None, str | None]]:
+        """Its artifacts of that type, the first first: keys and descriptions."""
+        async with get_client() as client:
+            wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[self.run.id]))
+            found = await client.read_artifacts(artifact_filter=wanted)
+        found.sort(key=lambda artifact: artifact.created or datetime.min.replace(tzinfo=UTC))
+        return [(artifact.key, artifact.description) for artifact in found if artifact.type == kind]

@@ -56,7 +56,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("per_task", [1, pytest.param(4, marks=pytest.mark.full)])
 async def test_prefects_retry_executes_only_what_has_no_result(
-    counter: ExecutionCounter, results: Path, per_task: int, monkeypatch: pytest.MonkeyPatch
+    counter: ExecutionCounter,
+    results: Path,
+    per_task: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_ALLOW_NO_ISOLATION", "1")
     inputs = [{"x": x, "address": counter.address} for x in range(8)]
@@ -68,8 +72,14 @@ async def test_prefects_retry_executes_only_what_has_no_result(
     assert await flow.retry() == SetStateStatus.ACCEPT
     state = await flow.execute()
     assert state.is_completed(), state
+    assert [line for line in caplog.messages if "to run" in line and "kept" in line] == ["5 kept, 3 to run"]
     assert [result.y for result in await state.result()] == [x * x for x in range(8)]
     assert counter.counts == {str(x): 1 if x % 3 else 2 for x in range(8)}
+    deployment = await flow.read_deployment_name()
+    assert await flow.list_artifacts("markdown") == [
+        (f"batch-{deployment}-report", "5 of 8 executions succeeded"),
+        (f"batch-{deployment}-report", "8 of 8 executions succeeded"),
+    ]
     assert Counter(line["status"] for line in lines(results / str(flow.run.id))) == {"succeeded": 8, "failed": 3}
 
 
