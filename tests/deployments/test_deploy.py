@@ -27,6 +27,7 @@ from ..standins.openai_chat import ChatServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = str(Path(sys.executable).with_name("prefect"))
+ACCOUNTS = ("daytona", "modal")
 FLOWS = ("batch", "sweep", "chunks", "sequence", "rlm", "reap")
 NAMES = [f"{entry['entrypoint'].rpartition('.')[2]}/{entry['name']}" for entry in load_entries()]
 SHORT = ("batch/local", "sweep/local", "chunks/local", "sequence/local", "reap/local")
@@ -45,7 +46,7 @@ def ask(question: Callable[[PrefectClient], Awaitable[T]]) -> T:
 
 @pytest.fixture(scope="module")
 def deployed(server: str) -> DeployReport:
-    return asyncio.run(deploy(reset=True))
+    return asyncio.run(deploy(reset=True, providers=ACCOUNTS))
 
 
 def on_server() -> dict[str, dict[str, Any]]:
@@ -91,6 +92,34 @@ def test_every_flow_has_a_deployment_for_this_machine(deployed: DeployReport) ->
     assert [schedule["active"] for schedule in reaping.values()] == [True, False, False]
     assert {schedule["schedule"]["cron"] for schedule in reaping.values()} == {"*/15 * * * *"}
     assert found["sweep/nightly"]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+
+
+@pytest.mark.full
+def test_templates_are_made_when_they_are_asked_for_and_internal_ones_are_tagged_also_where_they_were_before(
+    deployed: DeployReport,
+) -> None:
+    templates = {name for name in NAMES if name.endswith(("/daytona", "/modal"))}
+
+    async def go_back(client: PrefectClient) -> None:
+        for name in templates - {"batch/modal"}:
+            await client.delete_deployment((await client.read_deployment_by_name(name)).id)
+        for name, tags in (("reap/local", ["rlm-batch", "local", "reap"]), ("shard/batch-shard", ["mine"])):
+            found = await client.read_deployment_by_name(name)
+            await client.update_deployment(found.id, DeploymentUpdate(tags=tags))
+
+    ask(go_back)
+    done = asyncio.run(deploy())
+    assert done.created == []
+    assert {*done.updated} == {*NAMES} - templates | {"batch/modal"}  # one that is there is kept up to date
+    with pytest.raises(ConfigurationError, match=r"no templates for 'local'.* daytona and modal"):
+        asyncio.run(deploy(providers=["local"]))
+    assert {*asyncio.run(deploy(providers=ACCOUNTS)).created} == templates - {"batch/modal"}
+    found = on_server()
+    assert "internal" in found["reap/local"]["tags"]
+    assert found["shard/batch-shard"]["tags"] == ["mine"]
+    asyncio.run(deploy(reset=True, providers=ACCOUNTS))
+    internal = {name for name, deployment in on_server().items() if "internal" in deployment["tags"]}
+    assert internal == {"reap/local", "reap/daytona", "reap/modal", "shard/batch-shard"}
 
 
 def test_a_schedule_that_is_on_has_runs_that_are_due(deployed: DeployReport) -> None:
@@ -185,7 +214,7 @@ def test_the_limits_of_saved_blocks_are_on_the_server(deployed: DeployReport) ->
 
 @pytest.mark.full
 def test_another_work_pool_is_made_when_it_is_named(deployed: DeployReport) -> None:
-    asyncio.run(deploy(work_pool="elsewhere", reset=True))
+    asyncio.run(deploy(work_pool="elsewhere", reset=True, providers=ACCOUNTS))
     assert {deployment["work_pool_name"] for deployment in on_server().values()} == {"elsewhere"}
     asyncio.run(deploy(reset=True))
 

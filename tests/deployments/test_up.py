@@ -222,6 +222,62 @@ def test_a_schedule_a_minute_ahead_runs_by_itself(empty: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_sweep_of_ones_own_runs_by_its_schedule_and_whoever_wants_reads_what_it_has_come_to(empty: Path) -> None:
+    (empty / "train.py").write_text("import math\nSUBMIT(loss=(math.log10(lr) + 2) ** 2)\n")
+    with Up(empty) as up:
+        up.there()
+        made = up.type(
+            *(COMMAND, "deploy", "sweep", "train.py", "--grid", "lr=0.1,0.01", "--minimize", "loss"),
+            *("--name", "each-minute", "--cron", "* * * * *"),
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+        example = Path(__file__).resolve().parents[2] / "examples" / "after_sweeps.py"
+        log = empty / "after_sweeps.log"
+        with log.open("w") as output:
+            downstream = subprocess.Popen(
+                [sys.executable, str(example)], env=up.environment, cwd=empty, stdout=output, stderr=output
+            )
+        try:
+            until = time.monotonic() + START
+            said = re.compile(r"(\S+): 0.0 is the best of 2, with \{'lr': 0.01\}")
+            while (read := said.search(log.read_text())) is None and time.monotonic() < until:
+                time.sleep(0.5)
+            assert read is not None, log.read_text()
+        finally:
+            downstream.terminate()
+            downstream.wait(60)
+        (run,) = [found for found in up.list_sweeps() if found["name"] == read[1]]
+        assert (run["state_type"], run["auto_scheduled"]) == ("COMPLETED", True)
+        assert run["state"]["message"].startswith(
+            "2 of 2 trials succeeded; best loss 0 in trial 1 with lr=0.01; results"
+        )
+        report = up.type(COMMAND, "report", run["id"], "--json")
+        rows = [json.loads(line) for line in report.stdout.splitlines()]
+        assert [(row["outputs"]["loss"], row.get("best")) for row in rows] == [(1, None), (0, True)]
+        result = up.type(sys.executable, "-c", READ_RESULT, run["id"])
+        assert result.stdout.splitlines() == ["RunReport", "0.01"], result.stderr
+        listed = up.type(COMMAND, "deploy", "--list").stdout
+        assert re.search(r"^sweep/each-minute +\* \* \* \* \* \(UTC\) +rlm-batch ", listed, re.MULTILINE), listed
+        assert up.type(COMMAND, "deploy", "--remove", "each-minute").returncode == 0
+        assert up.ends(signal.SIGINT) == 0
+
+
+# What another program does with a run's id.
+READ_RESULT = """
+import asyncio, sys
+from prefect import get_client
+
+async def read(run):
+    async with get_client() as client:
+        return await (await client.read_flow_run(run)).state.aresult()
+
+report = asyncio.run(read(sys.argv[1]))
+print(type(report).__name__, report.best.meta.variables["lr"], sep="\\n")
+"""
+
+
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_runs_may_name_files_of_the_home_and_have_no_isolation_only_where_that_is_allowed(empty: Path) -> None:
     (empty / "in.jsonl").write_text('{"x": 1}')

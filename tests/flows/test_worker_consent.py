@@ -17,7 +17,7 @@ from prefect import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 
-from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, RunReport, batch
 from rlm_batch.blocks.registry import resolve_provider
 from rlm_batch.flows.batch import executions
 from rlm_batch.flows.inputs import host_paths
@@ -137,6 +137,8 @@ async def test_a_scripts_own_calls_need_no_consent(outside: Path, tmp_path: Path
 def test_a_path_outside_of_what_the_worker_allows_is_refused_and_one_below_is_read(
     name: str, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name in ("code", "steps"):
+        outside.write_text(json.dumps(SECRET))
     assert_refused(READERS[name], str(outside))
     monkeypatch.setenv(ALLOWED, os.pathsep.join(["/nowhere", str(outside.parent)]))
     assert READERS[name](str(outside))
@@ -152,6 +154,31 @@ def test_a_text_is_read_from_a_file_only_where_the_worker_allows_it(
     assert_refused(read_text_reference, f"@file://{text}")
     monkeypatch.setenv(ALLOWED, str(outside.parent))
     assert read_text_reference(f"@{text}") == SECRET
+
+
+@pytest.mark.usefixtures("as_worker")
+def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = outside.with_name("slow.py")
+    file.write_text("SUBMIT(y=x)\n")
+    decorated = "@staticmethod\ndef f(): pass\n"
+    assert_refused(lambda path: list(executions([decorated, f"@{path}"], None)), str(file))
+    assert_refused(lambda path: texts(["a = 1", f"@{path}"]), str(file))
+    monkeypatch.setenv(ALLOWED, str(outside.parent))
+    assert list(executions([decorated, f"@{file}"], None)) == [(decorated, {}), ("SUBMIT(y=x)\n", {})]
+    assert texts(["a = 1", f" @{file}\n"[1:]]) == ["a = 1", "SUBMIT(y=x)\n"]
+    for place, reason in (
+        ("slow.py", r"'slow\.py', which is no absolute path.* @/DIRECTORY/slow\.py"),
+        ("./code/slow.txt", "no absolute path"),
+        (f"{file}.old", r"the code in /.*slow\.py\.old cannot be read: No such file"),
+        (str(outside.parent), "cannot be read: "),
+        (str(outside), "each of its lines is a text"),
+    ):
+        for read in (lambda text: list(executions(text, None)), read_text_reference, lambda text: texts([text])):
+            with pytest.raises(ConfigurationError, match=reason) as refused:
+                read(f"@{place}")
+            assert "\n" not in str(refused.value)
 
 
 @pytest.mark.usefixtures("as_worker")
@@ -341,8 +368,19 @@ async def test_a_deployments_run_writes_no_results_elsewhere(results: Path, tmp_
     assert ALLOWED in str(state.message)
     assert not (tmp_path / "elsewhere").exists()
     run = await Deployed.made(code=["SUBMIT(y=1)"], provider="local", results_path=str(results / "mine"))
-    assert (await run.execute()).is_completed()
+    state = await run.execute()
+    assert state.is_completed()
     assert list((results / "mine").glob("part-*"))
+    # Whoever asks the server for its result gets its report, by a reference; here it is what the flow returned.
+    (reference,) = (results / "mine").glob("result-*")
+    assert reference.stat().st_size < 1500
+    async with get_client() as client:
+        stored = (await client.read_flow_run(run.run.id)).state
+    assert stored is not None
+    report = await stored.aresult()
+    assert isinstance(report, RunReport)
+    assert ([result.y for result in report.results], report.results_path) == ([1], str(results / "mine"))
+    assert [result.y for result in await state.aresult()] == [1]
 
 
 @pytest.mark.usefixtures("as_worker")

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import logging
 import re
 from pathlib import Path
@@ -64,6 +65,10 @@ async def test_a_sweep_ends_with_a_report_the_best_first_with_charts_and_failure
     assert [b"loss over trials" in picture for picture in pictures] == [True, False, False]
     assert b"loss over x and y" in pictures[1]
     assert re.search(r"4 opened|3 opened|2 opened|1 opened", text)
+    table = json.loads(found["table"].data)
+    assert [row["number"] for row in table] == [2, 3, 0, 4, 1, 5, 6, 7]
+    assert {**table[0], "seconds": 0} == {"number": 2, "x": 1, "y": 0.5, "loss": 0.5, "seconds": 0, "outcome": "best"}
+    assert r"ValueError (line 1\)\: no \<b\>bold\</b\> \| here" in table[-1]["outcome"]  # text, in Prefect's UI too
 
 
 async def test_every_flow_ends_with_one(results: Path):
