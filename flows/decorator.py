@@ -21,7 +21,7 @@ from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
-from .engine.result_reference import with_reference
+from .engine.results.result_reference import with_reference
 from .engine.run_outcome import RunOutcome
 from .inputs.conversion import CODE, convert_parameters
 from .inputs.spilling import spill_long_parameters

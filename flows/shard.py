@@ -14,7 +14,7 @@ from .engine.context import open_capacity, open_run_context, resolve_provider_wi
 from .engine.events import OutcomeRecorder
 from .engine.execution_labels import LABELS, execution_label
 from .engine.executor import LaneExecutor
-from .engine.result_cache import ResultCache
+from .engine.results.result_cache import ResultCache
 from .inputs.host_paths import locate_ledger
 from .parameters import Options, VolumeName
 from .sharding.heartbeat import HeartbeatTask

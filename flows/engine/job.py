@@ -38,8 +38,8 @@ from .events import FlowListener, OutcomeRecorder, announce_results_path, find_l
 from .executor import LaneExecutor
 from .failures import Outcomes, describe_rerun
 from .notebook_progress import NotebookProgress, is_notebook
-from .outcome_store import MemoryStore
-from .result_cache import ResultCache
+from .results.outcome_store import MemoryStore
+from .results.result_cache import ResultCache
 from .run_outcome import announce_outcome
 from .termination import cancel_at_termination
 

@@ -20,7 +20,7 @@ from ...tasks.ledger.marker_signature import KEY_VARIABLE
 from ...tasks.ledger.result_index import ResultIndex, get_results_root
 from ...tasks.read_markers import read_markers_in_sandbox
 from .job import Job
-from .result_cache import ResultCache
+from .results.result_cache import ResultCache
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from ..engine.context import Label
 from ..engine.executor import LaneExecutor
 from ..engine.failures import Outcomes
 from ..engine.job import open_job
-from ..engine.result_cache import ResultCache
+from ..engine.results.result_cache import ResultCache
 from ..parameters import Options
 from .plan import SearchPlan
 from .study import Point, TrialStudy

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...sandbox.result import Result
-from ...tasks.execution import Execution, with_index
-from ...tasks.ledger.ledger import Ledger, LedgerLine
-from ...tasks.ledger.result_index import ResultIndex
+from ....sandbox.result import Result
+from ....tasks.execution import Execution, with_index
+from ....tasks.ledger.ledger import Ledger, LedgerLine
+from ....tasks.ledger.result_index import ResultIndex
 
 ShouldTake = Callable[[Result], bool]
 

@@ -12,11 +12,11 @@ from prefect.results import (  # public there, though its own type checks do not
 )
 from prefect.serializers import JSONSerializer
 
-from ...blocks.storage.location import write_file
-from ...blocks.storage.location_parsing import is_remote
-from ...tasks.ledger.result_index import get_results_root
-from ...tasks.ledger.run_record import RunRecord
-from ..reporting.run_report import load_reference
+from ....blocks.storage.location import write_file
+from ....blocks.storage.location_parsing import is_remote
+from ....tasks.ledger.result_index import get_results_root
+from ....tasks.ledger.run_record import RunRecord
+from ...reporting.run_report import load_reference
 
 DECODER = f"{load_reference.__module__}.{load_reference.__name__}"
 

@@ -1,7 +1,7 @@
 """The outcomes that a flow run has so far, in memory; those of a job in shards are in `tasks/ledger/shard_store.py`."""
 
-from ...sandbox.result import Failure, Outcome
-from ...tasks.execution import Execution
+from ....sandbox.result import Failure, Outcome
+from ....tasks.execution import Execution
 
 
 class MemoryStore:
