@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .sandbox.result import Result as Result
 
     __all__: list[str]
+    __version__: str
 else:  # A type checker that saw it would take any name for a public one.
 
     def __getattr__(name: str) -> object:
@@ -70,6 +71,10 @@ else:  # A type checker that saw it would take any name for a public one.
         modules = _find_modules()
         if name == "__all__":
             return sorted(modules)
+        if name == "__version__":  # which is also that of the blocks
+            from importlib.metadata import version
+
+            return version("rlm-batch")
         if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(modules[name], __name__), name)

@@ -18,7 +18,9 @@ from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.interpreter import Interpreter
 from ..sandbox.process_identity import read_own_identity
+from ..sandbox.result import Result
 from ..sandbox.sandbox_api import Sandbox
+from ..sandbox.sync_interpreter import SyncInterpreter
 from . import git as repository
 from .host_files.files import HostFiles, read_host_files
 from .host_files.mounts import overlaps
@@ -253,3 +255,29 @@ class SandboxProvider(SandboxSettings, ABC):
         if prepare is not None:
             self.check_preparation()
         return Interpreter(lambda: self.open(self.labels(run, server)), timeout=timeout, tools=tools, prepare=prepare)
+
+    def run(
+        self,
+        code: str | Callable[..., object],
+        variables: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = 120.0,
+        tools: dict[str, Callable[..., Any]] | None = None,
+    ) -> Result:
+        """Runs one piece of code in a sandbox of its own, which is gone then; returns what it submitted.
+
+        `timeout` is in seconds. It waits: async code has `async with block.interpreter()` instead. Raises
+        what `open` and `Interpreter.execute` raise.
+        """
+        with SyncInterpreter(lambda: self.open(self.labels("")), timeout=timeout, tools=tools) as interpreter:
+            return interpreter.execute(code, variables)
+
+    @classmethod
+    def model_json_schema(cls, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """The schema of the settings, for a block's form: the account's first, then the provider's, then the common."""
+        schema = super().model_json_schema(*arguments, **options)
+        common = [name for name in SandboxSettings.model_fields if name not in cls.account_settings]
+        fields = schema["properties"]
+        order = (cls.account_settings, [name for name in fields if name not in common], common)
+        schema["properties"] = {name: fields[name] for names in order for name in names if name in fields}
+        return schema

@@ -23,6 +23,7 @@ class SandboxSettings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there are secrets in it
 
     # Not for one run: whoever starts a run would send a block's secrets elsewhere, or lift what holds for all.
+    account_settings: ClassVar[tuple[str, ...]] = ()  # what signs in, which comes first in a block's form
     block_only: ClassVar[tuple[str, ...]] = ("max_sandboxes", "creations_per_second", "limit_name")
 
     takes_environment: ClassVar[bool] = False  # whether its sandboxes can have this machine's packages as they are

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+from prefect import flow
 
 from rlm_batch import (
     ChunksReport,
@@ -40,6 +41,7 @@ from rlm_batch import (
     chunks,
     reap,
     rlm,
+    run_code,
     sequence,
     sweep,
 )
@@ -122,6 +124,19 @@ content: bytes = Volume("results").get("notes.txt")
 LocalSandbox(memory_mib=512, environment={"A": "b"}).save("narrow", overwrite=True)
 LanguageModel(model="openai/gpt-4o-mini", api_key="key").save("small")
 
+five: Result = LocalSandbox().run("SUBMIT(x=factor)", {"factor": 5})
+
+in_sync: SweepReport = sweep.sync("SUBMIT(loss=1)", grid={"rate": [1, 2]}, objective="loss", max_workers=2)
+in_turn: Sequence[Result | Failure] = batch.sync(["SUBMIT(x=1)"], on_failure="return")
+print(in_sync.best.loss, in_turn, chunks.sync("SUBMIT(n=1)", data=[1], chunk_size=1)["0"].n)
+
+
+@flow
+async def run_single_executions() -> list[int]:
+    one: Result = await run_code("SUBMIT(x=n)", {"n": 1}, timeout=60)
+    return [one.x, *(result.x for result in await asyncio.gather(run_code("SUBMIT(x=1)"), run_code("SUBMIT(x=2)")))]
+
+
 patient = batch.with_options(retries=2, timeout_seconds=60)
 again: Sequence[Result | Failure] = asyncio.run(patient("SUBMIT(x=1)", max_workers=2))
 batch.serve("nightly", cron="0 3 * * *", parameters={"code": "SUBMIT(x=1)"})
@@ -132,7 +147,7 @@ WRONG = """
 import asyncio
 
 from rlm_batch import DaytonaInterpreter, ExecutionsFailed, LocalInterpreter, LocalSandbox, ModalInterpreter
-from rlm_batch import batch, chunks, reap, rlm, sequence, sweep
+from rlm_batch import batch, chunks, reap, rlm, run_code, sequence, sweep
 from rlm_batch import no_such_name  # wrong: no_such_name
 
 
@@ -162,6 +177,9 @@ async def main() -> None:
     results = batch("SUBMIT(x=1)")
     print(number, results[0])  # wrong: Coroutine
     await batch.with_options(retries=2)(3)  # wrong: __call__
+    await run_code("SUBMIT(x=1)", timeout="long")  # wrong: timeout
+    answer: str = await run_code("SUBMIT(x=1)")  # wrong: Result
+    print(answer)
 
 
 try:
@@ -169,6 +187,9 @@ try:
 except ExecutionsFailed as failed:
     failed_texts: list[str] = failed.failures  # wrong: Sequence[Failure]
     print(failed_texts)
+sweep.sync("SUBMIT(x=1)", direction="minimise")  # wrong: direction
+sync_texts: list[str] = batch.sync(["SUBMIT(x=1)"])  # wrong: list[str]
+print(sync_texts)
 LocalInterpreter(isolation="landlok")  # wrong: isolation
 LocalInterpreter(memory_mib="much")  # wrong: memory_mib
 LocalInterpreter(memory_mb=512)  # wrong: memory_mb

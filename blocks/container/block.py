@@ -19,15 +19,19 @@ class ContainerSandbox(ContainerProvider, Block):
     Example:
         Load a saved block, and run a batch in its sandboxes:
         ```python
-        from rlm_batch import ContainerSandbox
+        from rlm_batch import ContainerSandbox, batch
 
         sandbox = ContainerSandbox.load("BLOCK_NAME")
+        results = batch.sync("SUBMIT(y=x * x)", inputs=[{"x": 2}, {"x": 3}], provider=sandbox)
+        print([result.y for result in results])
         ```
     """
 
     _block_type_name: ClassVar[str] = "Container Sandbox"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "container-sandbox"  # type: ignore[misc]
-    _description: ClassVar[str] = "Runs code in containers of Docker or Podman."  # type: ignore[misc]
+    _description: ClassVar[str] = (  # type: ignore[misc]
+        "Runs code in containers of Docker or Podman, one of which has to be installed on the worker's machine."
+    )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.podman.io/")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 

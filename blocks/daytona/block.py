@@ -18,15 +18,19 @@ class DaytonaSandbox(DaytonaProvider, Block):
     Example:
         Load a saved block, and run a batch in its sandboxes:
         ```python
-        from rlm_batch import DaytonaSandbox
+        from rlm_batch import DaytonaSandbox, batch
 
         sandbox = DaytonaSandbox.load("BLOCK_NAME")
+        results = batch.sync("SUBMIT(y=x * x)", inputs=[{"x": 2}, {"x": 3}], provider=sandbox)
+        print([result.y for result in results])
         ```
     """
 
     _block_type_name: ClassVar[str] = "Daytona Sandbox"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "daytona-sandbox"  # type: ignore[misc]
-    _description: ClassVar[str] = "Runs code in Daytona's sandboxes."  # type: ignore[misc]
+    _description: ClassVar[str] = (  # type: ignore[misc]
+        "Runs code in Daytona's sandboxes, with an API key of an account. There is nothing to install beside rlm-batch."
+    )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://www.daytona.io/docs/")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 

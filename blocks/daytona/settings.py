@@ -10,6 +10,7 @@ from ..settings import MountPath, SandboxFields, SandboxSettings
 class DaytonaSettings(SandboxSettings):
     """The account, what sandboxes are made from, their resources, and what they may reach."""
 
+    account_settings: ClassVar[tuple[str, ...]] = ("api_key", "api_url", "target")
     block_only: ClassVar[tuple[str, ...]] = (*SandboxSettings.block_only, "api_url")
 
     volume_mount_path: MountPath = "/home/daytona/memory"

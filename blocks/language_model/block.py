@@ -12,16 +12,19 @@ class LanguageModel(LanguageModelSettings, Block):
     """Answers the queries of sandboxed code: anything that LiteLLM serves, a model on your own machine included.
 
     Example:
-        Load a saved block, and let the code of a batch ask it:
+        Install the extra (`pip install 'rlm-batch[rlm]'`), load a saved block, and let the code of a batch ask it:
         ```python
-        from rlm_batch import LanguageModel
+        from rlm_batch import LanguageModel, batch
 
-        model = LanguageModel.load("BLOCK_NAME")
+        model = LanguageModel.load("BLOCK_NAME")  # its settings; code is given its name
+        code = "SUBMIT(answer=llm_query('How many legs has a spider?'))"
+        print(batch.sync([code], language_model="language-model/BLOCK_NAME")[0].answer)
         ```
     """
 
     _block_type_name: ClassVar[str] = "Language Model"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "language-model"  # type: ignore[misc]
+    # Part of the schema, of which saved blocks have the checksum.
     _description: ClassVar[str] = "Answers the queries of sandboxed code, through LiteLLM."  # type: ignore[misc]
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://docs.litellm.ai/docs/providers")  # type: ignore[misc]
 

@@ -19,15 +19,20 @@ class LocalSandbox(LocalProvider, Block):
     Example:
         Load a saved block, and run a batch in its sandboxes:
         ```python
-        from rlm_batch import LocalSandbox
+        from rlm_batch import LocalSandbox, batch
 
         sandbox = LocalSandbox.load("BLOCK_NAME")
+        results = batch.sync("SUBMIT(y=x * x)", inputs=[{"x": 2}, {"x": 3}], provider=sandbox)
+        print([result.y for result in results])
         ```
     """
 
     _block_type_name: ClassVar[str] = "Local Sandbox"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "local-sandbox"  # type: ignore[misc]
-    _description: ClassVar[str] = "Runs code in isolated processes on this machine, with no account."  # type: ignore[misc]
+    _description: ClassVar[str] = (  # type: ignore[misc]
+        "Runs code in isolated processes on the worker's machine, which has Linux, with no account. Debian's package "
+        "bubblewrap isolates more, and is used where it is installed."
+    )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://github.com/containers/bubblewrap")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 

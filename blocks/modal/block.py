@@ -18,15 +18,19 @@ class ModalSandbox(ModalProvider, Block):
     Example:
         Load a saved block, and run a batch in its sandboxes:
         ```python
-        from rlm_batch import ModalSandbox
+        from rlm_batch import ModalSandbox, batch
 
         sandbox = ModalSandbox.load("BLOCK_NAME")
+        results = batch.sync("SUBMIT(y=x * x)", inputs=[{"x": 2}, {"x": 3}], provider=sandbox)
+        print([result.y for result in results])
         ```
     """
 
     _block_type_name: ClassVar[str] = "Modal Sandbox"  # type: ignore[misc]
     _block_type_slug: ClassVar[str] = "modal-sandbox"  # type: ignore[misc]
-    _description: ClassVar[str] = "Runs code in sandboxes of Modal."  # type: ignore[misc]
+    _description: ClassVar[str] = (  # type: ignore[misc]
+        "Runs code in sandboxes of Modal, with a token of an account. There is nothing to install beside rlm-batch."
+    )
     _documentation_url: ClassVar[HttpUrl] = HttpUrl("https://modal.com/docs/guide/sandbox")  # type: ignore[misc]
     _block_schema_capabilities: ClassVar[list[str]] = ["open-sandbox"]  # type: ignore[misc]
 

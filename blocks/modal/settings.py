@@ -1,5 +1,7 @@
 """What a person sets of Modal's sandboxes."""
 
+from typing import ClassVar
+
 from pydantic import Field, SecretStr
 
 from ..settings import SandboxFields, SandboxSettings
@@ -9,6 +11,8 @@ PYTHON = "3.12"  # of the default image; without a version it would be that of t
 
 class ModalSettings(SandboxSettings):
     """The account, the app, the image, the resources and the network of sandboxes, and how long they last."""
+
+    account_settings: ClassVar[tuple[str, ...]] = ("token_id", "token_secret")
 
     token_id: SecretStr | None = Field(
         default=None, title="Token id", description="Of an API token; by default that of Modal's own configuration."

@@ -3,6 +3,7 @@
 And what type checkers know of its fields.
 """
 
+import asyncio
 import operator
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import typing
 from collections.abc import Mapping
 from functools import reduce
+from importlib.metadata import version
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -47,6 +49,30 @@ class TestEveryBlock(BlockStandardTestSuite):
         assert hidden == secret
         telling = [name for name in block.model_fields if re.search("(_key|(?<!per)_token|_secret)$", name)]
         assert set(telling) <= hidden
+
+    def test_its_page_says_what_to_install_runs_a_batch_and_has_a_version(self, block: type[Block]) -> None:
+        example = block.get_code_example() or ""
+        assert "install" in f"{block.get_description()} {example}"
+        program = example.partition("```python\n")[2].partition("```")[0]
+        assert "batch.sync(" in program
+        compile(program, block.__name__, "exec")
+        assert block.get_block_schema_version() == version("rlm-batch")
+
+
+def test_the_form_of_a_provider_begins_with_its_account() -> None:
+    first = {kind: next(iter(kind.model_json_schema()["properties"])) for kind in OURS}
+    assert (first[DaytonaSandbox], first[ModalSandbox]) == ("api_key", "token_id")
+
+
+def test_a_block_runs_code_and_opens_interpreters() -> None:
+    block = LocalSandbox(memory_mib=512)
+    assert block.run("SUBMIT(y=double(x))", {"x": 2}, tools={"double": lambda n: 2 * n}).y == 4
+
+    async def execute() -> int:
+        async with block.interpreter() as interpreter:
+            return (await interpreter.execute("SUBMIT(y=2 * x)", {"x": 3})).y
+
+    assert asyncio.run(execute()) == 6
 
 
 def test_no_block_that_prefect_registers_is_left_out_here() -> None:
