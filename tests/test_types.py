@@ -177,7 +177,6 @@ async def main() -> None:
     results = batch("SUBMIT(x=1)")
     print(number, results[0])  # wrong: Coroutine
     await batch.with_options(retries=2)(3)  # wrong: __call__
-    await run_code("SUBMIT(x=1)", timeout="long")  # wrong: timeout
     answer: str = await run_code("SUBMIT(x=1)")  # wrong: Result
     print(answer)
 
