@@ -5,6 +5,7 @@ fixture that is in `FIXTURES`.
 """
 
 import functools
+import importlib.util
 import os
 import shutil
 import sys
@@ -70,6 +71,9 @@ REQUIREMENTS: dict[str, Callable[[], str]] = {
     ),
     "redis": lambda: _find_missing_program(
         "redis-server", package="redis-server", purpose="several API servers need it"
+    ),
+    "ray": lambda: (
+        "" if importlib.util.find_spec("prefect_ray") else "there is no Ray here: pip install -e '.[ray]', 283 MB"
     ),
     "gcc": lambda: _find_missing_program("gcc", package="gcc", purpose="a fork bomb that is fast enough"),
     "pip": _find_missing_pip,
