@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from ..wire.displays import check_displays
 from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame_parts
 from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
@@ -47,13 +48,19 @@ class Execution:
         self.outcome: bytes | None = None
         self.files: bytes | None = None  # that it wrote on the volume
         self.value: bytes | None = None  # of its last expression
-        self.displays = self.displays_bytes = 0  # that were handed on
+        self._displays = self._displays_bytes = 0  # that were handed on
         self.streams: dict[str, OutputStream] = {}  # of those that it has written to
         self._output_cap = output_cap
 
     def set_end(self, grace: float) -> None:
         """Has it killed if it has not ended after `grace` seconds."""
         self.is_ending, self.due_at = True, time.monotonic() + grace
+
+    def count_display(self, body: bytes) -> None:
+        """Raises BadFrameError for more than our child sends."""
+        self._displays += 1
+        self._displays_bytes += len(body)
+        check_displays(self._displays, self._displays_bytes)
 
     def read_output(self, stream: str, data: bytes) -> str:
         if stream not in self.streams:

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 
-from ..wire.displays import check_displays
 from ..wire.frames import BadFrameError
 from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
@@ -375,9 +374,7 @@ class Supervisor:
         elif op == "value":
             execution.value = body
         elif op == "display":
-            execution.displays += 1
-            execution.displays_bytes += len(body)
-            check_displays(execution.displays, execution.displays_bytes)
+            execution.count_display(body)
             self._wire.send({"op": "display", "id": execution.id}, body)
         else:
             status = header.get("status")
