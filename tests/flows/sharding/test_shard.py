@@ -26,6 +26,7 @@ PARAMETERS: dict[str, Any] = {
     "provider": "local:none",
     "provider_options": None,
     "python_path": None,
+    "mounts": None,
     "max_workers": 2,
     "timeout": 60,
     "retries": 2,
@@ -137,18 +138,25 @@ async def test_why_a_shard_could_not_be_prepared_is_told_to_its_job(results):
     assert "prepare raised ZeroDivisionError" in heartbeat.error[1]
 
 
-async def test_a_shard_has_the_modules_of_its_job_or_does_not_begin(results, tmp_path):
+async def test_a_shard_has_the_modules_and_data_of_its_job_or_does_not_begin(results, tmp_path):
     source = tmp_path / "src"
     source.mkdir()
     (source / "mine.py").write_text("VALUE = 2\n")
-    files = files_of(results, "import mine\nSUBMIT(y=x * mine.VALUE)")
-    options = Options(**{**PARAMETERS, "results_path": str(files.ledger), "python_path": [str(source)]})
-    digest = await LocalSandbox().with_files([str(source)]).compute_files_digest()
-    (source / "mine.py").write_text("VALUE = 3\n")
-    with pytest.raises(ConfigurationError, match="other files in python_path than the job"):
-        await shard(work=str(files.work_path), options=options, files_digest=digest)
+    data = tmp_path / "data.txt"
+    data.write_text("2")
+    files = files_of(results, f"import mine\nSUBMIT(y=x * mine.VALUE * int(open({str(data)!r}).read()) // 2)")
+    named = {"python_path": [str(source)], "mounts": {str(data): str(data)}}
+    options = Options(**{**PARAMETERS, "results_path": str(files.ledger), **named})
+    digest = await LocalSandbox().with_files(**named).compute_files_digest()
+    before = data.stat()
+    for path, other in ((source / "mine.py", "VALUE = 3\n"), (data, "12")):
+        was = path.read_text()
+        path.write_text(other)
+        with pytest.raises(ConfigurationError, match="other files in python_path or mounts than the job"):
+            await shard(work=str(files.work_path), options=options, files_digest=digest)
+        path.write_text(was)
     assert values(files) == {}
-    (source / "mine.py").write_text("VALUE = 2\n")
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     await shard(work=str(files.work_path), options=options, files_digest=digest)
     assert values(files) == {x: 2 * x for x in range(10, 16)}
 
