@@ -8,9 +8,8 @@ from ..flows.parameters import RlmParameters, SequenceParameters, SharedParamete
 from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
 from .deploy_commands import build_deploy_app
-from .flow_action import FlowAction
 from .outcome_output import OutputFormat
-from .parameter_options import Json, ShowOutput, add_flow_options
+from .parameter_options import FlowAction, Json, ShowOutput, add_flow_options
 
 app = App(
     name="rlm-batch",

@@ -9,6 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+
 from ..blocks.registry import make_unsaved_provider
 from ..blocks.volume import check_volume_name
 from ..deployments.deploy import deploy
@@ -20,10 +22,10 @@ from ..deployments.own_deployments import (
     list_own_deployments,
     remove_own_deployment,
 )
+from ..flows.validation import load_flow, open_flow_inputs
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
-from .flow_action import DeployAction
-from .flow_inputs import load_flow, open_flow_inputs
+from .progress import print_reading
 from .table import print_table
 
 
@@ -47,31 +49,37 @@ def run_deploy(work_pool: str, providers: Collection[str], *, reset: bool) -> in
     return 0
 
 
-def deploy_flow(flow_name: str, files: Sequence[str], parameters: dict[str, Any], action: DeployAction) -> int:
+def deploy_flow(
+    flow_name: str,
+    files: Sequence[str],
+    parameters: dict[str, Any],
+    name: str,
+    schedule: Schedule | None,
+    work_pool: str | None,
+) -> int:
     """Makes a deployment of one's own of the flow, with these parameters, and prints what it is and how it is run.
 
-    What the flow would refuse is refused first, and before that a schedule that is none. Raises ConfigurationError.
+    What the flow would refuse is refused first. Raises ConfigurationError.
     """
-    schedule = _build_schedule(action)
     flow = load_flow(flow_name)
     defaults = {item.name: item.default for item in inspect.signature(flow.fn).parameters.values()}
-    given = {name: value for name, value in parameters.items() if value != defaults[name]}
+    given = {key: value for key, value in parameters.items() if value != defaults[key]}
     check_parameters_size(given)
     flow.check_parameters(given)
     make_unsaved_provider(given.get("provider", "local"), given.get("provider_options"))
     if given.get("volume_name") is not None:
         check_volume_name(given["volume_name"])
-    _inputs = open_flow_inputs(flow_name, parameters)
+    _inputs = open_flow_inputs(flow_name, parameters, print_reading)
     names = ", ".join(Path(file).name for file in files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
     of_files = f" of {names}, as {'it was' if len(files) == 1 else 'they were'} when it was deployed" if files else ""
     done = asyncio.run(
         deploy_own(
             flow,
-            action.name,
+            name,
             given,
             description=f"A {flow_name}{of_files}, by rlm-batch deploy.",
             schedule=schedule,
-            work_pool=action.work_pool,
+            work_pool=work_pool,
         )
     )
     print(
@@ -79,9 +87,9 @@ def deploy_flow(flow_name: str, files: Sequence[str], parameters: dict[str, Any]
     )
     for text in done.schedules:
         print(f"It runs by itself: {text}")
-    for name, value in done.replaced.items():
-        now = f"is {given[name]!r} now" if name in given else "is not given any more"
-        print(f"{name}, which was {escape_text(repr(value))[:200]}, {escape_text(now)[:200]}")
+    for parameter, value in done.replaced.items():
+        now = f"is {given[parameter]!r} now" if parameter in given else "is not given any more"
+        print(f"{parameter}, which was {escape_text(repr(value))[:200]}, {escape_text(now)[:200]}")
     if not done.has_worker:
         print(f"rlm-batch: no worker of the work pool {done.work_pool} is there: runs wait for one", file=sys.stderr)
     print(f"\nRun it now: prefect deployment run {shlex.quote(done.name)} --watch")
@@ -107,17 +115,16 @@ def remove_deployment(name: str) -> int:
     return 0
 
 
-def _build_schedule(action: DeployAction) -> Schedule | None:
-    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
-
-    if action.interval is not None:
-        return IntervalSchedule(interval=timedelta(seconds=action.interval))
-    if action.cron is None:
+def build_schedule(cron: str | None, interval: float | None, timezone: str | None) -> Schedule | None:
+    """The schedule that these stand for, `interval` in seconds. Raises ConfigurationError."""
+    if interval is not None:
+        return IntervalSchedule(interval=timedelta(seconds=interval))
+    if cron is None:
         return None
     try:
-        return CronSchedule(cron=action.cron, timezone=action.timezone or "UTC")
+        return CronSchedule(cron=cron, timezone=timezone or "UTC")
     except ValueError:
         raise ConfigurationError(
-            f"--cron {action.cron!r} is no schedule: it is five fields (minute, hour, day, month, day of week), as in "
+            f"--cron {cron!r} is no schedule: it is five fields (minute, hour, day, month, day of week), as in "
             '"0 2 * * *" for every night at two'
         ) from None

@@ -3,13 +3,13 @@
 import inspect
 import math
 import zoneinfo
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from ..sandbox.errors import ConfigurationError
-from .flow_action import DeployAction
 from .parameter_options import build_flow_command
 
 FLOW_NAMES = "batch, sweep, chunks, sequence, rlm or reap"
@@ -35,6 +35,26 @@ DEPLOYMENT_OPTIONS = [
         )
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class DeployAction:
+    """Makes a deployment of the flow with these parameters, or brings the one of that name up to date.
+
+    `interval` is in seconds; there is no schedule without it and without `cron`.
+    """
+
+    name: str
+    cron: str | None = None
+    interval: float | None = None
+    timezone: str | None = None
+    work_pool: str | None = None
+
+    def __call__(self, flow: str, files: Sequence[str], /, **parameters: Any) -> int:
+        from .deploy import build_schedule, deploy_flow
+
+        schedule = build_schedule(self.cron, self.interval, self.timezone)
+        return deploy_flow(flow, files, parameters, self.name, schedule, self.work_pool)
 
 
 def build_deploy_app(flow_commands: Iterable[Callable[..., int]]) -> App:

@@ -3,7 +3,8 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 from cyclopts import Parameter, Token
 from pydantic import TypeAdapter, ValidationError
@@ -17,7 +18,6 @@ from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
 from .argument_parsing import build_provider, read_code, resolve_path
-from .flow_action import FlowAction, RunAction
 from .outcome_output import OutputFormat
 
 OPTION_NAMES = {"cache_results": "resume"}  # where an option is not called as its parameter
@@ -33,6 +33,28 @@ ShowOutput = Annotated[bool, Parameter(help="Print all that the code has printed
 Json = Annotated[
     bool, Parameter(help="Print a line of JSON for each row in the place of the table, with whole values.", negative=())
 ]
+
+
+class FlowAction(Protocol):
+    """What is done with a flow's name, the files of code that were named, and its parameters: a run, or a deployment.
+
+    Returns the exit status.
+    """
+
+    def __call__(self, flow: str, files: Sequence[str], /, **parameters: Any) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunAction:
+    """Runs the flow here, and prints its outcomes."""
+
+    output: OutputFormat
+
+    def __call__(self, flow: str, files: Sequence[str], /, **parameters: Any) -> int:
+        # Prefect, which it imports, takes a second: what is wrong with a file is said before.
+        from .run_flow import run_flow
+
+        return run_flow(flow, list(files), self.output, parameters)
 
 
 def make_provider_options(taken: Collection[str]) -> list[inspect.Parameter]:

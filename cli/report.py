@@ -1,24 +1,29 @@
-"""The report on a run, from its ledger: a table on the terminal, a page of HTML, and exports."""
+"""The report on a run, from its ledger: on the terminal a table, and its queries as a tree; a page of HTML; exports."""
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..blocks.storage.location import Location, replace_atomically
 from ..blocks.storage.location_parsing import is_remote, parse_location, parse_scheme
 from ..flows.prefect_server import embedded_server
+from ..flows.reporting.document import Verbatim
 from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
-from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows
+from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_usage
 from ..flows.reporting.text_table import BEST_MARK, PARETO_MARK
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
+from ..sandbox.queries.budget import Usage
+from ..sandbox.result import Outcome
 from .outcome_output import OutputFormat, print_json_lines, print_outputs
-from .query_output import print_queries
 from .table import print_table
+
+INDENT = "  "  # of a query below that which asked it
 
 
 def show_report(
@@ -63,7 +68,7 @@ def show_report(
         if output.shows_output:
             print_outputs(reader.read_outcomes())
         if shows_queries:
-            print_queries(reader.read_outcomes())
+            _print_queries(reader.read_outcomes())
     name = record.name or record.flow
     page = parse_location(html) if html else reader.ledger.path / "report.html"
     text = render_html(build_report(summary, reader.records), name).encode("utf-8", "replace")
@@ -106,3 +111,35 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
             write(partial)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}; name another file") from None
+
+
+def _print_queries(outcomes: Iterable[Outcome]) -> None:
+    """Prints the queries of each execution that asked any, under its number; of long texts as much as a page shows."""
+    for outcome in outcomes:
+        if outcome.meta.queries.tree:
+            print(f"\n{outcome.meta.index}:")
+        for record in outcome.meta.queries.tree:
+            for line in _format_query(record):
+                print(line)
+
+
+def _format_query(record: dict[str, Any]) -> Iterator[str]:
+    usage = Usage(*(record[name] for name in ("calls", "prompt_tokens", "completion_tokens", "cost")))
+    where = f"{record['kind']} at depth {record['depth']}, {escape_text(record['model'])}"
+    yield f"{where}, {record['seconds']:.1f} s, called {describe_usage(usage)}"
+    yield from _format_text(record["prompt"], "? ")
+    for number, turn in enumerate(record.get("trajectory", ()), 1):
+        yield f"{INDENT}turn {number}"
+        yield from _format_text(turn.get("reasoning") or "", f"{INDENT}# ")
+        yield from _format_text(turn.get("code") or "", f"{INDENT}> ")
+        yield from _format_text(turn.get("output") or "", f"{INDENT}| ")
+    if record.get("error"):
+        yield from _format_text(record["error"], "! ")
+    for inner in record.get("queries", ()):
+        for line in _format_query(inner):
+            yield INDENT + line
+
+
+def _format_text(text: str, mark: str) -> Iterator[str]:
+    for line in Verbatim(text).excerpt.splitlines():
+        yield f"{INDENT}{mark}{line}"

@@ -18,13 +18,13 @@ from ..blocks.registry import make_unsaved_provider
 from ..blocks.volume import check_volume_name
 from ..flows.inputs.spilling import spill_long_parameters
 from ..flows.reporting.text_table import format_cell, format_rows
+from ..flows.validation import load_flow, open_flow_inputs
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Outcome, Result
 from ..tasks.server_errors import describe_server_error
-from .flow_inputs import load_flow, open_flow_inputs
 from .outcome_output import OutputFormat, print_json, print_json_lines, print_outputs
-from .progress import ProgressDisplay
+from .progress import ProgressDisplay, print_reading
 from .table import MAX_TABLE_ROWS, print_table
 
 DELIVERY_SECONDS = 10.0  # for a server that only failed once
@@ -196,7 +196,7 @@ def _check_and_run(
     flow = load_flow(flow_name)
     short = _check_parameters(flow, parameters)
     # The flow is handed the same readers for as long as they are held here, so that a file is parsed once.
-    _inputs = open_flow_inputs(flow_name, parameters)
+    _inputs = open_flow_inputs(flow_name, parameters, print_reading)
     try:
         return _run(flow, short, display), None
     except ExecutionsFailed as error:

@@ -157,31 +157,6 @@ def test_a_text_is_read_from_a_file_only_where_the_worker_allows_it(
 
 
 @pytest.mark.usefixtures("as_worker")
-def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
-    outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = outside.with_name("slow.py")
-    file.write_text("SUBMIT(y=x)\n")
-    decorated = "@staticmethod\ndef f(): pass\n"
-    assert_refused(lambda path: list(executions([decorated, f"@{path}"], None)), str(file))
-    assert_refused(lambda path: texts(["a = 1", f"@{path}"]), str(file))
-    monkeypatch.setenv(ALLOWED, str(outside.parent))
-    assert list(executions([decorated, f"@{file}"], None)) == [(decorated, {}), ("SUBMIT(y=x)\n", {})]
-    assert texts(["a = 1", f" @{file}\n"[1:]]) == ["a = 1", "SUBMIT(y=x)\n"]
-    for place, reason in (
-        ("slow.py", r"'slow\.py', which is no absolute path.* @/DIRECTORY/slow\.py"),
-        ("./code/slow.txt", "no absolute path"),
-        (f"{file}.old", r"the code in /.*slow\.py\.old cannot be read: No such file"),
-        (str(outside.parent), "cannot be read: "),
-        (str(outside), "each of its lines is a text"),
-    ):
-        for read in (lambda text: list(executions(text, None)), read_text_reference, lambda text: texts([text])):
-            with pytest.raises(ConfigurationError, match=reason) as refused:
-                read(f"@{place}")
-            assert "\n" not in str(refused.value)
-
-
-@pytest.mark.usefixtures("as_worker")
 @pytest.mark.timeout(20)
 def test_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code may leave one on a volume."""

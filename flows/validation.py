@@ -4,19 +4,21 @@ from importlib import import_module
 from typing import Any
 
 from ..blocks.storage.location_parsing import parse_scheme
-from ..flows.inputs.host_paths import locate_ledger
-from ..flows.inputs.readers import TypesOfColumns
-from ..flows.inputs.recorded_types import resolve_types_of
-from .progress import print_reading
+from .inputs.host_paths import locate_ledger
+from .inputs.readers import TypesOfColumns
+from .inputs.reading_progress import Report
+from .inputs.recorded_types import resolve_types_of
 
 
 def load_flow(name: str) -> Any:
     """The flow of that name, with all that it imports."""
-    return getattr(import_module(f"...flows.{name}", __name__), name)
+    return getattr(import_module(f".{name}", __package__), name)
 
 
-def open_flow_inputs(flow: str, parameters: dict[str, Any]) -> object:
+def open_flow_inputs(flow: str, parameters: dict[str, Any], report: Report | None = None) -> object:
     """The readers of the inputs, which the flow is handed again for as long as they are held.
+
+    `report` is told how far a long file is read.
 
     None where a file is below a block: its block is on the server, which may not be there before, and the flow alone
     reads it. Raises ConfigurationError for what the flow would refuse.
@@ -26,17 +28,17 @@ def open_flow_inputs(flow: str, parameters: dict[str, Any]) -> object:
         return None
     match flow:
         case "batch":
-            return _open_batch_inputs(parameters)
+            return _open_batch_inputs(parameters, report)
         case "sweep":
-            return _open_sweep_inputs(parameters)
+            return _open_sweep_inputs(parameters, report)
         case "chunks":
-            return _open_chunks_inputs(parameters)
+            return _open_chunks_inputs(parameters, report)
         case "sequence":
-            from ..flows.sequence import texts
+            from .sequence import texts
 
             return texts(parameters["steps"])
         case "rlm":
-            from ..flows.rlm import question
+            from .rlm import question
 
             names = ("query", "context", "context_file", "context_volume_path")
             return question(*(parameters[name] for name in names))
@@ -44,16 +46,16 @@ def open_flow_inputs(flow: str, parameters: dict[str, Any]) -> object:
             return None
 
 
-def _open_batch_inputs(parameters: dict[str, Any]) -> object:
-    from ..flows.batch import executions
+def _open_batch_inputs(parameters: dict[str, Any], report: Report | None) -> object:
+    from .batch import executions
 
     inputs = parameters["inputs"]
-    return executions(parameters["code"], inputs, _resolve_types(inputs, parameters), print_reading)
+    return executions(parameters["code"], inputs, _resolve_types(inputs, parameters), report)
 
 
-def _open_sweep_inputs(parameters: dict[str, Any]) -> object:
-    from ..flows.search.plan import parse_objectives
-    from ..flows.sweep import choose_points
+def _open_sweep_inputs(parameters: dict[str, Any], report: Report | None) -> object:
+    from .search.plan import parse_objectives
+    from .sweep import choose_points
 
     names = ("grid", "points", "space", "trials", "sampler", "seed", "pruner", "code")
     return choose_points(
@@ -62,16 +64,16 @@ def _open_sweep_inputs(parameters: dict[str, Any]) -> object:
         prepare=parameters.get("prepare"),
         is_sharded=parameters.get("shards") is not None,
         types=_resolve_types(parameters["points"], parameters),
-        report=print_reading,
+        report=report,
     )
 
 
-def _open_chunks_inputs(parameters: dict[str, Any]) -> object:
-    from ..flows.inputs.chunking import build_chunks
+def _open_chunks_inputs(parameters: dict[str, Any], report: Report | None) -> object:
+    from .inputs.chunking import build_chunks
 
     by_id, data = parameters["chunks"], parameters["data"]
     types = _resolve_types(by_id or data, parameters)
-    return build_chunks(by_id, data, parameters["chunk_size"], types, print_reading)
+    return build_chunks(by_id, data, parameters["chunk_size"], types, report)
 
 
 def _resolve_types(source: object, parameters: dict[str, Any]) -> TypesOfColumns:
