@@ -67,7 +67,7 @@ class DSPyInterpreter:
             raise CodeInterpreterError(str(error)) from error
 
     def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
-        """Runs the code, and returns a FinalOutput, what was printed, or None.
+        """Runs the code, and returns a FinalOutput, its last expression's value, what was printed, or None.
 
         Variables, and what tools return, are made JSON as DSPy's own interpreters make it; a tool's error is a
         RuntimeError in the code, and code that calls exit() has failed. What it defined is there for the next code
@@ -93,7 +93,9 @@ class DSPyInterpreter:
             raise CodeInterpreterError(str(error)) from error
         if result.meta.submitted:
             return FinalOutput(result.outputs)
-        return (result.meta.stdout + result.meta.stderr) or None
+        if result.meta.value is not None:
+            return result.meta.value
+        return result.meta.value_repr or (result.meta.stdout + result.meta.stderr) or None
 
     __call__ = execute
 

@@ -16,6 +16,7 @@ from ..sandbox.errors import ConfigurationError
 
 ALLOW_NO_ISOLATION = "RLM_BATCH_ALLOW_NO_ISOLATION"
 ALLOWED_PATHS = "RLM_BATCH_ALLOWED_PATHS"
+ALLOWED_TOOLS = "RLM_BATCH_ALLOWED_TOOLS"
 ALLOW_NETWORK = "RLM_BATCH_ALLOW_NETWORK"
 # By another name Podman would start whatever program of the PATH is called so, with root's rights where it has them.
 OCI_RUNTIMES = {"crun", "kata", "kata-runtime", "krun", "nvidia", "runc", "runsc", "youki"}
@@ -55,6 +56,15 @@ def check_network(purpose: str) -> None:
         raise ConfigurationError(
             f"this worker gives containers no network ({purpose}): go without, or set {ALLOW_NETWORK}=1 in the "
             "worker's environment. Then whoever starts its runs can reach what the worker's network has"
+        )
+
+
+def check_tool(path: str) -> None:
+    """Returns if code may call the host's function with that import path. Raises ConfigurationError."""
+    if is_deployment_run() and path not in [name.strip() for name in os.environ.get(ALLOWED_TOOLS, "").split(",")]:
+        raise ConfigurationError(
+            f"this worker does not let runs of deployments call {path}: name it in {ALLOWED_TOOLS} of the worker's "
+            "environment (several with commas between them)"
         )
 
 

@@ -17,6 +17,7 @@ from ..flows.inputs.column_types import ColumnType
 from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
+from ..tasks.host_tools import name_tools
 from .argument_parsing import build_provider, read_code, resolve_path
 from .outcome_output import OutputFormat
 
@@ -131,6 +132,8 @@ def build_flow_command(
             given["python_path"] = [str(path) for path in locate_directories(given["python_path"])]
         if given.get("mounts") is not None:
             given["mounts"] = _read_mounts(given["mounts"])
+        if given.get("tools") is not None:
+            given["tools"] = _read_tools(given["tools"])
         if given.get("prepare") is not None:
             given["prepare"] = read_code(given["prepare"])
         check_values(hints, given)
@@ -171,6 +174,10 @@ def _make_option(parameter: inspect.Parameter) -> inspect.Parameter:
         kind = list[str] | None  # of a dict's the command line takes one
         help_text = f"{field.description}: TARGET=PATH, once for each."
         details = Parameter(help=help_text, negative=(), converter=_read_words)
+    elif parameter.name == "tools":
+        kind = list[str] | None
+        help_text = f"{field.description}: NAME=MODULE:FUNCTION, once for each."
+        details = Parameter(help=help_text, negative=(), converter=_read_words)
     elif "list" in str(kind):
         details = Parameter(help=f"{field.description}.", negative=(), converter=_read_words)
     else:
@@ -195,6 +202,12 @@ def _read_types(_kind: Any, tokens: Sequence[Token]) -> dict[str, str] | str | N
             )
         types[name] = kind
     return types
+
+
+def _read_tools(words: Sequence[str]) -> dict[str, str]:
+    """Import paths by the names that code calls them by, of words such as `lookup=package.module:function`."""
+    pairs = [word.partition("=") for word in words]
+    return name_tools({name: path for name, _, path in pairs})
 
 
 def _read_mounts(words: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
-from .inputs.conversion import PathText, ProviderText
+from .inputs.conversion import PathText, ProviderText, ToolsByName
 
 # Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
 MAX_TASK_RUNS = 1000
@@ -134,6 +134,16 @@ MaxLlmTokens = Annotated[int | None, Field(None, ge=0, description="Tokens of pr
 MaxCost = Annotated[float | None, Field(None, ge=0, description="US dollars for the model, for the whole flow run")]
 
 
+Tools = Annotated[
+    ToolsByName | None,
+    Field(
+        None,
+        description="Functions of the host that code may call, by the names that they have there: import paths such as "
+        "package.module:function",
+    ),
+]
+
+
 class _CommonParameters(TypedDict, total=False):
     provider: Provider
     provider_options: ProviderOptions
@@ -169,6 +179,7 @@ class SequenceParameters(_CommonParameters, total=False):
     prepare: Prepare
     prepare_timeout: PrepareTimeout
     prepare_seed: PrepareSeed
+    tools: Tools
 
 
 class SharedParameters(SequenceParameters, total=False):
@@ -197,6 +208,7 @@ class Options:
     prepare: Prepare = None
     prepare_timeout: PrepareTimeout = PREPARE_TIMEOUT_SECONDS
     prepare_seed: PrepareSeed = None
+    tools: Tools = None
     # How much at once, and for how long.
     max_workers: MaxWorkers
     timeout: Timeout

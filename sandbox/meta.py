@@ -33,7 +33,7 @@ class Meta:
     level that was in force, `layers` what it was made of. `files` are the paths on the volume of what the code wrote
     there, as far as its own Python knew (a subprocess's are not among them), 1,000 at most. `queries` says what was
     asked of a language model. `reports` are the steps and values that the code reported, `pruned` says that its sweep
-    ended it after the last of them.
+    ended it after the last of them. `tool_calls` says how often the code of a flow run called each of its tools.
 
     `value` is what the last statement of the code came to, where that is an expression, as JSON and of at most 1 MiB;
     where it is none of that `value_repr` is its `repr`, 20,000 characters of it. `displays` are what the code has
@@ -60,3 +60,4 @@ class Meta:
     value: Any = None
     value_repr: str | None = None
     displays: tuple[dict[str, Any], ...] = ()
+    tool_calls: dict[str, int] = field(default_factory=dict[str, int])

@@ -2,10 +2,12 @@
 
 import asyncio
 import errno
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
@@ -24,6 +26,7 @@ from ..sandbox.result import Result
 from .capacity.admission import Permit
 from .capacity.slots import Slot, Slots
 from .execution import Execution, build_pruned_result
+from .host_tools import Tool
 from .ledger.completion_markers import remove_marker, write_marker
 from .ledger.marker_signature import MarkerSigner
 from .task_log import OutputLog
@@ -46,6 +49,7 @@ class Lane:
     and every later execution raises StateLost. `model_access` is what each execution may ask, `uploads` are files
     that each finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels. `preparation` runs
     in each sandbox before the first execution, and what it writes goes to the log that is opened for it.
+    `tools` are functions of the host that code may call; the calls are counted in `meta`.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Lane:
         uploads: dict[str, Path] | None = None,
         preparation: Preparation | None = None,
         open_prepare_log: Callable[[], OutputLog] | None = None,
+        tools: dict[str, Tool] | None = None,
     ) -> None:
         self.provider = provider
         self._run = run
@@ -76,6 +81,8 @@ class Lane:
         self._uploads = uploads or {}
         self._preparation = preparation
         self._open_prepare_log = open_prepare_log
+        self._tools = {name: self._count_calls(name, tool) for name, tool in (tools or {}).items()}
+        self._tool_calls: Counter[str] = Counter()  # of the execution under way
         self._prepare_log: OutputLog | None = None
         self._context = context
         self._has_state = False
@@ -122,6 +129,7 @@ class Lane:
 
         Raises ProviderUnusable where the provider says that its configuration is wrong.
         """
+        self._tool_calls.clear()
         try:
             marker = execution.marker
             try:
@@ -191,9 +199,21 @@ class Lane:
             except (RlmBatchError, ProviderUnusable) as error:
                 raise unknown from error  # and nothing that has the code run again
 
-    @staticmethod
-    def _complete_meta(meta: Meta, execution: Execution) -> Meta:
-        return replace(meta, index=execution.index, attempt=execution.attempt, earlier_errors=execution.earlier_errors)
+    def _complete_meta(self, meta: Meta, execution: Execution) -> Meta:
+        return replace(
+            meta,
+            index=execution.index,
+            attempt=execution.attempt,
+            earlier_errors=execution.earlier_errors,
+            tool_calls=dict(self._tool_calls),
+        )
+
+    def _count_calls(self, name: str, tool: Tool) -> Tool:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self._tool_calls[name] += 1
+            return await tool(*args, **kwargs)
+
+        return call
 
     async def open_sandbox(self) -> Interpreter:
         """The interpreter in this lane's sandbox, which is opened if it is not yet."""
@@ -256,7 +276,7 @@ class Lane:
     def _make_interpreter(self) -> Interpreter:
         """An interpreter whose sandbox is not open yet; it has the lane's permit until then."""
         interpreter = self.provider.interpreter(
-            run=self._run, server=self._server, timeout=self._timeout, prepare=self._preparation
+            run=self._run, server=self._server, timeout=self._timeout, tools=self._tools, prepare=self._preparation
         )
         if self._preparation is not None and self._open_prepare_log is not None:
             self._prepare_log = self._open_prepare_log()

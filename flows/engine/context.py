@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prefect import get_run_logger
 from prefect.runtime import flow_run
@@ -20,6 +20,7 @@ from ...sandbox.errors import ConfigurationError
 from ...sandbox.queries.budget import Usage
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
+from ...tasks.host_tools import Tool, load_tools
 from ...tasks.lane import Lane
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.query import QueryTracker
@@ -72,6 +73,7 @@ class RunContext:
     tracker: QueryTracker
     usage: ResourceUsage
     preparation: Preparation | None
+    tools: dict[str, Tool]
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
     def make_lane(
@@ -95,6 +97,7 @@ class RunContext:
             model_access=self.model_access,
             uploads=uploads,
             preparation=self.preparation if is_prepared else None,
+            tools=self.tools,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
         )
 
@@ -139,6 +142,13 @@ async def open_run_context(
             max_llm_tokens=options.max_llm_tokens,
         )
     preparation = _read_preparation(options, provider)
+    named = cast("dict[str, str]", options.tools or {})
+    if options.shards is not None and (own := [name for name, path in named.items() if path.startswith("<")]):
+        raise ConfigurationError(
+            f"the tool {own[0]!r} is a function of this process, and shards run in others: name it by its import path, "
+            "such as package.module:function"
+        )
+    tools = await asyncio.to_thread(load_tools, named)
     deadline = Deadline.start(options.deadline)
     context = RunContext(
         provider=provider,
@@ -155,6 +165,7 @@ async def open_run_context(
         tracker=tracker,
         usage=ResourceUsage(),
         preparation=preparation,
+        tools=tools,
     )
     register_own_run(context.run_id)
     return context

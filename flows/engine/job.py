@@ -65,6 +65,8 @@ class Job:
             fingerprint["prepare"] = preparation.code
             if preparation.seed is not None:
                 fingerprint["prepare_seed"] = preparation.seed
+        if self.context.tools:
+            fingerprint["tools"] = sorted(self.context.tools)
         return fingerprint
 
     def skip(self, executions: Iterable[Execution], reason: str) -> None:

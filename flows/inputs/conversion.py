@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ from ...blocks.host_files.python_path import locate_directories
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
+from ...tasks.host_tools import name_tools
 from .spilling import check_codes
 
 # Parameters that hold values for code, and those that hold code itself.
@@ -35,12 +36,13 @@ if TYPE_CHECKING:
     GridValues = Mapping[str, object]  # and of a grid, unless all its values are of one type, for dict[str, object]
     SpaceValues = Mapping[str, object] | Sequence[Mapping[str, object]]
     DataById = Mapping[Any, object]
+    ToolsByName = Mapping[str, str | Callable[..., Any]]
     PathText = str | PurePath
     ProviderText = str | SandboxProvider
 
 else:
     Items, Variables, Code, PathText, ProviderText = list, dict[str, Any], str, str, str
-    GridValues, DataById = dict[str, list[Any]], dict[str, Any]
+    GridValues, DataById, ToolsByName = dict[str, list[Any]], dict[str, Any], dict[str, str]
     SpaceValues = dict[str, Any] | list[dict[str, Any]]
 
 
@@ -62,9 +64,11 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
         converted["python_path"] = [str(path) for path in locate_directories(paths)]
     if isinstance(mounts := converted.get("mounts"), Mapping):
         converted["mounts"] = {target: str(source) for target, source in locate_mounts(mounts).items()}
+    if isinstance(tools := converted.get("tools"), Mapping):
+        converted["tools"] = tools = name_tools(tools)  # type: ignore[reportUnknownArgumentType]
     for name in CODE:
         if name in converted:
-            converted[name] = _convert_functions(name, converted[name])
+            converted[name] = _convert_functions(name, converted[name], tools or ())
     for name in VALUES:
         if name in converted:
             converted[name] = _convert_values(name, converted[name])
@@ -73,7 +77,7 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     return converted
 
 
-def _convert_functions(name: str, value: Any) -> Any:
+def _convert_functions(name: str, value: Any, tools: Collection[str]) -> Any:
     """The value with text in the place of a function, or of each in a list. Raises ConfigurationError."""
     value = _list_items(value)
     if name == "prepare" and callable(value):
@@ -82,8 +86,8 @@ def _convert_functions(name: str, value: Any) -> Any:
             "themselves"
         )
     if isinstance(value, list):
-        return [convert_code(item) for item in value]  # type: ignore[reportUnknownVariableType]
-    return convert_code(value)
+        return [convert_code(item, tools) for item in value]  # type: ignore[reportUnknownVariableType]
+    return convert_code(value, tools)
 
 
 def _convert_values(name: str, value: Any) -> Any:

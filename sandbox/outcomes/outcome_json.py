@@ -21,8 +21,11 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
     meta["reports"] = [[step, _encode_number(value)] for step, value in outcome.meta.reports]
     # Not there where there are none, as in lines of versions without them.
-    for name in ("reports", "pruned", "value", "value_repr", "displays"):
-        if meta[name] is None or meta[name] is False or meta[name] in ([], ()):
+    for name in ("reports", "pruned", "displays", "tool_calls"):
+        if not meta[name]:
+            del meta[name]
+    for name in ("value", "value_repr"):  # which may be empty, zero or False
+        if meta[name] is None:
             del meta[name]
     if "value" in meta:
         plain, nonfinite = replace_nonfinite({"value": meta["value"]})

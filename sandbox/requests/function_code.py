@@ -21,7 +21,7 @@ from ..errors import ConfigurationError
 from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
 
 # What code finds, asked for or not.
-PROVIDED_NAMES = {"SUBMIT", "report", "VolumeError", *VOLUME_NAMES, *QUERY_NAMES, *QUERY_ERROR_NAMES}
+PROVIDED_NAMES = {"SUBMIT", "display", "report", "VolumeError", *VOLUME_NAMES, *QUERY_NAMES, *QUERY_ERROR_NAMES}
 FUTURE_LINE = "from __future__ import annotations\n"
 # By way of __import__, for a variable may have the name of any other builtin.
 CALL = """

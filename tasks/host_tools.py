@@ -1,0 +1,85 @@
+"""Functions of the host that a flow run's code may call: named by import paths, or handed over in this process."""
+
+import asyncio
+import importlib
+import inspect
+import keyword
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..blocks.worker_consent import check_tool
+from ..sandbox.errors import ConfigurationError
+from ..sandbox.requests.function_code import PROVIDED_NAMES
+from ..sandbox.thread_pool import ThreadPool
+
+TOOL_TIMEOUT_SECONDS = 60.0  # for one call; it ends with its execution at the latest
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+Tool = Callable[..., Any]
+_functions: dict[str, Tool] = {}  # of this process, by what stands for them in a flow run's parameters
+_threads = ThreadPool()
+
+
+def name_tools(tools: Mapping[str, Any]) -> dict[str, str]:
+    """The tools as JSON: import paths as they are, and a name in this process for each function.
+
+    Raises ConfigurationError for a name that code could not call it by, and for what is neither.
+    """
+    named: dict[str, str] = {}
+    for name, tool in tools.items():
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise ConfigurationError(f"the tool {name!r} has no name that Python code could use: rename it")
+        if name in PROVIDED_NAMES:
+            raise ConfigurationError(f"the tool {name!r} would hide a function that code finds anyway: rename it")
+        if callable(tool):
+            named[name] = f"<{getattr(tool, '__qualname__', type(tool).__qualname__)} {id(tool):#x} of this process>"
+            _functions[named[name]] = tool
+        elif isinstance(tool, str) and (IMPORT_PATH.fullmatch(tool) or tool in _functions):
+            named[name] = tool
+        else:
+            raise ConfigurationError(
+                f"the tool {name!r} is {tool!r}: it is a function, or the import path of one, such as "
+                "package.module:function"
+            )
+    return named
+
+
+def load_tools(tools: Mapping[str, str]) -> dict[str, Tool]:
+    """The functions, each with a time limit for a call. Raises ConfigurationError."""
+    return {name: _limit_seconds(name, _load_tool(name, path)) for name, path in name_tools(tools).items()}
+
+
+def _load_tool(name: str, path: str) -> Tool:
+    if path.startswith("<"):
+        return _functions[path]
+    check_tool(path)
+    module, _, attribute = path.partition(":")
+    try:
+        tool: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            tool = getattr(tool, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"the tool {name!r}, {path}, cannot be imported on this host: {error}") from None
+    if not callable(tool):
+        raise ConfigurationError(f"the tool {name!r}, {path}, is a {type(tool).__name__}, which cannot be called")
+    return tool
+
+
+def _limit_seconds(name: str, tool: Tool) -> Tool:
+    """The tool, whose calls are given up after a time; what runs in a thread then comes to its end unheard."""
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        limit = asyncio.timeout(TOOL_TIMEOUT_SECONDS)
+        try:
+            async with limit:
+                if inspect.iscoroutinefunction(tool):
+                    return await tool(*args, **kwargs)
+                value = await _threads.run_in_thread(lambda: tool(*args, **kwargs))
+                return await value if inspect.isawaitable(value) else value
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"{name} took more than {TOOL_TIMEOUT_SECONDS:g} s: ask it for less") from None
+
+    return call
