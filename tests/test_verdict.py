@@ -138,6 +138,7 @@ STAGES = (
     "make check, as on a fresh machine",
     "make test, as on a fresh machine",
     "the programs that the tests can use",
+    "the packages that the tests can use",
     "make test",
     "make test-full",
 )
@@ -151,7 +152,7 @@ def test_the_verdict_is_of_the_tests_on_a_fresh_machine_and_of_all_of_them_with_
     assert [call.removeprefix("--no-print-directory ") for call in calls if not call.startswith("apt-get")] == [
         *("check alone CI", "test alone CI", "test CI", "test-full CI")
     ]
-    assert [line.rstrip("0123456789 s") for line in lines[-6:]] == [
+    assert [line.rstrip("0123456789 s") for line in lines[-7:]] == [
         "The verdict:",
         *(f"  {name}: passed in" for name in STAGES),
     ]
@@ -172,4 +173,5 @@ def test_the_verdict_tells_what_it_could_not_install(tmp_path: Path, programs: P
     assert [line for line in lines if "bubblewrap" in line] == [
         "bubblewrap is not here and could not be installed: the stronger level of local isolation is not tested."
     ]
+    assert "Ray could not be installed: tasks of a cluster of it are not tested." in lines
     assert ("apt-get -qq install --yes --no-install-recommends bubblewrap" in asked) == bool(sudo)

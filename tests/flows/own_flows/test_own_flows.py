@@ -268,6 +268,7 @@ def test_tasks_in_a_cluster_of_dask_use_our_flows_and_results(tmp_path: Path):
 
 
 @pytest.mark.full
+@pytest.mark.requires("ray")
 @pytest.mark.timeout(300)
 def test_tasks_in_a_cluster_of_ray_use_our_flows_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
