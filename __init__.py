@@ -72,9 +72,9 @@ else:  # A type checker that saw it would take any name for a public one.
         if name == "__all__":
             return sorted(modules)
         if name == "__version__":  # which is also that of the blocks
-            from importlib.metadata import version
+            import importlib.metadata
 
-            return version("rlm-batch")
+            return importlib.metadata.version("rlm-batch")
         if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(modules[name], __name__), name)

@@ -32,6 +32,7 @@ FLOWS: dict[str, Any] = {
 WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", *LEFT_OUT}
 OPTIONS_ALONE = {"isolation", "minimize", "maximize", "grid", "space", "show_output", "json"}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
+PAIRS = {"mounts": "TARGET=PATH", "tools": "NAME=MODULE:FUNCTION"}  # what a dict is on the command line
 NEEDED = {"rlm": ["--language-model", "m"], "reap": []}
 
 
@@ -73,7 +74,8 @@ def test_an_option_that_flows_share_says_of_itself_what_the_form_says(name: str)
         field = field_of(parameter.annotation)
         assert field is not None
         if option in shared and name != "reap" and (name, option) != ("rlm", "language_model"):
-            assert found[option].parameter.help == f"{field.description}.", option
+            form = f": {PAIRS[option]}, once for each" if option in PAIRS else ""
+            assert found[option].parameter.help == f"{field.description}{form}.", option
 
 
 @pytest.mark.parametrize("name", FLOWS)

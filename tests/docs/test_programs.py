@@ -165,4 +165,4 @@ def test_what_a_page_names_exists(page: str) -> None:
 
 def test_every_extra_is_in_the_documentation() -> None:
     named = {name for page in PAGES for name in re.findall(r"pip install '\.\[(\w+)\]'", read_page(page))}
-    assert named == {*PROJECT["optional-dependencies"]} - {"dev"}
+    assert named == {*PROJECT["optional-dependencies"]} - {"dev", "ray"}
