@@ -27,6 +27,7 @@ PARAMETERS: dict[str, Any] = {
     "provider_options": None,
     "python_path": None,
     "mounts": None,
+    "tools": None,
     "max_workers": 2,
     "timeout": 60,
     "retries": 2,
@@ -138,15 +139,16 @@ async def test_why_a_shard_could_not_be_prepared_is_told_to_its_job(results):
     assert "prepare raised ZeroDivisionError" in heartbeat.error[1]
 
 
-async def test_a_shard_has_the_modules_and_data_of_its_job_or_does_not_begin(results, tmp_path):
+async def test_a_shard_has_the_modules_data_and_tools_of_its_job_or_does_not_begin(results, tmp_path):
     source = tmp_path / "src"
     source.mkdir()
     (source / "mine.py").write_text("VALUE = 2\n")
     data = tmp_path / "data.txt"
     data.write_text("2")
-    files = files_of(results, f"import mine\nSUBMIT(y=x * mine.VALUE * int(open({str(data)!r}).read()) // 2)")
+    files = files_of(results, f"import mine\nSUBMIT(y=x * mine.VALUE * int(open({str(data)!r}).read()) // count('ab'))")
     named = {"python_path": [str(source)], "mounts": {str(data): str(data)}}
-    options = Options(**{**PARAMETERS, "results_path": str(files.ledger), **named})
+    tools = {"count": "builtins:len"}
+    options = Options(**{**PARAMETERS, "results_path": str(files.ledger), **named, "tools": tools})
     digest = await LocalSandbox().with_files(**named).compute_files_digest()
     before = data.stat()
     for path, other in ((source / "mine.py", "VALUE = 3\n"), (data, "12")):
