@@ -160,7 +160,7 @@ async def main() -> None:
         timeout="long",  # wrong: timeout
         retries=1,
     )
-    await batch(3)  # wrong: code
+    await batch(3)  # wrong: __call__
     await batch()  # wrong: code
     await batch("SUBMIT(x=1)", inputs={"a": 1})  # wrong: inputs
     await batch("SUBMIT(x=1)", inputs={"a": 1}.values())  # wrong: inputs
