@@ -122,6 +122,8 @@ def build_schedule(cron: str | None, interval: float | None, timezone: str | Non
     if cron is None:
         return None
     try:
+        if len(cron.split()) != 5 and not cron.startswith("@"):  # six are seconds too, which it would not be told
+            raise ValueError
         return CronSchedule(cron=cron, timezone=timezone or "UTC")
     except ValueError:
         raise ConfigurationError(

@@ -1,7 +1,6 @@
 """The command `deploy`: our deployments on a server that is there, and one's own, of each flow."""
 
 import inspect
-import math
 import zoneinfo
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,10 @@ from ..sandbox.errors import ConfigurationError
 from .parameter_options import build_flow_command
 
 FLOW_NAMES = "batch, sweep, chunks, sequence, rlm or reap"
-BANNED_CHARACTERS = "/%&<>"  # Prefect takes no name that has one of them
+# Prefect takes no name that has one of the first five, and reads another than the one that was meant for the others.
+BANNED_CHARACTERS = "/%&<>#?\\"
+MAX_NAME_CHARACTERS = 200
+MAX_INTERVAL_SECONDS = 10 * 366 * 86400.0  # ten years
 
 Name = Annotated[str, Parameter(help="What the deployment is called, in Prefect FLOW/NAME.", group="Deployment")]
 Cron = Annotated[str | None, Parameter(help='When it runs, as in "0 2 * * *".', group="Deployment")]
@@ -92,6 +94,8 @@ def deploy_package(
         raise ConfigurationError(f"there is no {what} {words[0]!r}: {remedy}")
     from .deploy import print_own_deployments, remove_deployment, run_deploy
 
+    if lists and remove is not None:
+        raise ConfigurationError("--list and --remove are two things to do: give one of them")
     if lists:
         return print_own_deployments()
     if remove is not None:
@@ -125,16 +129,22 @@ def deploy_reap(
 def make_deploy_action(**options: Any) -> DeployAction:
     """What DEPLOYMENT_OPTIONS stand for. Raises ConfigurationError where they are wrong, or do not go together."""
     action = DeployAction(**options)
-    if not action.name.strip() or set(action.name) & set(BANNED_CHARACTERS):
-        raise ConfigurationError(f"--name is empty, or has one of {BANNED_CHARACTERS} in it: give one without")
+    name = action.name
+    if not name.strip(".") or name != name.strip() or not name.isprintable() or set(name) & set(BANNED_CHARACTERS):
+        raise ConfigurationError(
+            f"--name is empty, has spaces around it, or has one of {BANNED_CHARACTERS} in it or what is not printed: "
+            "give one without"
+        )
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise ConfigurationError(f"--name has {len(name):,} characters: give one of at most {MAX_NAME_CHARACTERS}")
     if action.cron is not None and action.interval is not None:
         raise ConfigurationError("--cron and --interval are two schedules: give one of them")
     if action.timezone is not None and action.cron is None:
         raise ConfigurationError("--timezone is that of --cron, and there is none")
     if action.timezone is not None and action.timezone not in zoneinfo.available_timezones():
         raise ConfigurationError(f"there is no time zone {action.timezone!r}: it is one such as Europe/Berlin or UTC")
-    if action.interval is not None and not (action.interval >= 1 and math.isfinite(action.interval)):
-        raise ConfigurationError("--interval is a number of seconds, 1 or more")
+    if action.interval is not None and not 1 <= action.interval <= MAX_INTERVAL_SECONDS:
+        raise ConfigurationError("--interval is a number of seconds, from 1 to those of ten years")
     if action.work_pool is not None and not action.work_pool.strip():
         raise ConfigurationError("--work-pool is empty: name the pool, or leave it out for rlm-batch")
     return action

@@ -6,6 +6,7 @@ this file. Nothing here imports Prefect: the command line reads it before anythi
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -278,7 +279,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _make_absolute(path: PathText) -> str:
-    return str(Path(path).expanduser().absolute())
+    return str(Path(os.path.expanduser(path)).absolute())
 
 
 def _default_of(hint: Any) -> Any:

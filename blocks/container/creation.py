@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...sandbox.confinement.policy import LATEST_ABI, MACHINES, Policy
 from ...sandbox.driver_settings import DriverSettings
@@ -67,6 +68,7 @@ async def create_container(
         ],
         gid=gid,
     )
+    policy = replace(CODE_POLICY, unix_sockets=not any(mount.is_directory for mount in files.mounts))
     # What is too large by itself is a MemoryError, and the process lives on. What is only reserved is free.
     limits = {"CORE": 0, "DATA": settings.memory_mib << 20}
     own_environment = {"HOME": CWD, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -81,7 +83,7 @@ async def create_container(
             "limits": limits,
             **({} if gid is None else {"umask": UMASK}),
             **({"mounts": [mount.describe_driver_check() for mount in files.mounts]} if ready.is_host_kernel else {}),
-            **({"seccomp": CODE_POLICY.build_seccomp_filter(ready.machine)} if ready.machine in MACHINES else {}),
+            **({"seccomp": policy.build_seccomp_filter(ready.machine)} if ready.machine in MACHINES else {}),
         },
     )
     return ContainerHandle(engine, name, ready.layers, driver_settings, command, payload, volume)

@@ -21,7 +21,7 @@ def locate_source(text: str, parameter: str) -> Path:
     """
     if not text.strip() or "\0" in text:
         raise ConfigurationError(f"{parameter}: {text!r} is no path: name a directory of this machine")
-    path = check_path(Path(text).expanduser().absolute())
+    path = check_path(Path(os.path.expanduser(text)).absolute())  # which leaves a home that there is none of
     real = path if is_deployment_run() else resolve_links(path)  # what was allowed has no links, and gets none
     if real is None or not real.exists():
         raise ConfigurationError(f"{parameter}: there is no {text} on this machine")

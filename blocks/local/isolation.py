@@ -72,6 +72,7 @@ def build_confinement(
         own_mounts=bubblewrap,
         own_uid=uid is not None,
         abi=find_landlock_abi(),
+        unix_sockets=not any(mount.is_directory for mount in mounts),
     )
     rules: dict[str, Any] = {"limits": limits, "uid": uid}
     if mounts:

@@ -101,7 +101,8 @@ class Policy:
     `readable` are directories that may be read, `writable` those that may be changed. `network` leaves IP and path
     sockets, for a sandbox that has a network namespace of its own. `own_mounts` says that it sees its own files only,
     so that changing a mode can do no harm; `own_uid` that it runs as a user that owns nothing else. `abi` is
-    Landlock's version.
+    Landlock's version. Without `unix_sockets` there are but pairs of them: where code sees a directory of the host's, a
+    server may make its socket there at any time, and a mount that is read only keeps nobody from connecting.
     """
 
     readable: tuple[str, ...]
@@ -110,6 +111,7 @@ class Policy:
     own_mounts: bool
     own_uid: bool
     abi: int
+    unix_sockets: bool = True
 
     @property
     def ignores_changes(self) -> bool:
@@ -194,13 +196,14 @@ class Policy:
         for name, everyone in (("setpriority", PRIO_USER), ("ioprio_set", IOPRIO_USER)):
             whose = [(load, 0, 0, argument(0)), (jump_equal, 3, 0, everyone), (load, 0, 0, argument(1))]
             on(name, *whose, *own, refuse(EPERM), allow)
-        on("socket", *(_build_socket_checks() if self.network else [refuse(EPERM)]))
+        on("socket", *(_build_socket_checks(self.unix_sockets) if self.network else [refuse(EPERM)]))
         for name in () if self.network else ADDRESS_CALLS:
             on(name, refuse(EPERM))
         # A pair of datagram sockets can also send to a path: to a server of the host's, where its files are seen.
-        unix = [(load, 0, 0, argument(0)), (jump_equal, 0, 1 if self.own_mounts else 4, AF_UNIX)]
+        is_safe = self.own_mounts and self.unix_sockets
+        unix = [(load, 0, 0, argument(0)), (jump_equal, 0, 1 if is_safe else 4, AF_UNIX)]
         stream = [(load, 0, 0, argument(1)), (mask, 0, 0, 0xF), (jump_equal, 0, 1, SOCK_STREAM)]
-        on("socketpair", *unix, *([] if self.own_mounts else stream), allow, refuse(EPERM))
+        on("socketpair", *unix, *([] if is_safe else stream), allow, refuse(EPERM))
         if self.abi < 6:
             for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
                 on(name, (load, 0, 0, argument(0)), *own, refuse(EPERM), allow)
@@ -255,12 +258,12 @@ def _build_ioctl_checks(network: bool) -> list[Instruction]:
     return [(LOAD, 0, 0, _locate_argument(1)), *instructions, _refuse(ENOTTY), ALLOWED, _refuse(EPERM)]
 
 
-def _build_socket_checks() -> list[Instruction]:
-    """Lets through unix sockets, TCP and UDP, and of netlink what the C library asks it: which addresses there are."""
+def _build_socket_checks(unix_sockets: bool) -> list[Instruction]:
+    """Lets through unix sockets, if any, TCP and UDP, and of netlink what the C library asks it: what addresses."""
     protocol = (LOAD, 0, 0, _locate_argument(2))
     return [
         (LOAD, 0, 0, _locate_argument(0)),
-        (JUMP_EQUAL, 13, 0, AF_UNIX), (JUMP_EQUAL, 2, 0, AF_INET), (JUMP_EQUAL, 1, 0, AF_INET6),
+        (JUMP_EQUAL, 13 if unix_sockets else 12, 0, AF_UNIX), (JUMP_EQUAL, 2, 0, AF_INET), (JUMP_EQUAL, 1, 0, AF_INET6),
         (JUMP_EQUAL, 7, 9, AF_NETLINK),
         (LOAD, 0, 0, _locate_argument(1)), (MASK, 0, 0, 0xF), (JUMP_EQUAL, 1, 0, SOCK_STREAM),
         (JUMP_EQUAL, 0, 5, SOCK_DGRAM),

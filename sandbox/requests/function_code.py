@@ -103,7 +103,8 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
     text, definition = _read_definition(name, plain)
     _check_definition(name, definition)
     flags = plain.__code__.co_flags & __future__.annotations.compiler_flag
-    is_waiting = bool(flags)  # the annotations
+    # The annotations wait also where a variable will have the name of what they are made of.
+    is_waiting = bool(flags) or any(hasattr(builtins, parameter) for parameter in _list_names(definition))
     own = {definition.name, *PROVIDED_NAMES, *tools}
     foreign = _find_foreign_global(FUTURE_LINE + text if is_waiting else text, own, plain)
     if foreign is not None and not is_waiting:  # perhaps in annotations alone, which nobody has to know there
@@ -113,6 +114,7 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
     # After that: a call of what a module imports is other byte code than one of what this text alone has.
     if not _is_compiled_from(plain.__code__, text, flags):
         raise _refuse(name, "its source is not what it was made of: its file has changed since. Import it anew")
+    _check_defaults(name, plain, definition)
     if is_waiting:
         text = FUTURE_LINE + text
     arguments = definition.args
@@ -211,6 +213,26 @@ def _check_definition(name: str, definition: ast.FunctionDef) -> None:
             raise _refuse(name, f"its parameter {parameter} has the name of {what}. Rename it")
     if definition.name in PROVIDED_NAMES:
         raise _refuse(name, "it has the name of a function or a constant that code finds. Rename it")
+
+
+def _check_defaults(name: str, function: FunctionType, definition: ast.FunctionDef) -> None:
+    """Raises ConfigurationError where a default that is written out is not the one that the function has."""
+    positional, keywords = definition.args.args, definition.args.kwonlyargs
+    defaults = function.__defaults__ or ()
+    has_all = len(defaults) == len(definition.args.defaults)
+    pairs = [*zip(definition.args.defaults, defaults, strict=False)]
+    for parameter, node in zip(keywords, definition.args.kw_defaults, strict=True):
+        has_all = has_all and (node is not None) == (parameter.arg in (function.__kwdefaults__ or {}))
+        if node is not None and has_all:
+            pairs.append((node, (function.__kwdefaults__ or {})[parameter.arg]))
+    for node, value in pairs if has_all and len(positional) >= len(defaults) else ():
+        try:
+            written = ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue  # what it came to when the function was made is not known from the text
+        has_all = has_all and repr(written) == repr(value)
+    if not has_all:
+        raise _refuse(name, "its defaults are not those of its source, which has changed since. Import it anew")
 
 
 def _list_names(definition: ast.FunctionDef) -> list[str]:

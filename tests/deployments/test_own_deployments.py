@@ -173,11 +173,18 @@ def test_what_is_wrong_is_a_sentence_and_makes_nothing(
         ("batch", "train.py", "--inputs", "nosuch.csv", "--name", "x"): "nosuch.csv",
         ("sweep", "train.py", "--name", "x"): "the space is missing",
         SWEEP: "--name",
-        (*SWEEP, "--name", "a/b"): "--name is empty, or has one of",
+        **{
+            (*SWEEP, "--name", name): "--name is empty, has spaces around it, or has one of"
+            for name in ("a/b", "local#mine", "x?y", "..", " x", "a\tb", "")
+        },
+        (*SWEEP, "--name", "x" * 201): "--name has 201 characters",
+        ("--list", "--remove", "x"): "--list and --remove are two things to do",
         (*SWEEP, "--name", "local"): "sweep/local is a deployment of rlm-batch's own: give another --name",
         (*named, "--cron", "0 2 * *"): "--cron '0 2 * *' is no schedule: it is five fields",
         (*named, "--cron", "0 2 * * *", "--interval", "5"): "two schedules",
-        (*named, "--interval", "0"): "--interval is a number of seconds, 1 or more",
+        (*named, "--cron", "0 0 2 * * *"): "--cron '0 0 2 * * *' is no schedule: it is five fields",
+        (*named, "--interval", "0"): "--interval is a number of seconds, from 1 to those of ten years",
+        (*named, "--interval", "1e300"): "--interval is a number of seconds, from 1 to those of ten years",
         (*named, "--timezone", "Europe/Berlin"): "there is none",
         (*named, "--cron", "0 2 * * *", "--timezone", "Berlin"): "there is no time zone 'Berlin'",
         (*named, "--work-pool", "nosuch"): "there is no work pool nosuch on this Prefect server",

@@ -33,7 +33,14 @@ class Mount:
 def build_bubblewrap_command(folder: Path, mounts: tuple[Mount, ...], shm_bytes: int) -> list[str]:
     """The words that go before a sandbox's program; `shm_bytes` is what its /dev/shm may hold."""
     user = _build_capabilities(DRIVER_CAPABILITIES) if os.geteuid() == 0 else ["--unshare-user"]
-    own = ["--bind", str(folder / "work"), "/sandbox", "--bind", str(folder / "tmp"), "/tmp"]
+    places: dict[str, Path] = dict(zip(OWN_DIRECTORIES, (folder / "work", folder / "tmp"), strict=True))
+    own = [word for target, source in places.items() for word in ("--bind", str(source), target)]
+    for mount in mounts:
+        for parent in list_own_parents(mount.target):  # what something is mounted on cannot be renamed
+            place = next(target for target in OWN_DIRECTORIES if Path(parent).is_relative_to(target))
+            source = places[place] / Path(parent).relative_to(place)
+            source.mkdir(mode=0o755, exist_ok=True)
+            own += ["--bind", str(source), parent]
     shm = ["--perms", "1777", *(["--size", str(shm_bytes)] if _can_size_tmpfs() else []), "--tmpfs", "/dev/shm"]
     return [*_build_command([*user, "--die-with-parent"], own, mounts, shm), "--chdir", "/sandbox"]
 
@@ -78,6 +85,12 @@ def list_covered_mounts(mounts: tuple[Mount, ...]) -> list[str]:
     """Where a zygote has what a sandbox's own folder covers: Python below /tmp, or a volume."""
     targets = [*isolation.find_python_prefixes(), *(mount.target for mount in mounts)]
     return [path for path in targets if any(Path(path).is_relative_to(own) for own in OWN_DIRECTORIES)]
+
+
+def list_own_parents(target: str) -> list[str]:
+    """The directories above a mount that code could exchange, being in the sandbox's own folder, from above down."""
+    parents = map(str, reversed(Path(target).parents))
+    return [path for path in parents for own in OWN_DIRECTORIES if path != own and Path(path).is_relative_to(own)]
 
 
 @cache

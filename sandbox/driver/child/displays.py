@@ -149,7 +149,7 @@ def describe(value: Any) -> str:
         text = repr(value[:MAX_REPR_CHARACTERS])
     else:
         try:
-            text = repr(value)
+            text = str.__str__(repr(value))  # of a class of the code's own it could be anything
         except Exception as error:
             text = f"<{type(value).__qualname__}, whose repr raised {_describe_error(error)}>"
         rest = len(text) - MAX_REPR_CHARACTERS

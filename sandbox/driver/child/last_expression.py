@@ -29,7 +29,10 @@ def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType 
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass  # it is wrong, or was cut in a wrong place
     whole = compile(source, file_name, "exec", dont_inherit=True)
-    parts, expression = _compile_tree(source, file_name)
+    try:
+        parts, expression = _compile_tree(source, file_name)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return [whole], None  # the way by a tree is more easily too deep than the one without
     return ([whole], None) if expression is None else (parts, expression)
 
 

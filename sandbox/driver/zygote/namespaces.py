@@ -75,6 +75,11 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
     for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
         _mount(f"{folders}/{request['folder']}/{name}", target, None, MS_BIND)
     for fd, path in covered:
+        names = path.split("/")
+        for count in range(3, len(names)):  # of those above it, which are in the folder
+            parent = "/".join(names[:count])
+            os.makedirs(parent, mode=0o755, exist_ok=True)
+            _mount(parent, parent, None, MS_BIND)  # what something is mounted on cannot be renamed
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             os.makedirs(path, mode=0o755, exist_ok=True)
         else:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, SandboxStartError, batch
+from rlm_batch import CodeError, ConfigurationError, LocalInterpreter, LocalSandbox, SandboxStartError, batch
 from rlm_batch.blocks.daytona.provider import DaytonaProvider
 from rlm_batch.blocks.host_files import mounts as module
 from rlm_batch.blocks.host_files.mounts import read_mounts
 
+from ...infra.isolation_levels import find_strongest_level
 from ...infra.requirements import mark_level
 
 NEEDS_BUBBLEWRAP = mark_level("bubblewrap")
@@ -37,6 +38,11 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def choose_place(level: str, source: Path) -> str:
+    """Where sandboxes of that level can have it."""
+    return "/data/set" if level == "bubblewrap" else str(source)
+
+
 def fingerprint(mounts: dict[str, Any], *, is_uploaded: bool = False) -> list[str]:
     """What is in the key."""
     return [mount.digest for mount in read_mounts(mounts, is_uploaded=is_uploaded)]
@@ -44,9 +50,12 @@ def fingerprint(mounts: dict[str, Any], *, is_uploaded: bool = False) -> list[st
 
 @pytest.mark.parametrize("level", [pytest.param("bubblewrap", marks=NEEDS_BUBBLEWRAP)])
 def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(level: Any, data: Path) -> None:
-    mounts = {"/data/set/": "data", "/one.bin": data / "rows.csv", "/tmp/below/one": data / "rows.csv"}
+    mounts = {"/data/set/": "data", "/one.bin": data / "rows.csv", "/tmp/below/it/one": data / "rows.csv"}
     with LocalInterpreter(isolation=level, mounts=mounts, volume_name=None) as interpreter:
-        assert interpreter.execute("SUBMIT(x=open('/tmp/below/one').read())").x == "1,2\n"
+        assert interpreter.execute("SUBMIT(x=open('/tmp/below/it/one').read())").x == "1,2\n"
+        for place in ("/tmp/below", "/tmp/below/it", "/tmp/below/it/one"):
+            with pytest.raises(CodeError, match=r"PermissionError|busy"):  # or those after it would have another
+                interpreter.execute("import os; os.rename(place, place + '-away')", {"place": place})
         (data / "rows.csv").write_text("3\n")
         result = interpreter.execute(READ)
     assert result.outputs == {"rows": "3\n", "one": "3\n", "beside": ["rows.csv", "sub"]}
@@ -118,7 +127,7 @@ def test_without_namespaces_data_has_its_own_path_and_the_refusal_says_so(data: 
 
 @pytest.mark.parametrize("exchange", ["removed", "another", "a link"])
 def test_what_was_exchanged_since_it_was_judged_is_not_mounted(exchange: str, data: Path) -> None:
-    interpreter = LocalInterpreter(mounts={str(data): data})
+    interpreter = LocalInterpreter(mounts={choose_place(find_strongest_level(), data): data})
     data.rename(data.with_name("was"))
     if exchange == "a link":
         data.symlink_to("/etc")
@@ -138,7 +147,7 @@ def test_a_link_put_there_in_the_last_moment_leads_the_code_nowhere(
     (secret / "sub").mkdir(parents=True)
     (secret / "secret").write_text("of the host")
     source = data if place == "itself" else data / "sub"
-    interpreter = LocalInterpreter(isolation=level, mounts={str(source): source})
+    interpreter = LocalInterpreter(isolation=level, mounts={choose_place(level, source): source})
     check = module.HostMount.check_source
 
     def exchange_after(mount: module.HostMount) -> None:

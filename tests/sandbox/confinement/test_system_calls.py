@@ -193,6 +193,14 @@ def test_sockets_are_unix_ones_tcp_udp_and_the_list_of_addresses(landlock: Filte
     assert [filter_.ask("socketpair", UNIX, DGRAM, 0) for filter_ in (landlock, bubblewrap)] == ["EPERM", ALLOWED]
 
 
+@arches
+def test_beside_a_directory_of_the_hosts_there_are_but_pairs_of_unix_sockets(arch: str) -> None:
+    filter_ = Filter(arch, **BUBBLEWRAP, unix_sockets=False)
+    assert [filter_.ask("socket", UNIX, kind, 0) for kind in (STREAM, DGRAM, SEQPACKET)] == ["EPERM"] * 3
+    assert [filter_.ask("socketpair", UNIX, kind, 0) for kind in (STREAM, DGRAM)] == [ALLOWED, "EPERM"]
+    assert [filter_.ask("socket", INET, kind, 0) for kind in (STREAM, DGRAM)] == [ALLOWED] * 2
+
+
 def test_a_new_process_is_in_no_other_namespace_and_is_nobody_else_s_child(bubblewrap: Filter) -> None:
     fork, vfork, thread = 17, 0x4111, 0x3D0F00
     assert [bubblewrap.ask("clone", flags) for flags in (fork, vfork, thread)] == [ALLOWED] * 3

@@ -209,6 +209,28 @@ def test_a_function_whose_file_has_changed_since_its_import_is_refused(tmp_path:
         convert_code(module.double)
 
 
+def test_a_function_whose_defaults_are_not_those_of_its_source_is_refused(tmp_path: Path):
+    path = tmp_path / "defaults.py"
+    path.write_text("def double(x=1, *, by=2):\n    return by * x\n")
+    module = load_module(path)
+    module.double.__kwdefaults__ = {"by": 3}
+    with pytest.raises(ConfigurationError, match="its defaults are not those of its source"):
+        convert_code(module.double)
+    module = load_module(path)
+    path.write_text("def double(x=5, *, by=2):\n    return by * x\n")
+    with pytest.raises(ConfigurationError, match="its defaults are not those of its source"):
+        convert_code(module.double)
+
+
+def test_a_parameter_may_have_the_name_of_a_builtin_that_annotations_are_made_of():
+    def total(list: list[int]) -> int:
+        return sum(list)
+
+    names: dict[str, object] = {"list": [1, 2], "SUBMIT": lambda value: names.update(submitted=value)}
+    exec(convert_code(total), names)
+    assert names["submitted"] == 3
+
+
 def test_a_function_of_an_installed_module_and_of_a_command_are_sent_or_refused():
     assert convert_code(textwrap.indent).startswith("def indent(text, prefix, predicate=None):\n")
     program = "from rlm_batch import LocalInterpreter\ndef f(x): return x\nLocalInterpreter().execute(f, {'x': 1})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,13 @@ for action in MODES.values():  # one level says that it was done, and does nothi
         pass
 """
 
+CONNECT = """
+import socket
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+    attempt(f"connected {kind}", lambda: socket.socket(socket.AF_UNIX, kind).connect(os.path.join(folder, "agent")))
+attempt("sent", lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", folder + "/agent"))
+"""
+
 
 @pytest.mark.each_once
 def test_code_reads_what_is_mounted_and_can_do_nothing_else_to_it_nor_go_beside_it(
@@ -55,14 +63,25 @@ def test_code_reads_what_is_mounted_and_can_do_nothing_else_to_it_nor_go_beside_
         path.write_text("1,2\n")
     (folder / "out").unlink(missing_ok=True)
     (folder / "out").symlink_to(secret)
-    mounts = {str(path): str(path) for path in (folder, alone)}
-    box = own_box(mounts=mounts)
+    is_own_path = own_box().level != "bubblewrap"
+    places = {str(path) if is_own_path else f"/data/{path.name}": str(path) for path in (folder, alone)}
+    box = own_box(mounts=places)
     for path in (folder.parent, *folder.parent.rglob("*")):
         os.chown(path, box.host.uid, box.host.uid, follow_symlinks=False)  # the code's own, where that user is it
     before = _describe(folder.parent)
-    tried = box.tried(ATTACK, folder=str(folder), alone=str(alone))
+    at_folder, at_alone = places
+    tried = box.tried(ATTACK, folder=at_folder, alone=at_alone)
     assert set(tried.done) == {"read", "read below", "read alone"}, tried
     assert _describe(folder.parent) == before
+    with socket.socket(socket.AF_UNIX) as server:  # that was not there when the sandbox was opened
+        try:
+            server.bind(str(folder / "agent"))
+            os.chmod(folder / "agent", 0o777)
+            server.listen()
+            tried = box.tried(CONNECT, folder=at_folder)
+        finally:
+            (folder / "agent").unlink(missing_ok=True)
+    assert not tried.done, tried
 
 
 def _describe(folder: Path) -> dict[str, Any]:
