@@ -243,6 +243,7 @@ def check_findings(findings: list[tuple[str, int, str]]) -> None:
     assert {line: message for line, message in told.items() if expected[line] not in message} == {}
 
 
+@pytest.mark.full
 def test_pyright_finds_each_line_that_is_wrong_and_no_other(programs: Path) -> None:
     report: dict[str, Any] = json.loads(run_checker(programs, "basedpyright", "--outputjson", "--pythonpath"))
     check_findings(

@@ -77,6 +77,8 @@ FILES = {
     "table.py": "save_to_volume('results/table.json', str(sum(fields['count'] for fields in results.values())))",
     "rows.jsonl": "".join(f'{{"n": {n}}}\n' for n in range(250)),
     "report.txt": "a long report\n" * 1000,
+    "digits/rows.csv": "1,2\n",
+    "labels.csv": "0\n",
 }
 # Those that need a port, change the server or want workers are run by `tests/cli/test_up.py`, `tests/deployments` and
 # `tests/flows/test_shards.py`.
@@ -87,8 +89,15 @@ RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page
 
 # The pages of a first hour; the commands of the others are run by the full tests.
 FIRST_PAGES = ("README.md", "docs/start.md")
+MOUNTING_PAGES = ("docs/shapes.md",)  # where only bubblewrap can mount
 RUN_PAGES = [
-    pytest.param(page, marks=() if page in FIRST_PAGES else pytest.mark.full)
+    pytest.param(
+        page,
+        marks=[
+            *([] if page in FIRST_PAGES else [pytest.mark.full]),
+            *([pytest.mark.requires("bubblewrap")] if page in MOUNTING_PAGES else []),
+        ],
+    )
     for page, lines in RUN_HERE.items()
     if lines
 ]
@@ -114,6 +123,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "src").mkdir()
     for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     openai.script = make_script(("", "SUBMIT(answer=str(len(globals().get('context', ''))))"))
     for command in RUN_HERE[page]:
