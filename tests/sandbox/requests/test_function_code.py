@@ -155,7 +155,7 @@ REFUSED = {
     "marked": (is_marked, "is decorated with @same"),
     "cached": (is_cached, "is decorated, which has made it a _lru_cache_wrapper"),
     "wrapped": (is_wrapped, "is decorated"),
-    "typed in": (globals()["typed"], "there is no source"),
+    "typed in": (globals()["typed"], "there is no source|its source is not to be found"),
     "async": (is_async, "is async"),
     "generator": (generates, "is a generator"),
     "built in": (len, "not written in Python"),
@@ -235,8 +235,11 @@ def test_a_function_of_an_installed_module_and_of_a_command_are_sent_or_refused(
     assert convert_code(textwrap.indent).startswith("def indent(text, prefix, predicate=None):\n")
     program = "from rlm_batch import LocalInterpreter\ndef f(x): return x\nLocalInterpreter().execute(f, {'x': 1})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "the function f cannot be sent to a sandbox: there is no source" in done.stderr
+    if sys.version_info >= (3, 13):  # which keeps the text of a command
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 1
+        assert "the function f cannot be sent to a sandbox: there is no source" in done.stderr
 
 
 def test_an_interpreter_runs_functions_and_their_parameters_are_the_variables():
