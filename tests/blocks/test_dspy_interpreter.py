@@ -48,6 +48,8 @@ def test_the_protocol_is_kept():
         interpreter.start()
         assert interpreter.execute("x = 2") is None
         assert interpreter.execute("print(x + y)", {"y": 3}) == "5\n"
+        assert interpreter.execute("print('seen')\n(x, {'z': x == 3})") == [2, {"z": False}]
+        assert interpreter.execute("object") == "<class 'object'>"
         assert interpreter.execute("SUBMIT(x)") == FinalOutput({"output": 2})
         interpreter.tools["double"] = lambda n: 2 * n
         interpreter.output_fields = [{"name": "answer", "type": "int"}]
