@@ -6,9 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .cancellation import run_shielded
 from .interpreter import Interpreter
@@ -29,6 +27,42 @@ CONTEXT = "main"
 MAX_WAIT_SECONDS = 1.0
 
 
+class _Outcome(Generic[T]):
+    """What work on the loop came to, for the one thread that waits for it.
+
+    No `concurrent.futures.Future`: its lock is taken by Python code, so an interrupt of the thread that waits can leave
+    it locked for ever, and the loop's thread, which settles it, with it.
+    """
+
+    def __init__(self) -> None:
+        self.is_settled = False
+        self._result: T
+        self._error: BaseException | None = None
+        self._settled = threading.Lock()
+        self._settled.acquire()
+
+    def set_result(self, result: T) -> None:
+        self._result = result
+        self._settle()
+
+    def set_error(self, error: BaseException) -> None:
+        self._error = error
+        self._settle()
+
+    def _settle(self) -> None:
+        self.is_settled = True
+        self._settled.release()
+
+    def wait(self) -> None:
+        while not self.is_settled:
+            self._settled.acquire(timeout=MAX_WAIT_SECONDS)
+
+    def get(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
 class _BackgroundLoop:
     """One event loop in one daemon thread, for every interpreter of the process; made when it is first needed."""
 
@@ -45,23 +79,23 @@ class _BackgroundLoop:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="rlm-batch", daemon=True).start()
-        loop, done, tasks = self._loop, Future[T](), list[asyncio.Task[None]]()
+        loop, outcome, tasks = self._loop, _Outcome[T](), list[asyncio.Task[None]]()
 
         async def run_and_settle() -> None:
             try:
-                done.set_result(await work())
+                outcome.set_result(await work())
             except BaseException as error:  # noqa: BLE001 - also what would end the loop, such as a tool's SystemExit
-                done.set_exception(error)
+                outcome.set_error(error)
 
         def start() -> None:
-            if not done.done():
+            if not outcome.is_settled:
                 tasks.append(loop.create_task(run_and_settle()))
                 tasks[0].add_done_callback(lambda _: settle_unstarted())
 
         def settle_unstarted() -> None:
             """A task that is cancelled before its first step runs nothing of `run_and_settle`."""
-            if not done.done():
-                done.set_exception(asyncio.CancelledError())
+            if not outcome.is_settled:
+                outcome.set_error(asyncio.CancelledError())
 
         def cancel() -> None:
             if tasks:
@@ -71,19 +105,13 @@ class _BackgroundLoop:
 
         try:
             loop.call_soon_threadsafe(start)
-            _wait_for(done)
-            return done.result()
+            outcome.wait()
+            return outcome.get()
         except BaseException:
-            if not done.done():
+            if not outcome.is_settled:
                 loop.call_soon_threadsafe(cancel)
-                _wait_for(done)
+                outcome.wait()
             raise
-
-
-def _wait_for(done: Future[Any]) -> None:
-    while not done.done():
-        with suppress(TimeoutError):
-            done.exception(MAX_WAIT_SECONDS)
 
 
 run_sync = _BackgroundLoop().run  # of the synchronous face

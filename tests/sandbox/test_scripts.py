@@ -271,6 +271,34 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing(script: Run, local: Loca
     assert (output, errors) == ("ready\n", "")
 
 
+@pytest.mark.full
+def test_thousands_of_interrupts_of_what_the_background_does_leave_it_at_work(script: Run) -> None:
+    process = script("""
+        import random, signal
+        from rlm_batch.sandbox.sync_interpreter import run_sync
+        sys.unraisablehook = lambda it: it.exc_type is KeyboardInterrupt or sys.__unraisablehook__(it)
+        def interrupt(*_):
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        async def sleep_shortly():
+            await asyncio.sleep(0.0001)
+            return "awake"
+        run_sync(sleep_shortly)
+        for _ in range(5000):
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0006))
+                    run_sync(sleep_shortly)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                pass
+        print(run_sync(sleep_shortly))
+        """)
+    output, errors = process.communicate(timeout=2 * PATIENCE)
+    assert (output, errors) == ("awake\n", "")
+
+
 def test_ctrl_c_before_the_start_has_begun_ends_it(script: Run) -> None:
     process = script("""
         import signal, threading
