@@ -19,7 +19,7 @@ Run = Callable[..., subprocess.Popen[str]]
 
 BEGIN = """
 import asyncio, os, sys, time
-from rlm_batch import LocalInterpreter, LocalSandbox
+from rlm_batch import LocalInterpreter
 def ready():
     os.write(1, b"ready\\n")  # in one piece, whatever other threads say
 """
@@ -94,6 +94,7 @@ def test_ctrl_c_ends_a_script_that_waits_for_its_code(script: Run, local: LocalS
 
 def test_ctrl_c_ends_a_script_that_runs_the_asynchronous_interpreter(script: Run) -> None:
     process = script(f"""
+        from rlm_batch import LocalSandbox
         async def main():
             async with LocalSandbox().interpreter(timeout=None, tools={{"ready": ready}}) as interpreter:
                 await asyncio.gather(*(interpreter.execute({DAEMONS!r}) for _ in range(2)))
@@ -134,6 +135,7 @@ def test_ctrl_c_ends_a_script_whose_code_waits_for_a_tool(script: Run, kind: str
 @pytest.mark.full
 def test_ctrl_c_ends_an_asynchronous_script_whose_code_waits_for_a_tool(script: Run, kind: str) -> None:
     process = script(f"""
+        from rlm_batch import LocalSandbox
         async def main():
             async with LocalSandbox().interpreter(timeout=None, tools={{"tool": {kind}}}) as interpreter:
                 await interpreter.execute("tool()")
@@ -301,6 +303,7 @@ def test_thousands_of_interrupts_of_what_the_background_does_leave_it_at_work(sc
 
 def test_ctrl_c_before_the_start_has_begun_ends_it(script: Run) -> None:
     process = script("""
+        from rlm_batch import LocalSandbox
         import signal, threading
         from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -340,6 +343,7 @@ def test_a_script_that_never_shuts_down_leaves_nothing(script: Run, end: str) ->
 
 def test_a_tool_that_calls_exit_ends_neither_the_script_nor_the_code(script: Run) -> None:
     process = script("""
+        from rlm_batch import LocalSandbox
         def leave():
             sys.exit(3)
         async def leave_asynchronously():
@@ -366,6 +370,7 @@ def test_a_host_that_is_killed_leaves_no_process(
 ) -> None:
     before = set(processes())
     process = script(f"""
+        from rlm_batch import LocalSandbox
         import threading
         def run():
             LocalInterpreter(isolation={local.isolation!r}, timeout=None, tools={{"ready": ready}}).execute({DAEMONS!r})
