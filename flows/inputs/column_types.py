@@ -23,15 +23,26 @@ Cells = Sequence[str]
 MISSING = frozenset(("", "NA", "N/A", "null", "None"))
 BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 GIVEN_BOOLEANS = {**BOOLEANS, "1": True, "0": False}  # where it was said that they are
-LEADING_ZERO = re.compile("\n[-+ ]*0[0-9]")
+# Two, as a pattern that begins with one of two characters takes five times as long to search for.
+LEADING_ZEROS = [re.compile(f"{before}[-+ ]*0[0-9]") for before in ("\n", ",")]
 JSON_BEGINNINGS = frozenset('-0123456789"[{tfn \t\n\r')
 
 
-def find_column_type(cells: Cells, expected: ColumnType | None = None) -> tuple[ColumnType | None, list[Any]]:
-    """The type of some cells, None where all are missing, and their values. `expected` is what others are."""
-    text = "\n" + "\n".join(cells)
-    is_plain = text.isascii() and "_" not in text and LEADING_ZERO.search(text) is None
-    if is_plain and expected in ("int", "float", None):
+def is_plain(cells: str) -> bool:
+    """Whether all that Python reads as a number in these cells, with commas or new lines between them, is one here."""
+    text = "\n" + cells
+    return text.isascii() and "_" not in text and not any(zero.search(text) for zero in LEADING_ZEROS)
+
+
+def find_column_type(
+    cells: Cells, expected: ColumnType | None = None, *, are_plain: bool = False
+) -> tuple[ColumnType | None, list[Any]]:
+    """The type of some cells, None where all are missing, and their values.
+
+    `expected` is what others are; `are_plain` says that it is known of them, as one look at many columns is shorter.
+    """
+    are_plain = are_plain or is_plain("\n".join(cells))
+    if are_plain and expected in ("int", "float", None):
         if expected != "float":
             try:
                 return "int", list(map(int, cells))
@@ -44,7 +55,7 @@ def find_column_type(cells: Cells, expected: ColumnType | None = None) -> tuple[
     present = [cell for cell in cells if cell not in MISSING]
     if not present:
         return None, [None] * len(cells)
-    kinds: tuple[ColumnType, ...] = ("int", "float", "bool", "json") if is_plain else ("bool", "json")
+    kinds: tuple[ColumnType, ...] = ("int", "float", "bool", "json") if are_plain else ("bool", "json")
     for kind in kinds:
         try:
             read = FIND[kind]

@@ -98,7 +98,7 @@ def _parse_csv(
                 if known == "str":
                     columns.append(("str", cells))
                     continue
-                kind, values = find_column_type(cells, known)
+                kind, values = find_column_type(cells, known, are_plain=block.is_plain)
                 found[name] = merge_types(known, kind)
                 # What is in the spool of such a column already are numbers, or None for words such as NA.
                 is_text = is_text or (found[name] == "str" and count > 0)
