@@ -126,8 +126,8 @@ class Search:
         return result
 
     def record_outcome(self, execution: Execution, outcome: Outcome) -> None:
-        """Tells the study what became of a trial, unless the ledger has told it."""
-        if self.study.is_running(execution.index):
+        """Tells the study what became of a trial, unless the ledger has told it, or no point depends on it."""
+        if self.plan.is_adaptive and self.study.is_running(execution.index):
             self._tell(execution.index, outcome)
 
     def _tell(self, number: int, outcome: Outcome) -> None:

@@ -66,8 +66,9 @@ class TrialStudy:
             number = trial.suggest_categorical(ALTERNATIVE, self._parameters.alternatives.choices)
             for name, distribution in self._parameters.distributions[number].items():
                 self._suggest(trial, name, distribution)
+        params = self._get_trial(self.count).params  # `trial.params` is a deep copy, a third of what asking takes
         self.count += 1
-        return Point(self._parameters.decode(number, trial.params), number)
+        return Point(self._parameters.decode(number, params), number)
 
     def add(self, point: Point) -> None:
         """Adds a trial that was asked for before, and is not told yet."""

@@ -287,6 +287,7 @@ time.sleep(0.2)
 """
 
 
+@pytest.mark.full
 def test_what_waits_as_it_is_collected_does_not_hold_up_a_server() -> None:
     """Otherwise a server on SQLite now and then answered nobody for a minute."""
     done = subprocess.run([sys.executable, "-c", COLLECT], capture_output=True, text=True, timeout=60, check=False)
