@@ -19,6 +19,10 @@ if TYPE_CHECKING:  # The public names, in the form that makes them public for a 
     from .blocks.container.block import ContainerSandbox as ContainerSandbox
     from .blocks.daytona.block import DaytonaSandbox as DaytonaSandbox
     from .blocks.dspy_interpreter import InterpreterFactory as InterpreterFactory
+    from .blocks.interpreters import AsyncContainerInterpreter as AsyncContainerInterpreter
+    from .blocks.interpreters import AsyncDaytonaInterpreter as AsyncDaytonaInterpreter
+    from .blocks.interpreters import AsyncLocalInterpreter as AsyncLocalInterpreter
+    from .blocks.interpreters import AsyncModalInterpreter as AsyncModalInterpreter
     from .blocks.interpreters import ContainerInterpreter as ContainerInterpreter
     from .blocks.interpreters import DaytonaInterpreter as DaytonaInterpreter
     from .blocks.interpreters import LocalInterpreter as LocalInterpreter

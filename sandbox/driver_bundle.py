@@ -21,8 +21,9 @@ MODULES = (
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",
     "driver.child.submit", "driver.child.volume", "driver.child.queries", "driver.child.report",
-    "driver.child.displays", "driver.child.file_changes", "driver.child.imports", "driver.child.last_expression",
-    "driver.child.thread_execution", "driver.child.channel", "driver.child.fork_safety", "driver.child.runner",
+    "driver.child.displays", "driver.child.file_changes", "driver.child.imports",
+    "driver.child.evaluation.last_expression", "driver.child.thread_execution", "driver.child.channel",
+    "driver.child.evaluation.coroutines", "driver.child.fork_safety", "driver.child.runner",
     "driver.child.fork_service", "driver.output_stream", "driver.child_process", "driver.fork_server",
     "driver.supervisor", "driver.main",
 )  # fmt: skip

@@ -104,6 +104,11 @@ class Interpreter:
         protocol = self._protocol
         return self._channel is not None and protocol is not None and not (protocol.closed_reason or protocol.is_spent)
 
+    @property
+    def is_shut_down(self) -> bool:
+        """Whether it can be used no more."""
+        return self._is_shut_down
+
     # -- opening and closing
 
     async def start(self) -> None:
@@ -351,11 +356,15 @@ class Interpreter:
             raise SandboxLost("the sandbox was shut down before the file was sent: run the code in a new one")
         await self._protocol.sandbox.upload(path, data)
 
+    def is_busy(self, context: str) -> bool:
+        """Whether an execution of that context is under way."""
+        return context in self._context_locks and self._context_locks[context].locked()
+
     async def forget_context(self, context: str) -> None:
         """Ends a context; its name begins anew with the next execution."""
         protocol, channel = self._protocol, self._channel
         if protocol is not None and channel is not None and not protocol.closed_reason:
-            await self._send(channel, protocol.encode({"op": "forget", "id": 0, "context": context}))
+            await self._send(channel, protocol.encode_forget(context))
 
     # -- the wire
 

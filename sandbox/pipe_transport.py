@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .driver_settings import Preparation
     from .protocol import Tools
     from .result import Result
+    from .sessions.output_listener import OutputQueue
 
 # In one system call: a signal that comes just before it does not end it, and Ctrl-C is to be heard nonetheless.
 MAX_WAIT_SECONDS = 1.0
@@ -100,27 +101,45 @@ class PipeTransport:
         context: str | None,
         tools: Tools,
         output_fields: list[dict[str, str]] | None = None,
+        output: OutputQueue | None = None,
     ) -> Result:
-        """One execution; see `Interpreter.execute`. From another thread it waits for the one that is under way."""
+        """One execution; see `Interpreter.execute`. From another thread it waits for the one that is under way.
+
+        What is put into `output` is heard on this thread.
+        """
         if getattr(self._thread, "is_tool", False):
             raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
         with self._execute_lock:
             protocol = self._protocol
             with self._send_lock:
+                on_output = None if output is None else output.put
                 pending, frame = protocol.add_execution(
-                    body, variables, timeout, context, tools, output_fields=output_fields
+                    body, variables, timeout, context, tools, on_output, output_fields
                 )
                 self._write(frame)
             seconds = protocol.compute_answer_timeout(pending)
             self._call_limit = CallLimit()
             try:
-                self._wait(pending, None if seconds is None else time.monotonic() + seconds)
+                self._wait(pending, None if seconds is None else time.monotonic() + seconds, output)
                 if pending.refusal:
                     self._cancel(pending)
             except BaseException:  # Ctrl-C, or whatever else a signal handler of the script's raises
                 self._cancel(pending)
                 raise
             return finish(protocol.take_result(pending))
+
+    def forget_context(self, context: str) -> bool:
+        """Ends a context, whose name begins anew with the next execution; False while one is under way.
+
+        Raises SandboxLost.
+        """
+        if not self._execute_lock.acquire(blocking=False):
+            return False
+        try:
+            self._send(lambda: self._protocol.encode_forget(context))
+        finally:
+            self._execute_lock.release()
+        return True
 
     def close(self) -> None:
         """Lets go of the threads; the descriptors are the sandbox's."""
@@ -136,13 +155,26 @@ class PipeTransport:
             return
         self._wait(pending, time.monotonic() + CANCEL_GRACE_SECONDS, is_cancelled=True)
 
-    def _wait(self, pending: PendingExecution, deadline: float | None, *, is_cancelled: bool = False) -> None:
-        """Receives until the execution has ended, or the wire, or until the deadline (monotonic seconds)."""
+    def _wait(
+        self,
+        pending: PendingExecution,
+        deadline: float | None,
+        output: OutputQueue | None = None,
+        *,
+        is_cancelled: bool = False,
+    ) -> None:
+        """Receives until the execution has ended, or the wire, or until the deadline (monotonic seconds).
+
+        The time in which its output is heard does not count.
+        """
         while pending.end is None and not self._protocol.closed_reason and (is_cancelled or not pending.refusal):
             if deadline is not None and time.monotonic() >= deadline:
                 self._protocol.close_at_silence(pending)
                 return
             self._receive(deadline)
+            if output is not None:
+                seconds = output.deliver()
+                deadline = None if deadline is None else deadline + seconds
 
     def _receive(self, deadline: float | None) -> None:
         """Waits for the driver until the deadline (monotonic seconds), and takes what it sends."""

@@ -228,6 +228,10 @@ class DriverProtocol:
         """The frame that ends an execution."""
         return self.encode({"op": "cancel", "id": pending.id})
 
+    def encode_forget(self, context: str) -> bytes:
+        """The frame that ends a context, whose name begins anew with the next execution."""
+        return self.encode({"op": "forget", "id": 0, "context": context})
+
     def encode_reply(self, call: Frame, body: bytes) -> bytes:
         """The frame that answers a call of the code's."""
         header, _ = call

@@ -77,8 +77,8 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    async def download(self, path: str) -> bytes:
-        """A file's bytes. Raises as `upload` does."""
+    async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """A file's bytes. Raises as `upload` does, also for what is no file, and for one of more than `max_bytes`."""
 
     @abstractmethod
     async def remove(self) -> None:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .cancellation import run_shielded
-from .interpreter import Interpreter
+from .errors import ConfigurationError, SandboxLost
 from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol, resolve_timeout
 from .requests.execution_request import convert_variables, encode_request
 from .requests.function_code import convert_code
+from .sessions.async_interpreter import BUSY, CONTEXT, AsyncInterpreter
+from .sessions.files import download_file, upload_file
+from .sessions.output_listener import OutputQueue
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
+    from .interpreter import Interpreter
     from .queries.recursion import Queries
     from .result import Result
     from .sandbox_api import Sandbox
+    from .sessions.files import FileData
+    from .sessions.output_listener import OnOutput
 
 T = TypeVar("T")
-CONTEXT = "main"
 # A signal that comes just before a wait does not end it, and Ctrl-C is to be heard nonetheless.
 MAX_WAIT_SECONDS = 1.0
 
@@ -31,10 +35,11 @@ class _Outcome(Generic[T]):
     """What work on the loop came to, for the one thread that waits for it.
 
     No `concurrent.futures.Future`: its lock is taken by Python code, so an interrupt of the thread that waits can leave
-    it locked for ever, and the loop's thread, which settles it, with it.
+    it locked for ever, and the loop's thread, which settles it, with it. `on_settle` is called on that thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_settle: Callable[[], None]) -> None:
+        self._on_settle = on_settle
         self.is_settled = False
         self._result: T
         self._error: BaseException | None = None
@@ -52,6 +57,7 @@ class _Outcome(Generic[T]):
     def _settle(self) -> None:
         self.is_settled = True
         self._settled.release()
+        self._on_settle()
 
     def wait(self) -> None:
         while not self.is_settled:
@@ -70,16 +76,21 @@ class _BackgroundLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]], output: OutputQueue | None = None) -> T:
         """Runs it on the loop and waits. What interrupts the wait (Ctrl-C) cancels the work, and waits for its end.
 
-        The coroutine is made on the loop's thread: here an interrupt could come before anybody had it.
+        The coroutine is made on the loop's thread: here an interrupt could come before anybody had it. What is put into
+        `output` is heard on this thread.
         """
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="rlm-batch", daemon=True).start()
-        loop, outcome, tasks = self._loop, _Outcome[T](), list[asyncio.Task[None]]()
+        loop, outcome, tasks = (
+            self._loop,
+            _Outcome[T](lambda: None if output is None else output.wake()),
+            list[asyncio.Task[None]](),
+        )
 
         async def run_and_settle() -> None:
             try:
@@ -105,6 +116,10 @@ class _BackgroundLoop:
 
         try:
             loop.call_soon_threadsafe(start)
+            while output is not None and not outcome.is_settled:
+                output.wait(MAX_WAIT_SECONDS)
+            if output is not None:
+                output.deliver()
             outcome.wait()
             return outcome.get()
         except BaseException:
@@ -141,13 +156,11 @@ class SyncInterpreter:
         self._make_queries = make_queries
         self._prepare = prepare
         self._shares_limits = False
-        self._shared_queries: Queries | None = None
-        self._asking_numbers = itertools.count()  # of executions that may ask, in the sandbox that is open
         self._open = open_sandbox
         self._start_lock = threading.Lock()
         self._sandbox: Sandbox | None = None
         self._pipe: PipeTransport | None = None  # where the sandbox is on this machine
-        self._interpreter: Interpreter | None = None  # where it is elsewhere
+        self._session: AsyncInterpreter | None = None  # where it is elsewhere
 
     @property
     def can_query(self) -> bool:
@@ -164,18 +177,21 @@ class SyncInterpreter:
                 sandbox, wire = run_sync(self._open_and_attach)
                 try:
                     if wire is None:
-                        self._interpreter = Interpreter(
+                        self._session = AsyncInterpreter(
                             lambda: _return_sandbox(sandbox),
                             timeout=self.timeout,
                             tools=self.tools,
+                            make_queries=self._make_queries,
                             prepare=self._prepare,
                         )
-                        run_sync(self._interpreter.start)
+                        if self._shares_limits:
+                            self._session.share_query_limits()
+                        run_sync(self._session.start)
                     else:
                         self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
                         self._pipe.start(self._prepare)
                 except BaseException:
-                    self._pipe = self._interpreter = None
+                    self._pipe = self._session = None
                     run_sync(sandbox.remove)
                     raise
                 self._sandbox = sandbox
@@ -188,59 +204,89 @@ class SyncInterpreter:
         *,
         timeout: float | None = None,
         output_fields: list[dict[str, str]] | None = None,
+        on_output: OnOutput | None = None,
         refuse_exit: bool = False,
     ) -> Result:
-        """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`."""
+        """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`.
+
+        `on_output` is called on the thread that waits here; what it raises is logged, and changes nothing else.
+        """
         text: str = convert_code(code, self.tools, variables or ())
+        output = None if on_output is None else OutputQueue(on_output)
         if self._sandbox is None:
             self.start()
-        pipe, interpreter = self._pipe, self._interpreter
+        pipe, session = self._pipe, self._session
         if pipe is not None:
             variables, tools = convert_variables(variables), dict(self.tools)
             seed = None if self._prepare is None else self._prepare.derive_seed(0)  # of the one process
             body = encode_request(text, variables, tools, output_fields, seed=seed, refuse_exit=refuse_exit)
             seconds = resolve_timeout(timeout, self.timeout)
-            return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields)
-        assert interpreter is not None
+            return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields, output)
+        assert session is not None
         return run_sync(
-            lambda: interpreter.execute(
+            lambda: session.execute(
                 text,
                 variables,
                 timeout=timeout,
-                context=CONTEXT,
                 output_fields=output_fields,
-                queries=self._get_queries(interpreter),
-                index=0,
+                on_output=None if output is None else output.put,
                 refuse_exit=refuse_exit,
-            )
+            ),
+            output,
         )
+
+    def reset(self) -> None:
+        """Forgets all names: the next execution begins in a new process. Files, the volume and the sandbox stay.
+
+        It is no error where there is no state, or where that was lost. Raises ConfigurationError while an execution is
+        under way, in another thread or around a tool, and SandboxLost where the sandbox has gone.
+        """
+        pipe, session = self._pipe, self._session
+        if session is not None:
+            run_sync(session.reset)
+        elif pipe is not None and not pipe.forget_context(CONTEXT):
+            raise ConfigurationError(BUSY)
+
+    def upload(self, path: str, data: FileData) -> None:
+        """Writes a file in the sandbox's working folder, with the directories above it; `path` is relative to that.
+
+        `data` is bytes, text (as UTF-8), or the `pathlib.Path` of a file of this machine, of at most 256 MiB. Raises
+        VolumeError, SandboxLost and ConfigurationError, and what `start` raises.
+        """
+        sandbox = self._get_sandbox()
+        run_sync(lambda: upload_file(sandbox, path, data))
+
+    def download(self, path: str) -> bytes:
+        """The bytes of a file in the sandbox's working folder, of at most 256 MiB; `path` is relative to that.
+
+        Raises VolumeError for what is no file, a link among it, and SandboxLost, and what `start` raises.
+        """
+        sandbox = self._get_sandbox()
+        return run_sync(lambda: download_file(sandbox, path))
+
+    def _get_sandbox(self) -> Sandbox:
+        self.start()
+        sandbox = self._sandbox
+        if sandbox is None:
+            raise SandboxLost("the sandbox was shut down meanwhile: a new one has none of its files")
+        return sandbox
 
     def share_query_limits(self) -> None:
         """Counts further executions as one against the limits on queries, at the depth of a recursive model's code."""
         self._shares_limits = True
-
-    def _get_queries(self, interpreter: Interpreter) -> Queries | None:
-        if self._make_queries is None:
-            return None
-        if self._shares_limits and self._shared_queries is not None:
-            return self._shared_queries
-        queries = self._make_queries(interpreter, int(self._shares_limits))
-        queries.numbers = (next(self._asking_numbers),)  # unlike its seed, which is of the one process
-        if self._shares_limits:
-            self._shared_queries = queries
-        return queries
+        if self._session is not None:
+            self._session.share_query_limits()
 
     def shutdown(self) -> None:
         """Removes the sandbox, whatever it is doing; the second time does nothing."""
         with self._start_lock:
             sandbox, self._sandbox = self._sandbox, None
             pipe, self._pipe = self._pipe, None
-            interpreter, self._interpreter = self._interpreter, None
-            self._shared_queries, self._asking_numbers = None, itertools.count()
+            session, self._session = self._session, None
         if pipe is not None:
             pipe.close()
-        if interpreter is not None:
-            run_sync(interpreter.shutdown)
+        if session is not None:
+            run_sync(session.shutdown)
         elif sandbox is not None:
             run_sync(sandbox.remove)
 

@@ -35,11 +35,16 @@ except (OSError, ValueError) as error:
 READ_FILE = f"""
 import os, stat, sys
 try:
+    limit = int(sys.argv[2] or 1 << 62)
     with open(os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        status, size = os.fstat(file.fileno()), 0
+        if not stat.S_ISREG(status.st_mode):
             raise OSError("it is no file that could be read")
-        while data := file.read(1 << 20):
+        while status.st_size <= limit and size <= limit and (data := file.read(1 << 20)):
+            size += len(data)
             sys.stdout.buffer.write(data)
+        if max(status.st_size, size) > limit:
+            raise OSError(f"it has {{max(status.st_size, size):,}} bytes or more, and {{limit:,}} are the most")
     sys.stdout.flush()
 except (OSError, ValueError) as error:
     print(error, file=sys.stderr)
@@ -111,11 +116,12 @@ class ContainerHandle(Sandbox):
         else:
             await self._run_on_file(WRITE_FILE, str(place), f"{path} could not be written", data)
 
-    async def download(self, path: str) -> bytes:
+    async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
         place = self._locate(path)
         if self._volume is not None and isinstance(place, str):
             return await self._volume.get(place)
-        return await self._run_on_file(READ_FILE, str(place), f"{path} could not be read")
+        limit = "" if max_bytes is None else str(max_bytes)
+        return await self._run_on_file(READ_FILE, str(place), f"{path} could not be read", limit=limit)
 
     def _locate(self, path: str) -> str | PurePosixPath:
         """The path below the volume where it is on that, and else the path in the container. Raises VolumeError."""
@@ -125,9 +131,9 @@ class ContainerHandle(Sandbox):
             return str(PurePosixPath(path).relative_to(self.settings.volume))
         return PurePosixPath(path) if path.startswith("/") else PurePosixPath(self.settings.cwd, *split_path(path))
 
-    async def _run_on_file(self, program: str, path: str, failure: str, data: bytes = b"") -> bytes:
+    async def _run_on_file(self, program: str, path: str, failure: str, data: bytes = b"", limit: str = "") -> bytes:
         """What a program in the container writes: an engine cannot copy into files that are in memory."""
-        words = [self._engine.program, "exec", "--interactive", self.id, "python3", "-I", "-c", program, path]
+        words = [self._engine.program, "exec", "--interactive", self.id, "python3", "-I", "-c", program, path, limit]
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.PIPE,

@@ -9,6 +9,7 @@ import daytona
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import RlmBatchError, SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox
+from ...sandbox.sessions.files import describe_large_file
 from ..host_files.files import HostFiles
 from .channel import INPUT_LIMIT_BYTES, DaytonaChannel
 from .client import SharedClient
@@ -133,9 +134,11 @@ class DaytonaSandboxHandle(Sandbox):
         except daytona.DaytonaError as error:
             raise self._map_file_error(error, path, "written") from error
 
-    async def download(self, path: str) -> bytes:
+    async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
         remote_path = self._resolve_path(path)
         try:
+            if max_bytes is not None:
+                return await retry_call(lambda: self._read(path, remote_path, max_bytes), remote=self._remote)
             return (
                 await retry_call(
                     lambda: self._remote.fs.download_file(remote_path, int(SETUP_SECONDS)), remote=self._remote
@@ -144,6 +147,21 @@ class DaytonaSandboxHandle(Sandbox):
             )
         except daytona.DaytonaError as error:
             raise self._map_file_error(error, path, "read") from error
+
+    async def _read(self, path: str, remote_path: str, max_bytes: int) -> bytes:
+        """The file's bytes. Raises VolumeError for what is no file, or has more than that."""
+        info = await self._remote.fs.get_file_info(remote_path, CALL_SECONDS)
+        if not info.mode.startswith("-"):  # a pipe would never end
+            raise VolumeError(f"{path} is no file that could be read")
+        data, size = bytearray(), info.size
+        if size <= max_bytes:
+            async for piece in await self._remote.fs.download_file_stream(remote_path, int(SETUP_SECONDS)):
+                data += piece
+                if (size := len(data)) > max_bytes:  # code may write to it meanwhile
+                    break
+        if size > max_bytes:
+            raise VolumeError(describe_large_file(path, size, max_bytes))
+        return bytes(data)
 
     def _resolve_path(self, path: str) -> str:
         if not path or "\0" in path:

@@ -132,11 +132,11 @@ class LocalSandboxHandle(Sandbox):
         else:
             await asyncio.to_thread(write_file_below, directory, name, data)
 
-    async def download(self, path: str) -> bytes:
+    async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
         directory, name = self._locate(path)
         if isinstance(directory, LocalVolume):
             return await directory.get(name)
-        return await asyncio.to_thread(read_file_below, directory, name)
+        return await asyncio.to_thread(read_file_below, directory, name, max_bytes)
 
     def _locate(self, path: str) -> tuple[LocalVolume | Path, str]:
         """Where the host has a path of the code's: the volume or a directory, and the path below it.

@@ -1,6 +1,8 @@
 """One open sandbox of Modal: its driver, its files, and its end."""
 
+import asyncio
 import logging
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,11 +10,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import modal
+from modal.types import FileType
 
 from ...sandbox.driver_bundle import DRIVER_LOADER, compress_driver
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import SandboxLost, VolumeError
 from ...sandbox.sandbox_api import Sandbox
+from ...sandbox.sessions.files import describe_large_file
 from ..host_files.files import HostFiles
 from ..storage.safe_paths import split_path
 from .channel import ModalChannel
@@ -21,6 +25,7 @@ from .errors import get_last_line, map_error, retry_refused
 from .settings import ModalSettings
 
 RELOAD_SECONDS = 60
+FILE_SECONDS = 300.0
 
 # A program for `python -c`. Takes the driver from standard input, ahead of the first frame, and becomes it: compiled,
 # where this Python is one like the host's (which saves some 25 ms), and else as text. What waited for a driver that
@@ -99,9 +104,18 @@ class ModalSandboxHandle(Sandbox):
         with self._map_file_errors(f"{path} could not be written"):
             await retry_refused(lambda: self._sandbox.filesystem.write_bytes.aio(data, self._resolve_path(path)))
 
-    async def download(self, path: str) -> bytes:
+    async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        files, remote_path = self._sandbox.filesystem, self._resolve_path(path)
         with self._map_file_errors(f"{path} could not be read"):
-            return await retry_refused(lambda: self._sandbox.filesystem.read_bytes.aio(self._resolve_path(path)))
+            if max_bytes is not None:
+                info = await retry_refused(lambda: files.stat.aio(remote_path))
+                if info.type is not FileType.FILE or (stat.S_IFMT(info.mode) and not stat.S_ISREG(info.mode)):
+                    raise VolumeError(f"{path} is no file that could be read: no link is followed")
+                if info.size > max_bytes:
+                    raise VolumeError(describe_large_file(path, info.size, max_bytes))
+            # Code may put a pipe in its place, which never ends.
+            async with asyncio.timeout(None if max_bytes is None else FILE_SECONDS):
+                return await retry_refused(lambda: files.read_bytes.aio(remote_path))
 
     @contextmanager
     def _map_file_errors(self, failure: str) -> Iterator[None]:
@@ -109,6 +123,8 @@ class ModalSandboxHandle(Sandbox):
             yield
         except modal.exception.SandboxFilesystemError as error:
             raise VolumeError(f"{failure}: {get_last_line(error)}") from error
+        except TimeoutError:
+            raise SandboxLost(f"{failure} within {FILE_SECONDS:g} s: run the code in a new sandbox") from None
         except modal.exception.Error as error:
             raise SandboxLost(f"{failure}, for sandbox {self.id} has gone: {get_last_line(error)}") from error
 

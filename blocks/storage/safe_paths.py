@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from ...sandbox.errors import VolumeError
+from ...sandbox.sessions.files import describe_large_file
 from ...sandbox.wire.names import OWN_FILE_PREFIX
 
 
@@ -105,15 +106,22 @@ def replace_file_below(root: Path, path: str, data: bytes, folder_mode: int, fil
         raise VolumeError(f"{path} could not be written: {error.strerror or error}") from error
 
 
-def read_file_below(root: Path, path: str) -> bytes:
-    """A file's bytes. Raises VolumeError."""
+def read_file_below(root: Path, path: str, max_bytes: int | None = None) -> bytes:
+    """A file's bytes. Raises VolumeError, also for one of more than `max_bytes`."""
     names = split_path(path)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with enter_directory_below(root, names[:-1]) as at, open(os.open(names[-1], flags, dir_fd=at), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise VolumeError(f"{path} is no file that could be read")
-            return file.read()
+            if max_bytes is None:
+                return file.read()
+            # Code may write to it meanwhile.
+            data = b"" if status.st_size > max_bytes else file.read(max_bytes + 1)
+            if status.st_size > max_bytes or len(data) > max_bytes:
+                raise VolumeError(describe_large_file(path, max(status.st_size, len(data)), max_bytes))
+            return data
     except OSError as error:
         what = "is a symbolic link, which is not followed" if error.errno == errno.ELOOP else error.strerror or error
         raise VolumeError(f"{path} could not be read: {what}") from error

@@ -145,7 +145,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     if status == "lost":
         return StateLost(
             f"the state of the earlier executions is lost: {message}. Start again from the first step, in a new "
-            "interpreter, in this one after shutdown() and start(), or in another context"
+            "interpreter, in this one after reset(), or in another context"
         )
     if status == "unconfined":
         return CodeCrashed(f"the code was not run: {message}. Ask rlm-batch doctor", **details)

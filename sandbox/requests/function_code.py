@@ -30,16 +30,18 @@ CALL = """
     if python.isinstance(value, python.dict) and python.all(python.isinstance(key, python.str) for key in value)
     else SUBMIT(value)
 ))(
-    {name}(**(lambda names: {{name: names[name] for name in {required} + {optional} if name in names}})(
+    {call}(**(lambda names: {{name: names[name] for name in {required} + {optional} if name in names}})(
         __import__("builtins").globals()
     )),
     __import__("builtins"),
 )
 """
 CALL_PATTERN = re.compile(
-    r"^    (?P<name>\w+)\(.* for name in \[(?P<required>.*?)\] \+ \[(?P<optional>.*?)\] if name in names\}",
+    r"^    (?P<await>await )?(?P<name>\w+)\("
+    r".* for name in \[(?P<required>.*?)\] \+ \[(?P<optional>.*?)\] if name in names\}",
     re.MULTILINE,
 )
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
 CALL_END = CALL[CALL.index("\n    )),") :]
 
 
@@ -50,6 +52,7 @@ class FunctionParameters:
     function: str
     names: tuple[str, ...]
     required: tuple[str, ...]
+    is_async: bool = False
 
     def check(self, variables: Iterable[str], *, needs_all: bool) -> None:
         """Raises ConfigurationError for a variable that is no parameter, and with `needs_all` for a missing one."""
@@ -73,8 +76,8 @@ def convert_code(code: Any, tools: Collection[str] = (), variables: Collection[s
     function's own beginning. Equal functions give equal texts, wherever they stand.
 
     `tools` are names of functions of the host that it may call; `variables` those that it will get, where all its calls
-    have the same. Raises ConfigurationError for what is no plain function with a source of its own, and for a variable
-    that it does not take.
+    have the same. What an async function returns is awaited. Raises ConfigurationError for what is no plain function
+    with a source of its own, and for a variable that it does not take.
     """
     if isinstance(code, str) or not callable(code):
         return code
@@ -93,7 +96,7 @@ def find_parameters(code: Any) -> FunctionParameters | None:
     if found is None:
         return None
     required, optional = (tuple(re.findall(r"\w+", found[group])) for group in ("required", "optional"))
-    parameters = FunctionParameters(found["name"], (*required, *optional), required)
+    parameters = FunctionParameters(found["name"], (*required, *optional), required, found["await"] is not None)
     return parameters if code.endswith(_build_call(parameters, parameters.names)) else None
 
 
@@ -112,7 +115,7 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
     if foreign is not None:
         raise _refuse(name, _explain_global(foreign, plain))
     # After that: a call of what a module imports is other byte code than one of what this text alone has.
-    if not _is_compiled_from(plain.__code__, text, flags):
+    if not _is_compiled_from(plain, text, definition, flags):
         raise _refuse(name, "its source is not what it was made of: its file has changed since. Import it anew")
     _check_defaults(name, plain, definition)
     if is_waiting:
@@ -123,7 +126,8 @@ def _build_definition(function: Callable[..., Any], tools: Collection[str]) -> t
     names = _list_names(definition)
     required = [name for name, needs_value in zip(names, is_required, strict=True) if needs_value]
     optional = [name for name in names if name not in required]
-    return text, FunctionParameters(definition.name, (*required, *optional), tuple(required))
+    is_async = isinstance(definition, ast.AsyncFunctionDef)
+    return text, FunctionParameters(definition.name, (*required, *optional), tuple(required), is_async)
 
 
 def _refuse(name: str, reason: str) -> ConfigurationError:
@@ -154,14 +158,12 @@ def _check_kind(function: Any) -> tuple[str, FunctionType]:
     around = function.__qualname__.rpartition(".")[0]
     if around and not around.endswith("<locals>"):
         raise _refuse(name, "it is a method. Pass a function that stands for itself")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise _refuse(name, "it is async, and code is not. Write it without async, and call asyncio.run in it")
-    if inspect.isgeneratorfunction(function):
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise _refuse(name, "it is a generator. Return a list in place of yield")
     return name, function
 
 
-def _read_definition(name: str, function: FunctionType) -> tuple[str, ast.FunctionDef]:
+def _read_definition(name: str, function: FunctionType) -> tuple[str, Definition]:
     """The function's source from the first column on, with one line's end at its end, and what it defines."""
     try:
         lines, _ = inspect.getsourcelines(function)
@@ -175,11 +177,11 @@ def _read_definition(name: str, function: FunctionType) -> tuple[str, ast.Functi
     except (SyntaxError, IndexError):
         body, text = [], ""
     definition = body[0] if len(body) == 1 else None
-    if isinstance(definition, ast.AsyncFunctionDef | ast.FunctionDef) and definition.decorator_list:
+    if not isinstance(definition, Definition):
+        raise _refuse(name, "its source is not to be found where it says. Import it anew")
+    if definition.decorator_list:
         decorators = ", ".join(f"@{ast.unparse(item)}" for item in definition.decorator_list)
         raise _refuse(name, f"it is decorated with {decorators}. Pass the function without that")
-    if not isinstance(definition, ast.FunctionDef):
-        raise _refuse(name, "its source is not to be found where it says. Import it anew")
     return text, definition
 
 
@@ -197,7 +199,7 @@ def _remove_indent(lines: list[str]) -> str:
     return "".join(line if number in inside else line.removeprefix(indent) for number, line in kept)
 
 
-def _check_definition(name: str, definition: ast.FunctionDef) -> None:
+def _check_definition(name: str, definition: Definition) -> None:
     """Raises ConfigurationError where the parameters are not what variables can be."""
     arguments = definition.args
     for star, item in (("*", arguments.vararg), ("**", arguments.kwarg)):
@@ -215,7 +217,7 @@ def _check_definition(name: str, definition: ast.FunctionDef) -> None:
         raise _refuse(name, "it has the name of a function or a constant that code finds. Rename it")
 
 
-def _check_defaults(name: str, function: FunctionType, definition: ast.FunctionDef) -> None:
+def _check_defaults(name: str, function: FunctionType, definition: Definition) -> None:
     """Raises ConfigurationError where a default that is written out is not the one that the function has."""
     positional, keywords = definition.args.args, definition.args.kwonlyargs
     defaults = function.__defaults__ or ()
@@ -235,7 +237,7 @@ def _check_defaults(name: str, function: FunctionType, definition: ast.FunctionD
         raise _refuse(name, "its defaults are not those of its source, which has changed since. Import it anew")
 
 
-def _list_names(definition: ast.FunctionDef) -> list[str]:
+def _list_names(definition: Definition) -> list[str]:
     return [item.arg for item in (*definition.args.args, *definition.args.kwonlyargs)]
 
 
@@ -244,7 +246,8 @@ def _build_call(parameters: FunctionParameters, names: Collection[str]) -> str:
     required = [name for name in names if name in parameters.required]
     optional = [name for name in names if name not in parameters.required]
     lists = [json.dumps(part, ensure_ascii=False) for part in (required, optional)]
-    return CALL.format(name=parameters.function, required=lists[0], optional=lists[1])
+    call = f"await {parameters.function}" if parameters.is_async else parameters.function
+    return CALL.format(call=call, required=lists[0], optional=lists[1])
 
 
 def _parse(text: str) -> list[ast.stmt]:
@@ -257,15 +260,21 @@ def _parse(text: str) -> list[ast.stmt]:
     return ast.parse(text).body
 
 
-def _is_compiled_from(code: CodeType, text: str, flags: int) -> bool:
+def _is_compiled_from(function: FunctionType, text: str, definition: Definition, flags: int) -> bool:
     """Whether a function's code is what the text compiles to; true where pytest has rewritten its asserts."""
+    code = function.__code__
     if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
         return True
+    # CPython calls what a function imports in another way where its module imports that, too.
+    imports = [node for node in ast.walk(definition) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names} - {"*"}
+    imported = "".join(f"import {name}\n" for name in sorted(names & function.__globals__.keys()))
     try:
-        module = compile(text, "<code>", "exec", flags, dont_inherit=True)
+        modules = [compile(text + more, "<code>", "exec", flags, dont_inherit=True) for more in ("", imported)]
     except (SyntaxError, ValueError):
         return False
-    return any(isinstance(item, CodeType) and _is_same_code(item, code) for item in module.co_consts)
+    constants = [item for module in modules for item in module.co_consts]
+    return any(isinstance(item, CodeType) and _is_same_code(item, code) for item in constants)
 
 
 def _is_same_code(one: CodeType, other: CodeType) -> bool:

@@ -56,7 +56,7 @@ class Deaf(Sandbox):
     async def upload(self, path: str, data: bytes) -> None:
         raise NotImplementedError
 
-    async def download(self, path: str) -> bytes:
+    async def download(self, path: str, *, max_bytes: int | None = None) -> bytes:
         raise NotImplementedError
 
     async def remove(self) -> None:

@@ -32,6 +32,7 @@ from .thread_execution import ThreadExecution
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 CHANNEL_IN, CHANNEL_OUT = 3, 4  # the descriptors of a child's own channel
@@ -73,7 +74,8 @@ class InterruptShield:
     """Handles SIGINT for the code; what the main thread does in it is not interrupted.
 
     `is_running` says whether code runs, `has_submitted` whether it has handed something back; `interrupted_imports` are
-    the modules that were being imported when it was interrupted.
+    the modules that were being imported when it was interrupted. `cancel_wait` is asked first, while an event loop runs
+    code: whether it ends that itself.
     """
 
     def __init__(self) -> None:
@@ -82,6 +84,7 @@ class InterruptShield:
         self.is_running = False
         self.has_submitted = False
         self.interrupted_imports: list[tuple[str, Any]] = []
+        self.cancel_wait: Callable[[], bool] | None = None
         self._depth = 0
         self._is_pending = False
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -111,6 +114,8 @@ class InterruptShield:
 
     def _raise(self) -> None:
         self._is_pending = False
+        if self.cancel_wait is not None and self.cancel_wait():
+            return
         self.interrupted_imports += list_imports(sys._getframe())  # type: ignore[reportPrivateUsage]
         if self.has_submitted:
             raise Submitted

@@ -13,6 +13,8 @@ from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
 from .displays import Displays, PyplotFinder
+from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, await_codes
+from .evaluation.last_expression import compile_code
 from .file_changes import report_missing_files
 from .fork_safety import (
     ThreadsLeftError,
@@ -25,7 +27,6 @@ from .fork_safety import (
     seed_generators,
 )
 from .imports import repair_imports
-from .last_expression import compile_code
 from .queries import make_query_names
 from .report import make_report
 from .submit import SubmitError, Submitted, encode_submission
@@ -34,6 +35,7 @@ from .volume import Volume, VolumeError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType
     from typing import Any, NoReturn
 
     from ..confinement import Confinement
@@ -51,6 +53,7 @@ class CodeRunner:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._shield = InterruptShield()
         self._channel = Channel(self._shield)
+        self._coroutines = CoroutineRunner(self._shield)
         self._module = type(sys)("__main__")
         self._module.__dict__["__builtins__"] = __builtins__
         self._is_stateless = self._is_compiled = False
@@ -247,9 +250,25 @@ class CodeRunner:
         parts, expression = compile_code(source, self._file_name)
         self._is_compiled = True
         gc.enable()
+        namespace = self._module.__dict__
+        codes = parts if expression is None else [*parts, expression]
+        if any(code.co_flags & IS_COROUTINE for code in codes):
+            return self._await(codes)
         for part in parts:
-            exec(part, self._module.__dict__)
-        return None if expression is None else eval(expression, self._module.__dict__)
+            exec(part, namespace)
+        return None if expression is None else eval(expression, namespace)
+
+    def _await(self, codes: list[CodeType]) -> Any:
+        """The same for code that awaits. What it has left behind on its event loop stays in a context alone."""
+        has_ended = False
+        try:
+            value = self._coroutines.run(await_codes(codes, self._module.__dict__))
+            has_ended = True
+            return value
+        finally:
+            if self._is_stateless:
+                # At the end of an execution threads are waited for anyway, unless it submits; not so in a preparation.
+                self._coroutines.close(joins_threads=has_ended and not self._executions)
 
     def _provide_names(self, can_query: bool) -> dict[str, Any]:
         """The names that every execution finds, made once; `can_query` if there is a model behind the queries."""

@@ -58,6 +58,16 @@ def use_state(state: int) -> int:
     return state + 1
 
 
+async def answer_later(x: int) -> int:
+    import asyncio
+
+    async def double() -> int:
+        await asyncio.sleep(0)
+        return 2 * x
+
+    return sum(await asyncio.gather(double(), double()))
+
+
 def uses_global(x: int) -> int:
     return sum(x + OUTSIDE for _ in range(2))
 
@@ -78,8 +88,8 @@ def calls_tool(x: int) -> Any:
     return lookup(x)  # type: ignore[name-defined]  # noqa: F821
 
 
-async def is_async(x: int) -> int:
-    return x
+async def generates_async(x: int) -> Any:
+    yield x
 
 
 def generates(x: int) -> Any:
@@ -156,7 +166,7 @@ REFUSED = {
     "cached": (is_cached, "is decorated, which has made it a _lru_cache_wrapper"),
     "wrapped": (is_wrapped, "is decorated"),
     "typed in": (globals()["typed"], "there is no source|its source is not to be found"),
-    "async": (is_async, "is async"),
+    "async generator": (generates_async, "is a generator"),
     "generator": (generates, "is a generator"),
     "built in": (len, "not written in Python"),
     "class": (Model, "class Model is no code"),
@@ -189,6 +199,9 @@ def test_a_function_is_its_source_wherever_it_stands(tmp_path: Path):
     assert parameters is not None
     assert (parameters.names, parameters.required) == (("rate", "layers"), ("rate",))
     assert find_parameters("SUBMIT(x=1)") is None
+    parameters = find_parameters(convert_code(answer_later))
+    assert parameters is not None
+    assert (parameters.function, parameters.required) == ("answer_later", ("x",))
 
 
 def load_module(path: Path) -> ModuleType:
@@ -207,6 +220,12 @@ def test_a_function_whose_file_has_changed_since_its_import_is_refused(tmp_path:
     path.write_text("def double(x):\n    return 2 + x  # longer\n")
     with pytest.raises(ConfigurationError, match="its file has changed"):
         convert_code(module.double)
+
+
+def test_a_function_may_import_what_its_module_imports_too(tmp_path: Path):
+    path = tmp_path / "importing.py"
+    path.write_text("import json\n\ndef write(x):\n    import json\n    return json.dumps(x)\n")
+    assert "import json" in convert_code(load_module(path).write)
 
 
 def test_a_function_whose_defaults_are_not_those_of_its_source_is_refused(tmp_path: Path):
@@ -248,6 +267,7 @@ def test_an_interpreter_runs_functions_and_their_parameters_are_the_variables():
         assert interpreter.execute(train, {"rate": 9}).outputs == {"loss": 5}  # the default, whatever was before
         assert interpreter.execute(count_down, {"type": 3, "all": 5}).outputs == {"all": 1}
         assert interpreter.execute(pair, {"x": "é"}).output == ["é", "é"]
+        assert interpreter.execute(answer_later, {"x": 3}).output == 12
         result = interpreter.execute(nothing, {"x": 1})
         assert (result.outputs, result.meta.submitted, result.meta.stdout) == ({}, False, "1\n")
         with pytest.raises(ConfigurationError, match="the variable 'depth' is no parameter of train"):

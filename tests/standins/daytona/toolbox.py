@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import stat
 from typing import Any
 
 from .account import Account
@@ -24,6 +25,7 @@ class ToolboxCalls:
             ("GET", f"{TOOLBOX}/user-home-dir", self.directory),
             ("POST", f"{TOOLBOX}/files/bulk-upload", self.upload),
             ("POST", f"{TOOLBOX}/files/bulk-download", self.download),
+            ("GET", f"{TOOLBOX}/files/info", self.info),
             ("DELETE", f"{TOOLBOX}/files", self.delete_file),
             ("POST", f"{TOOLBOX}/process/execute", self.execute),
             ("POST", f"{TOOLBOX}/process/code-run", self.code_run),
@@ -62,6 +64,17 @@ class ToolboxCalls:
             head = f'Content-Disposition: form-data; name="{kind}"; filename="{path}"\r\nContent-Type: {mime}\r\n\r\n'
             parts.append(b"--standin\r\n" + head.encode() + data + b"\r\n")
         return Response(b"".join([*parts, b"--standin--\r\n"]), media_type="multipart/form-data; boundary=standin")
+
+    async def info(self, request: Any) -> Any:
+        path = request.query_params["path"]
+        try:
+            status = self.account.box(request, started=True).place(path).stat()
+        except OSError as error:
+            raise daemon(404, f"file not found: {path}", "FILE_NOT_FOUND") from error
+        mode, words = status.st_mode, {"group": "0", "owner": "0", "modTime": ""}
+        permissions = {"mode": stat.filemode(mode), "permissions": f"{stat.S_IMODE(mode):04o}"}
+        size = {"isDir": stat.S_ISDIR(mode), "name": os.path.basename(path), "size": status.st_size}
+        return {**words, **permissions, **size}
 
     async def delete_file(self, request: Any) -> Any:
         place = self.account.box(request, started=True).place(request.query_params["path"])

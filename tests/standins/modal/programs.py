@@ -21,7 +21,7 @@ for mount in sys.argv[1:]:
 
 # What stands for the program that the client's file calls run.
 TOOLS = """#!{python} -IS
-import json, os, shutil, sys
+import json, os, shutil, stat, sys
 kinds = {{FileNotFoundError: "NotFound", IsADirectoryError: "IsDirectory", NotADirectoryError: "NotDirectory",
          PermissionError: "PermissionDenied", FileExistsError: "AlreadyExists"}}
 (name, options), = json.loads(sys.argv[1]).items()
@@ -34,6 +34,14 @@ try:
     elif name == "ReadFile":
         with open(path, "rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
+    elif name == "Stat":
+        status = os.lstat(path)
+        type = "directory" if stat.S_ISDIR(status.st_mode) else "symlink" if stat.S_ISLNK(status.st_mode) else "file"
+        print(json.dumps({{
+            "name": os.path.basename(path), "path": path, "type": type, "size": status.st_size, "mode": status.st_mode,
+            "permissions": stat.filemode(status.st_mode), "owner": "root", "group": "root",
+            "modified_time": status.st_mtime,
+        }}))
     else:
         sys.exit(json.dumps({{"error_kind": "Other", "message": name + " is not modelled"}}))
 except OSError as error:

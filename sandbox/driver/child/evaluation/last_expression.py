@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
+TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT: code that awaits is a coroutine's, and other code as ever
 # How a line at the margin begins that goes on with the statement before it.
 CONTINUATIONS = (" ", "\t", "\r", ")", "]", "}", "#", "else", "elif", "except", "finally", "'''", '"""')
 MARKS = frozenset("()[]{}'\"#;\\\n")  # with which a line may be more than one statement, or less
@@ -22,13 +23,13 @@ def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType 
     last = source[start:].rstrip()
     # Most code ends so, and in a new process a tree takes longer than the compiling.
     if _is_assignment(last) or _is_submission(last):
-        return [compile(source, file_name, "exec", dont_inherit=True)], None
+        return [_compile(source, file_name)], None
     if "__future__" not in source:  # which is said at the beginning, and is for the whole
         try:
             return _compile_in_two(source, start, file_name)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass  # it is wrong, or was cut in a wrong place
-    whole = compile(source, file_name, "exec", dont_inherit=True)
+    whole = _compile(source, file_name)
     try:
         parts, expression = _compile_tree(source, file_name)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -67,15 +68,19 @@ def _compile_in_two(source: str, start: int, file_name: str) -> tuple[list[CodeT
     lines = source.count("\n", 0, start)
     parts, expression = _compile_tree("\n" * lines + source[start:], file_name)
     if start:
-        parts.insert(0, compile(source[:start], file_name, "exec", dont_inherit=True))
+        parts.insert(0, _compile(source[:start], file_name))
     return parts, expression
 
 
 def _compile_tree(source: str, file_name: str) -> tuple[list[CodeType], CodeType | None]:
-    tree: Any = compile(source, file_name, "exec", ONLY_AST, dont_inherit=True)
+    tree: Any = _compile(source, file_name, flags=ONLY_AST)
     expression: CodeType | None = None
     if tree.body and type(tree.body[-1]).__name__ == "Expr":
-        whole: Any = compile("0", file_name, "eval", ONLY_AST, dont_inherit=True)
+        whole: Any = _compile("0", file_name, "eval", ONLY_AST)
         whole.body = tree.body.pop().value
-        expression = compile(whole, file_name, "eval", dont_inherit=True)
-    return [compile(tree, file_name, "exec", dont_inherit=True)] if tree.body else [], expression
+        expression = _compile(whole, file_name, "eval")
+    return [_compile(tree, file_name)] if tree.body else [], expression
+
+
+def _compile(source: Any, file_name: str, mode: str = "exec", flags: int = 0) -> Any:
+    return compile(source, file_name, mode, flags | TOP_LEVEL_AWAIT, dont_inherit=True)

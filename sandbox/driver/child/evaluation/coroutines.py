@@ -1,0 +1,145 @@
+"""Code that awaits at its top level: the event loop that it runs on, as in a notebook.
+
+`asyncio` is imported when there is such code, and not before.
+"""
+
+from __future__ import annotations
+
+from ..channel import Interrupted
+from ..submit import Submitted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from types import CodeType
+    from typing import Any
+
+    from ..channel import InterruptShield
+
+IS_COROUTINE = 0x80  # inspect.CO_COROUTINE
+
+
+async def await_codes(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
+    """Runs pieces of code one after the other; returns the value of the last, where that is an expression."""
+    value = None
+    for code in codes:
+        value = eval(code, namespace)
+        if code.co_flags & IS_COROUTINE:
+            value = await value
+    return value
+
+
+class CoroutineRunner:
+    """Runs coroutines on one event loop, which stays until it is closed; between two of them it stands still."""
+
+    def __init__(self, shield: InterruptShield) -> None:
+        self._shield = shield
+        self._loop: Any = None
+        self._main: Any = None  # the task under way
+        self._is_cancelled = False  # by us, because something else has ended the execution
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What the coroutine returns. Raises what it raises, or what has interrupted it."""
+        import asyncio
+
+        loop = self._open_loop()
+        outcome = _Outcome()
+        # Not cancelled in the middle of a task or of the loop's own work: both go on in the next execution.
+        main = self._main = loop.create_task(_settle(coroutine, outcome))
+        main.add_done_callback(lambda _: loop.stop())
+        self._is_cancelled, self._shield.cancel_wait = False, self._cancel_wait
+        try:
+            error = self._complete()
+        finally:
+            self._shield.cancel_wait = self._main = None
+        if self._is_cancelled:
+            if error is None:
+                error = Submitted() if self._shield.has_submitted else Interrupted()
+                error.__traceback__ = None if outcome.error is None else outcome.error.__traceback__
+            raise error
+        if outcome.error is not None:
+            raise outcome.error
+        if main.cancelled():
+            raise asyncio.CancelledError
+        return outcome.value
+
+    def close(self, *, joins_threads: bool) -> None:
+        """Ends what is left on the loop, as `asyncio.run` does, and closes it; with its threads if asked."""
+        loop, self._loop = self._loop, None
+        if loop is None or loop.is_closed():
+            return
+        import asyncio
+
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        if joins_threads:
+            loop.run_until_complete(loop.shutdown_default_executor())
+        asyncio.set_event_loop(None)
+        loop.close()
+
+    def _open_loop(self) -> Any:
+        import asyncio
+
+        loop = self._loop
+        if loop is None or loop.is_closed():  # the code may have closed it
+            loop = self._loop = asyncio.new_event_loop()
+        else:
+            # A thread belongs to the execution that has started it, and what it submits does too.
+            from concurrent.futures import ThreadPoolExecutor
+
+            loop.set_default_executor(ThreadPoolExecutor())
+        asyncio.set_event_loop(loop)  # which `asyncio.run` in earlier code has undone
+        return loop
+
+    def _complete(self) -> BaseException | None:
+        """Runs the loop until the task is done. Returns what ended the execution from elsewhere: another task, say."""
+        error: BaseException | None = None
+        while not self._main.done():
+            try:
+                self._loop.run_forever()
+            except BaseException as raised:
+                error = raised
+                error.__traceback__ = _skip_loop(error.__traceback__)
+                if self._is_cancelled:  # it does not end, and a loop that was torn here is no use to anyone
+                    self._loop = None
+                    break
+                self._cancel()
+        return error
+
+    def _cancel(self) -> None:
+        self._is_cancelled = True
+        self._main.cancel()
+
+    def _cancel_wait(self) -> bool:
+        """Has an interrupt end the task as a cancellation does, if it comes while no task runs; whether that is so."""
+        import asyncio
+
+        if self._is_cancelled or asyncio.current_task(self._loop) is not None:
+            return False
+        self._cancel()
+        self._loop.call_soon_threadsafe(lambda: None)  # or it would go on waiting
+        return True
+
+
+class _Outcome:
+    value: Any = None
+    error: BaseException | None = None
+
+
+async def _settle(coroutine: Coroutine[Any, Any, Any], outcome: _Outcome) -> None:
+    """Notes its outcome, whatever that is: SystemExit would tear the loop on its way."""
+    try:
+        outcome.value = await coroutine
+    except BaseException as error:
+        outcome.error = error
+
+
+def _skip_loop(trace: Any) -> Any:
+    """A traceback from where it leaves this module and asyncio."""
+    while trace is not None and trace.tb_frame.f_globals.get("__package__") in (__package__, "asyncio"):
+        trace = trace.tb_next
+    return trace

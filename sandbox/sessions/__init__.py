@@ -1,0 +1,1 @@
+"""A sandbox that is used step by step, whose names stay from call to call."""

@@ -1,0 +1,65 @@
+"""Files that a script puts into a sandbox's working folder, and takes out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError, VolumeError
+
+if TYPE_CHECKING:
+    from ..sandbox_api import Sandbox
+
+MAX_FILE_BYTES = 256 * 1024 * 1024  # it is in memory here, at some providers twice
+REMEDY = "the code can save what is larger to a volume, or cut it into parts"
+
+FileData = bytes | str | os.PathLike[str]
+
+
+async def upload_file(sandbox: Sandbox, path: str, data: FileData) -> None:
+    """Writes a file below the sandbox's working folder: bytes, text as UTF-8, or a file of this machine by its path.
+
+    Raises ConfigurationError for what is none of these, and VolumeError.
+    """
+    _check_path(path)
+    await sandbox.upload(path, await asyncio.to_thread(_read_data, path, data))
+
+
+async def download_file(sandbox: Sandbox, path: str) -> bytes:
+    """The bytes of a file below the sandbox's working folder. Raises VolumeError."""
+    _check_path(path)
+    return await sandbox.download(path, max_bytes=MAX_FILE_BYTES)
+
+
+def describe_large_file(path: str, size: int, max_bytes: int) -> str:
+    """Why a file is not brought here that has that many bytes, or at least so many."""
+    return f"{path} could not be read: it has {size:,} bytes or more, and {max_bytes:,} are the most; {REMEDY}"
+
+
+def _check_path(path: str) -> None:
+    parts = PurePosixPath(path).parts if isinstance(path, str) else ()  # type: ignore[reportUnnecessaryIsInstance]
+    if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
+        raise VolumeError(f"{path!r} is no path below the sandbox's working folder: name a file in it, without '..'")
+
+
+def _read_data(path: str, data: Any) -> bytes:
+    try:
+        if isinstance(data, os.PathLike):
+            with open(data, "rb") as file:  # type: ignore[reportUnknownArgumentType]
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise VolumeError(f"{path} could not be sent: {data} is no file")
+                data = file.read(MAX_FILE_BYTES + 1)
+        elif isinstance(data, str):
+            data = data.encode()
+    except (OSError, UnicodeEncodeError) as error:
+        raise VolumeError(f"{path} could not be sent: {error}") from error
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise ConfigurationError(
+            f"the data of {path} is a {type(data).__name__}: it is bytes, text, or the pathlib.Path of a file"
+        )
+    if len(data) > MAX_FILE_BYTES:
+        raise VolumeError(f"{path} could not be sent: it has more than {MAX_FILE_BYTES:,} bytes; {REMEDY}")
+    return bytes(data)
