@@ -31,21 +31,24 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_NAME = "default"  # the saved block that is asked for credentials that nobody else has
 
 
-class _SandboxOpener:
-    """Opens the sandboxes of one interpreter, and gives what its code may ask of a model.
+class _ProviderSandboxes:
+    """What makes an interpreter of either kind one whose sandbox comes from the provider that a subclass names.
 
     With a `language_model` (a `LanguageModel`, its saved block, or a model in LiteLLM's naming) the code may ask it:
     see `ModelAccess` for the limits on one execution; `max_cost` is in US dollars, for all of them together. `prepare`
     is code that runs when the sandbox is open, for `prepare_timeout` seconds at most, in a process of which that of the
     executions is a fork; its random generators start from `prepare_seed`, or by default from the operating system.
     `python_path` are directories of this machine that code imports one's own modules from, as they are now. `mounts`
-    has files and directories of this machine by the absolute paths at which code reads them. `fields` are the block's.
+    has files and directories of this machine by the absolute paths at which code reads them.
     """
+
+    entry: ClassVar[ProviderEntry]
 
     def __init__(
         self,
-        entry: ProviderEntry,
         *,
+        timeout: float | None = 120.0,
+        tools: dict[str, Callable[..., Any]] | None = None,
         language_model: LanguageModelSettings | str | None = None,
         batch_concurrency: int = 4,
         max_depth: int = 2,
@@ -59,9 +62,8 @@ class _SandboxOpener:
         mounts: Mapping[str, str | os.PathLike[str]] | None = None,
         **fields: Any,
     ) -> None:
-        self._entry = entry
         self._fields = fields
-        provider = _configure_provider(entry, fields)
+        provider = _configure_provider(self.entry, fields)
         has_files = python_path is not None or mounts is not None
         self._provider = provider.with_files(python_path, mounts) if has_files else provider
         self._provider.check_mounts()
@@ -74,17 +76,24 @@ class _SandboxOpener:
         }
         self._language_model = language_model
         self._model_access: ModelAccess | None = None
-        self.make_queries = None if language_model is None else self._ask
-        self.preparation = Preparation.from_parameters(prepare, prepare_timeout, prepare_seed)
-        if self.preparation is not None:
+        make_queries = None if language_model is None else self._ask
+        preparation = Preparation.from_parameters(prepare, prepare_timeout, prepare_seed)
+        if preparation is not None:
             self._provider.check_preparation()
+        # Of the interpreter that a subclass has beside this.
+        super().__init__(
+            self._open_sandbox,  # type: ignore[reportCallIssue]
+            timeout=timeout,  # type: ignore[reportCallIssue]
+            tools=tools,  # type: ignore[reportCallIssue]
+            make_queries=make_queries,  # type: ignore[reportCallIssue]
+            prepare=preparation,  # type: ignore[reportCallIssue]
+        )
 
     def _ask(self, interpreter: Interpreter, depth: int) -> Queries:
         assert self._model_access is not None  # it is there once the sandbox is
         return self._model_access.queries(interpreter, depth=depth)
 
-    async def open_sandbox(self) -> Sandbox:
-        """Opens one. Raises what `SandboxProvider.open` does."""
+    async def _open_sandbox(self) -> Sandbox:
         provider = self._provider
         if self._language_model is not None and self._model_access is None:
             access = await open_model_access(self._language_model, **self._limits)
@@ -93,59 +102,23 @@ class _SandboxOpener:
         # Without that address, asking for a block would start a server.
         if not provider.has_credentials() and os.environ.get("PREFECT_API_URL"):
             try:
-                saved = await self._entry.load_block().aload(DEFAULT_BLOCK_NAME)
+                saved = await self.entry.load_block().aload(DEFAULT_BLOCK_NAME)
             except ValueError:
                 pass  # there is none of that name: the provider says what is missing
             else:
                 fields = {name: getattr(saved, name) for name in saved.model_fields_set}
-                configured = _configure_provider(self._entry, {**fields, **self._fields})
+                configured = _configure_provider(self.entry, {**fields, **self._fields})
                 provider = self._provider = configured.with_files_of(provider)
                 provider.check_mounts()
         return await provider.open(provider.labels(""))
 
 
-class _ProviderInterpreter(SyncInterpreter):
-    """An interpreter whose sandbox comes from the provider that a subclass names; see `_SandboxOpener`."""
-
-    entry: ClassVar[ProviderEntry]
-
-    def __init__(
-        self,
-        *,
-        timeout: float | None = 120.0,
-        tools: dict[str, Callable[..., Any]] | None = None,
-        **settings: Any,
-    ) -> None:
-        opener = _SandboxOpener(self.entry, **settings)
-        super().__init__(
-            opener.open_sandbox,
-            timeout=timeout,
-            tools=tools,
-            make_queries=opener.make_queries,
-            prepare=opener.preparation,
-        )
+class _ProviderInterpreter(_ProviderSandboxes, SyncInterpreter):
+    """An interpreter for scripts."""
 
 
-class _AsyncProviderInterpreter(AsyncInterpreter):
-    """The same for async code."""
-
-    entry: ClassVar[ProviderEntry]
-
-    def __init__(
-        self,
-        *,
-        timeout: float | None = 120.0,
-        tools: dict[str, Callable[..., Any]] | None = None,
-        **settings: Any,
-    ) -> None:
-        opener = _SandboxOpener(self.entry, **settings)
-        super().__init__(
-            opener.open_sandbox,
-            timeout=timeout,
-            tools=tools,
-            make_queries=opener.make_queries,
-            prepare=opener.preparation,
-        )
+class _AsyncProviderInterpreter(_ProviderSandboxes, AsyncInterpreter):
+    """An interpreter for async code."""
 
 
 def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> SandboxProvider:
@@ -163,7 +136,7 @@ def _configure_provider(entry: ProviderEntry, fields: dict[str, Any]) -> Sandbox
 
 
 class InterpreterKeywords(TypedDict, total=False):
-    """The keywords of `_ProviderInterpreter` and `_SandboxOpener` but for its block's fields, for type checkers."""
+    """The keywords of `_ProviderSandboxes` but for its block's fields, for type checkers."""
 
     timeout: float | None
     tools: dict[str, Callable[..., Any]] | None

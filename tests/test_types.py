@@ -23,6 +23,8 @@ import numpy as np
 from prefect import flow
 
 from rlm_batch import (
+    AsyncDaytonaInterpreter,
+    AsyncLocalInterpreter,
     ChunksReport,
     ConfigurationError,
     DaytonaInterpreter,
@@ -52,6 +54,10 @@ class Case(TypedDict):
 
 
 def double(x: int) -> int:
+    return 2 * x
+
+
+async def double_later(x: int) -> int:
     return 2 * x
 
 
@@ -117,6 +123,23 @@ except ConfigurationError as error:
 with LocalInterpreter(isolation="landlock", memory_mib=512, environment={"A": "b"}, timeout=60) as interpreter:
     first: Result = interpreter.execute("SUBMIT(x=factor)", {"factor": 2})
     print(first.x, interpreter.execute(double, {"x": 2}).output)
+    heard: list[tuple[str, str]] = []
+    interpreter.execute("print(1)", on_output=lambda stream, text: heard.append((stream, text)))
+    interpreter.upload("notes.txt", Path("notes.txt"))
+    interpreter.upload("notes.txt", "text")
+    size = len(interpreter.download("notes.txt"))
+    interpreter.reset()
+
+
+async def run_steps() -> bytes:
+    async with AsyncLocalInterpreter(memory_mib=512, tools={"double": double}) as interpreter:
+        first: Result = await interpreter.execute(double_later, {"x": 2}, on_output=print)
+        await interpreter.reset()
+        await interpreter.upload("notes.txt", str(first.output))
+        return await interpreter.download("notes.txt")
+
+
+other = AsyncDaytonaInterpreter(api_key="key", timeout=None)
 daytona = DaytonaInterpreter(api_key="key", packages=["numpy"], tools={"double": double})
 modal = ModalInterpreter(gpu="T4", token_id="id", token_secret="secret", prepare="import math")
 factories = InterpreterFactory(LocalInterpreter), InterpreterFactory(lambda: LocalInterpreter(timeout=60))
@@ -146,7 +169,7 @@ batch.serve("nightly", cron="0 3 * * *", parameters={"code": "SUBMIT(x=1)"})
 WRONG = """
 import asyncio
 
-from rlm_batch import DaytonaInterpreter, ExecutionsFailed, LocalInterpreter, LocalSandbox, ModalInterpreter
+from rlm_batch import AsyncLocalInterpreter, DaytonaInterpreter, ExecutionsFailed, LocalInterpreter, LocalSandbox, ModalInterpreter
 from rlm_batch import batch, chunks, reap, rlm, run_code, sequence, sweep
 from rlm_batch import no_such_name  # wrong: no_such_name
 
@@ -192,12 +215,15 @@ print(sync_texts)
 LocalInterpreter(isolation="landlok")  # wrong: isolation
 LocalInterpreter(memory_mib="much")  # wrong: memory_mib
 LocalInterpreter(memory_mb=512)  # wrong: memory_mb
+AsyncLocalInterpreter(memory_mb=512)  # wrong: memory_mb
 DaytonaInterpreter(gpu="T4")  # wrong: gpu
 LocalSandbox(memory_mib="much")  # wrong: memory_mib
 ModalInterpreter(packages="numpy")  # wrong: packages
 with LocalInterpreter() as interpreter:
     text: str = interpreter.execute("SUBMIT(x=1)")  # wrong: Result
     print(text, interpreter.execute(1))  # wrong: execute
+    interpreter.execute("1", on_output=lambda text: None)  # wrong: on_output
+    interpreter.upload("x", 3)  # wrong: upload
 """
 
 

@@ -56,7 +56,7 @@ def _read_data(path: str, data: Any) -> bytes:
             data = data.encode()
     except (OSError, UnicodeEncodeError) as error:
         raise VolumeError(f"{path} could not be sent: {error}") from error
-    if not isinstance(data, bytes | bytearray | memoryview):
+    if not isinstance(data, bytes | bytearray):
         raise ConfigurationError(
             f"the data of {path} is a {type(data).__name__}: it is bytes, text, or the pathlib.Path of a file"
         )

@@ -1,5 +1,6 @@
 """What a script pays for an interpreter: its provider, and no Prefect."""
 
+import asyncio
 import inspect
 import os
 import subprocess
@@ -71,7 +72,34 @@ def test_every_interpreter_takes_what_prepares_it(
             make(**wrong)
 
 
-@pytest.mark.parametrize("name", ["LocalInterpreter", "DaytonaInterpreter", "ModalInterpreter"])
+@pytest.mark.anyio
+async def test_an_async_interpreter_has_the_same_methods_awaited() -> None:
+    heard: list[tuple[str, str]] = []
+    async with rlm_batch.AsyncLocalInterpreter(isolation="none", tools={"double": lambda x: 2 * x}) as interpreter:
+        code = "x = double(n)\nprint(x)"
+        result = await interpreter.execute(code, {"n": 2}, on_output=lambda *item: heard.append(item))
+        assert (heard, result.meta.stdout) == ([("stdout", "4\n")], "4\n")
+        await interpreter.upload("file.txt", "kept")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(interpreter.execute("import time; time.sleep(1000)"), 0.3)
+        assert (await interpreter.execute("SUBMIT(x)")).output == 4  # a cancellation keeps the state
+        is_running = asyncio.Event()
+        interpreter.tools["begin"] = is_running.set
+        running = asyncio.create_task(interpreter.execute("begin(); time.sleep(0.3); SUBMIT(x)"))
+        await is_running.wait()
+        with pytest.raises(rlm_batch.ConfigurationError, match="while an execution is under way"):
+            await interpreter.reset()
+        assert (await running).output == 4
+        await interpreter.reset()
+        assert (await interpreter.execute("SUBMIT('x' in globals())")).output is False
+        assert await interpreter.download("file.txt") == b"kept"
+        await interpreter.shutdown()
+        assert (await interpreter.execute("SUBMIT(1)")).meta.sandbox_id != result.meta.sandbox_id
+
+
+@pytest.mark.parametrize(
+    "name", ["LocalInterpreter", "AsyncLocalInterpreter", "DaytonaInterpreter", "ModalInterpreter"]
+)
 def test_type_checkers_know_the_keywords_of_every_interpreter(name: str) -> None:
     parameters = inspect.signature(getattr(rlm_batch, name)).parameters.values()
     taken = {item.name: item.annotation for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -24,7 +24,11 @@ def find_imports(path: str) -> set[str]:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_classes_of_an_entry_are_public_names(entry: ProviderEntry) -> None:
     interpreter = f"{entry.name.title()}Interpreter"
-    for module, name in ((f"{entry.name}.block", entry.block_name), ("interpreters", interpreter)):
+    for module, name in (
+        (f"{entry.name}.block", entry.block_name),
+        ("interpreters", interpreter),
+        ("interpreters", f"Async{interpreter}"),
+    ):
         line = f"from .blocks.{module} import {name} as {name}"
         assert f".blocks.{module}:{name}" in find_imports("__init__.py"), f"add to __init__.py: {line}"
         assert name in rlm_batch.__all__

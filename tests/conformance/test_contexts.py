@@ -67,6 +67,22 @@ WAITING = {
     "in a lock": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "waiting for a subprocess": "import subprocess; subprocess.run(['sleep', '1000'])",
     "in a loop of coroutines": "import asyncio; asyncio.run(asyncio.sleep(1000))",
+    "awaited": "import asyncio; await asyncio.sleep(1000)",
+    "in a task beside the one that waits": """
+import asyncio
+async def spin():
+    while True:
+        pass
+await asyncio.gather(asyncio.sleep(1000), spin())
+""",
+    "awaited again after its end": """
+import asyncio
+while True:
+    try:
+        await asyncio.sleep(1000)
+    except asyncio.CancelledError:
+        pass
+""",
     "in a task that nobody awaits": """
 import asyncio
 async def spin():

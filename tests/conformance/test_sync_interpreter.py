@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlm_batch import (
     PrepareError,
     StateLost,
     SubmitError,
+    VolumeError,
 )
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
@@ -52,6 +54,104 @@ def test_results_state_and_output_come_back(make: Make) -> None:
         assert interpreter.execute("SUBMIT(x=x)").x == 42
         assert not interpreter.execute("x += 1").meta.submitted
         assert interpreter.execute("SUBMIT(x)").output == 43
+
+
+@pytest.mark.every_provider
+def test_output_is_heard_as_it_comes_and_a_listener_that_raises_or_blocks_loses_nothing(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard, is_open = list[tuple[str, str, bool]](), threading.Event()
+    here = threading.get_ident()
+
+    def hear(stream: str, text: str) -> None:
+        heard.append((stream, text, threading.get_ident() == here))
+        is_open.set()
+
+    def fail(stream: str, text: str) -> None:
+        raise OSError(f"{stream}: the disk is full")
+
+    interpreter = make(tools={"gate": lambda: is_open.wait(15)})
+    code = "import sys\nprint('one')\nassert gate()\nprint('two', file=sys.stderr)\nSUBMIT(x=1)"
+    assert interpreter.execute(code, on_output=hear).x == 1
+    assert heard == [("stdout", "one\n", True), ("stderr", "two\n", True)]
+    result = interpreter.execute("for _ in range(3): print('y', flush=True)\nSUBMIT(x=2)", on_output=fail)
+    assert (result.x, result.meta.stdout) == (2, "y\ny\ny\n")
+    assert caplog.text.count("on_output raised OSError: stdout: the disk is full; it is called no more") == 1
+    slow = interpreter.execute("print('z')\nSUBMIT(x=3)", timeout=0.5, on_output=lambda *_: time.sleep(0.7))
+    assert (slow.x, slow.meta.stdout) == (3, "z\n")
+
+    def interrupt(stream: str, text: str) -> None:
+        raise KeyboardInterrupt
+
+    interpreter.execute("kept = 1")
+    with pytest.raises(KeyboardInterrupt):
+        interpreter.execute("print('on', flush=True)\nimport time; time.sleep(1000)", on_output=interrupt)
+    assert interpreter.execute("SUBMIT(kept=kept)").kept == 1
+
+    async def hear_later(stream: str, text: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="on_output is a plain function"):
+        interpreter.execute("1", on_output=hear_later)
+
+
+@pytest.mark.every_provider
+def test_a_reset_forgets_the_names_and_keeps_the_sandbox_and_its_files(make: Make) -> None:
+    interpreter = make()
+    interpreter.reset()  # of what was never opened
+    first = interpreter.execute("x = 1\nwith open('kept.txt', 'w') as file: file.write('kept')").meta.sandbox_id
+    interpreter.reset()
+    result = interpreter.execute("SUBMIT(known='x' in globals(), text=open('kept.txt').read())")
+    assert (result.known, result.text, result.meta.sandbox_id) == (False, "kept", first)
+    with pytest.raises(CodeCrashed):
+        interpreter.execute("import os; os._exit(3)")
+    with pytest.raises(StateLost, match=r"after reset\(\)"):
+        interpreter.execute("1")
+    interpreter.reset()
+    interpreter.tools["again"] = interpreter.reset
+    code = "x = 2\ntry: again()\nexcept Exception as error: SUBMIT(str(error))"
+    assert "while an execution is under way" in interpreter.execute(code).output
+    assert interpreter.execute("SUBMIT(x)").output == 2
+    interpreter.shutdown()
+    interpreter.reset()
+
+
+@pytest.mark.every_provider
+@pytest.mark.own_machine
+def test_files_go_into_the_working_folder_and_come_out_of_it_and_no_link_leads_elsewhere(
+    make: Make, tmp_path: Path
+) -> None:
+    with make() as interpreter:
+        (tmp_path / "module.py").write_text("ANSWER = 42\n")
+        interpreter.upload("module.py", tmp_path / "module.py")
+        interpreter.upload("in/data.bin", b"\x00\xff")
+        interpreter.upload("in/text.txt", "é")
+        code = """
+            import module, os
+            data, text = open("in/data.bin", "rb").read(), open("in/text.txt", encoding="utf-8").read()
+            with open("out.bin", "wb") as file: file.write(data * 3)
+            os.mkfifo("pipe")
+            os.symlink("/dev/zero", "endless")
+            with open("large", "wb") as file: file.truncate(257 * 1024 * 1024)
+            SUBMIT(answer=module.ANSWER, text=text)
+            """
+        assert interpreter.execute(dedent(code)).outputs == {"answer": 42, "text": "é"}
+        assert interpreter.download("out.bin") == b"\x00\xff" * 3
+        for path, reason in {
+            "../out.bin": "no path below the sandbox's working folder",
+            "/etc/passwd": "no path below the sandbox's working folder",
+            "none": "could not be read",
+            "in": "could not be read|no file that could be read",
+            "pipe": "no file that could be read",
+            "endless": "no file that could be read|is a symbolic link",
+            "large": "it has 269,484,032 bytes or more",
+        }.items():
+            with pytest.raises(VolumeError, match=reason):
+                interpreter.download(path)
+        for path, data in {"../x": "", "x": tmp_path / "none", "y": Path("/dev/zero")}.items():
+            with pytest.raises(VolumeError, match=r"working folder|could not be sent"):
+                interpreter.upload(path, data)
+        with pytest.raises(ConfigurationError, match="the data of x is a int"):
+            interpreter.upload("x", 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.every_provider

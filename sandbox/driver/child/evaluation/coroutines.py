@@ -44,9 +44,12 @@ class CoroutineRunner:
 
         loop = self._open_loop()
         outcome = _Outcome()
-        # Not cancelled in the middle of a task or of the loop's own work: both go on in the next execution.
         main = self._main = loop.create_task(_settle(coroutine, outcome))
-        main.add_done_callback(lambda _: loop.stop())
+
+        def stop(_task: object) -> None:
+            loop.stop()
+
+        main.add_done_callback(stop)
         self._is_cancelled, self._shield.cancel_wait = False, self._cancel_wait
         try:
             error = self._complete()

@@ -1,0 +1,107 @@
+"""Code that awaits at its top level, as in a notebook: with and without state."""
+
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch import CodeError, CodeSyntaxError, ExecutionTimeout, Result
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.driver_settings import Preparation
+from rlm_batch.sandbox.interpreter import Interpreter
+
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
+
+ANSWER = """
+import asyncio
+
+async def answer(x):
+    await asyncio.sleep(0)
+    return x
+
+async def count(n):
+    for i in range(n):
+        yield i
+
+class Manager:
+    async def __aenter__(self): return "entered"
+    async def __aexit__(self, *_): print("left")
+
+"""
+SUBMIT_IN_TASK = """
+async def submit():
+    SUBMIT(x=1)
+try:
+    await asyncio.gather(asyncio.sleep(1000), submit())
+finally:
+    print("finally")
+"""
+# What each code prints, and what it submits or comes to.
+CODES: dict[str, tuple[str, Any]] = {
+    "await answer(41) + 1": ("", 42),
+    "x = await answer(1)\nprint(x)": ("1\n", None),
+    "SUBMIT(x=await answer(1))": ("", {"x": 1}),
+    "async for i in count(3):\n    print(i)\n[i async for i in count(3)]": ("0\n1\n2\n", [0, 1, 2]),
+    "async with Manager() as name:\n    print(name)": ("entered\nleft\n", None),
+    "await answer(1)\nasyncio.create_task(answer(2)) is not None": ("", True),
+    "asyncio.run(answer(5))": ("", 5),
+    "await asyncio.to_thread(SUBMIT, x=2)": ("", {"x": 2}),
+    SUBMIT_IN_TASK: ("finally\n", {"x": 1}),
+}
+
+
+def outcome(result: Result) -> tuple[str, Any]:
+    return result.meta.stdout, result.outputs if result.meta.submitted else result.meta.value
+
+
+@pytest.mark.every_provider
+async def test_code_awaits_at_its_top_level(interpreter: Interpreter) -> None:
+    for code, expected in CODES.items():
+        for context in (None, "c", "c"):
+            assert outcome(await interpreter.execute(ANSWER + code, context=context)) == expected, code
+    failing = "async def fail():\n    1 / 0\nawait fail()"
+    for context in (None, "c"):
+        with pytest.raises(CodeError, match=r"ZeroDivisionError \(line 2\)") as failed:
+            await interpreter.execute(failing, context=context)
+        assert "asyncio" not in failed.value.traceback
+        with pytest.raises(CodeError, match=r"asyncio.run\(\) cannot be called from a running event loop"):
+            await interpreter.execute(ANSWER + "asyncio.run(answer(1))\nawait answer(2)", context=context)
+        with pytest.raises(CodeSyntaxError, match="'await' outside async function"):
+            await interpreter.execute("def f():\n    await g()", context=context)
+
+
+async def test_tasks_and_generators_of_a_session_go_on_with_its_next_code_that_awaits(interpreter: Interpreter) -> None:
+    async def run(code: str) -> Any:
+        return (await interpreter.execute(dedent(code), context="c")).meta.value
+
+    await run(ANSWER + "generator = count(3)")
+    await run("task = asyncio.create_task(asyncio.sleep(0.01, 'done'))\nawait anext(generator)")
+    assert await run("import time\ntime.sleep(0.05)\ntask.done()") is False
+    assert await run("[await task, await anext(generator)]") == ["done", 1]
+    assert await run("asyncio.run(answer(1))\nasyncio.run(answer(2))") == 2
+    await run("loop = asyncio.get_running_loop()\nawait answer(1)")
+    assert await run("loop.close()\nloop.is_closed()") is True
+    assert await run("await answer('on a new loop')") == "on a new loop"
+
+
+async def test_what_a_stateless_execution_leaves_running_is_cancelled(interpreter: Interpreter) -> None:
+    code = """
+        async def work():
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                print("cancelled")
+        asyncio.create_task(work())
+        await asyncio.sleep(0)
+        """
+    assert (await interpreter.execute("import asyncio\n" + dedent(code))).meta.stdout == "cancelled\n"
+    with pytest.raises(ExecutionTimeout, match="line 2"):
+        await interpreter.execute("import asyncio\nawait asyncio.sleep(1000)", timeout=0.3)
+
+
+async def test_a_preparation_awaits_and_each_execution_has_a_loop_of_its_own(provider: SandboxProvider) -> None:
+    prepare = Preparation(ANSWER + "base = await asyncio.to_thread(lambda: 40)")
+    async with provider.interpreter(timeout=20, prepare=prepare) as interpreter:
+        for context in (None, None, "c", "c"):
+            result = await interpreter.execute("base + await answer(2)", context=context)
+            assert result.meta.value == 42
