@@ -169,7 +169,8 @@ batch.serve("nightly", cron="0 3 * * *", parameters={"code": "SUBMIT(x=1)"})
 WRONG = """
 import asyncio
 
-from rlm_batch import AsyncLocalInterpreter, DaytonaInterpreter, ExecutionsFailed, LocalInterpreter, LocalSandbox, ModalInterpreter
+from rlm_batch import AsyncLocalInterpreter, DaytonaInterpreter, LocalInterpreter, LocalSandbox, ModalInterpreter
+from rlm_batch import ExecutionsFailed
 from rlm_batch import batch, chunks, reap, rlm, run_code, sequence, sweep
 from rlm_batch import no_such_name  # wrong: no_such_name
 
