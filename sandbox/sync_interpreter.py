@@ -86,11 +86,8 @@ class _BackgroundLoop:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="rlm-batch", daemon=True).start()
-        loop, outcome, tasks = (
-            self._loop,
-            _Outcome[T](lambda: None if output is None else output.wake()),
-            list[asyncio.Task[None]](),
-        )
+        loop, tasks = self._loop, list[asyncio.Task[None]]()
+        outcome = _Outcome[T](lambda: None if output is None else output.wake())
 
         async def run_and_settle() -> None:
             try:
