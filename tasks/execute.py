@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from ..sandbox.errors import PrepareError, QuotaExceeded, RlmBatchError, SandboxStartError
 from ..sandbox.meta import Meta
 from ..sandbox.result import Failure, Result
+from .cancellation import return_cancelled_state
 from .concurrency_tags import add_tags, build_tags, has_tag_limit
 from .execution import Execution
 from .lane import Lane, ProviderUnusable
@@ -31,6 +32,7 @@ KEEP_SANDBOX_SECONDS = 10.0  # of waiting through which a lane keeps its sandbox
     cache_policy=NO_CACHE,
     log_prints=False,
 )
+@return_cancelled_state
 async def execute(lane: Lane, batch: TaskBatch) -> None:
     """Runs the executions that have no outcome yet, in the lane's sandbox, and writes each outcome to the ledger.
 

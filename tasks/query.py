@@ -10,6 +10,7 @@ from prefect.states import Completed, Failed
 
 from ..sandbox.errors import RlmBatchError
 from ..sandbox.queries.session import Query
+from .cancellation import return_cancelled_state
 from .task_log import QUERY_TASK_NAME
 
 MAX_TRACKED_QUERIES = 300  # queries of a flow run that are task runs: each costs 4 ms here and some 10 on the server
@@ -35,6 +36,7 @@ class _QueryCall:
     log_prints=False,
     tags={"query"},
 )
+@return_cancelled_state
 async def run_query(call: _QueryCall) -> Any:
     """The final state of a query, with its tokens and cost. An error is left in `call.error`, for the asking code."""
     try:

@@ -18,6 +18,7 @@ EXECUTE_TASK_NAME = "execute"
 QUERY_TASK_NAME = "query"
 READ_MARKERS_TASK_NAME = "read markers"
 TASK_NAMES = {EXECUTE_TASK_NAME, QUERY_TASK_NAME, READ_MARKERS_TASK_NAME}
+CANCELLED_STATE = "Finished in state Cancelled("
 MAX_LINES = 200  # of one attempt at an execution
 MAX_LINE_CHARACTERS = 1000
 Logger = logging.Logger | logging.LoggerAdapter[Any]
@@ -105,7 +106,7 @@ def _is_wanted(record: logging.LogRecord) -> bool:
     has of a run that was cancelled, with all of its task runs.
     """
     name, message = getattr(record, "task_name", None), str(record.msg)
-    if record.levelno <= logging.INFO or tells_of_cancellation(message):
+    if record.levelno <= logging.INFO or tells_of_cancellation(message) or message.startswith(CANCELLED_STATE):
         return name not in TASK_NAMES
     return name != EXECUTE_TASK_NAME or not message.startswith("Finished in state Failed")
 

@@ -24,7 +24,7 @@ from rlm_batch import (
     batch,
 )
 
-from .conftest import last_run, sandboxes_are_open
+from .conftest import becomes, last_run, sandboxes_are_open
 
 pytestmark = pytest.mark.anyio
 
@@ -297,8 +297,11 @@ def test_parameters_have_descriptions_and_bounds_for_the_form_in_the_ui():
     assert all(schema[name].get("description") for name in schema)
 
 
-async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
+async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox_and_its_task_runs_are_cancelled(caplog):
     import asyncio
+
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
     task = asyncio.create_task(batch("import time; time.sleep(60)", [{"i": i} for i in range(6)], max_workers=2))
     await sandboxes_are_open(2)
@@ -307,6 +310,15 @@ async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(10):
             await task
+    async with get_client() as client:
+        mine = FlowRunFilter(id=FlowRunFilterId(any_=[(await last_run(client)).id]))
+
+        async def are_cancelled() -> bool:
+            states = [run.state.name for run in await client.read_task_runs(flow_run_filter=mine) if run.state]
+            return states == ["Cancelled", "Cancelled"]
+
+        await becomes(are_cancelled)
+    assert "Finished in state Cancelled" not in caplog.text
 
 
 def test_a_result_says_what_is_there_when_asked_for_what_is_not():
