@@ -11,7 +11,14 @@ import yaml
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
-from prefect.client.schemas.objects import ConcurrencyOptions
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, ConcurrencyOptions
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from prefect.utilities.callables import parameter_schema
@@ -25,6 +32,7 @@ from .server import WORK_POOL
 from .server_client import open_server_client
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
+FORMER_NAMES = {"shard/shards": "shard/batch-shard"}  # of deployments that versions before have made
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +138,38 @@ async def _make_deployments(
                 continue
         if deployment is None or reset:
             await _create_deployment(client, entry, flow, work_pool)
+            if name in FORMER_NAMES and not reset:
+                await _take_over_changes(client, name, FORMER_NAMES[name])
         else:
             await _update_deployment(client, entry, flow, deployment)
         (report.created if deployment is None else report.updated).append(name)
+        if name in FORMER_NAMES:
+            await _remove_former(client, FORMER_NAMES[name])
     return report
+
+
+async def _take_over_changes(client: PrefectClient, name: str, former_name: str) -> None:
+    """Puts into a deployment what a person may have changed under its former name. Shards take no schedule or limit."""
+    with suppress(ObjectNotFound):
+        former = await client.read_deployment_by_name(former_name)
+        fields = ("parameters", "tags", "work_pool_name", "work_queue_name", "paused", "job_variables")
+        changes = DeploymentUpdate(**{field: getattr(former, field) for field in fields})
+        await client.update_deployment((await client.read_deployment_by_name(name)).id, changes)
+
+
+async def _remove_former(client: PrefectClient, former_name: str) -> None:
+    """Removes a deployment that has another name now, but for one with runs to come or under way: the next time."""
+    with suppress(ObjectNotFound):
+        former = await client.read_deployment_by_name(former_name)
+        unfinished = await client.read_flow_runs(
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[former.id])),
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(type=FlowRunFilterStateType(not_any_=[*TERMINAL_STATES]))
+            ),
+            limit=1,
+        )
+        if not unfinished:
+            await client.delete_deployment(former.id)
 
 
 def _build_package_fields(entry: dict[str, Any], flow: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..engine.context import Log
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
-SHARD_DEPLOYMENT = "shard/batch-shard"
+SHARD_DEPLOYMENT = "shard/shards"
 # For a worker to come, before the first shard: it tells the server every 30 s that it is there.
 WORKER_TIMEOUT_SECONDS = 45.0
 

@@ -103,7 +103,7 @@ def test_templates_are_made_when_they_are_asked_for_and_internal_ones_are_tagged
     async def go_back(client: PrefectClient) -> None:
         for name in templates - {"batch/modal"}:
             await client.delete_deployment((await client.read_deployment_by_name(name)).id)
-        for name, tags in (("reap/local", ["rlm-batch", "local", "reap"]), ("shard/batch-shard", ["mine"])):
+        for name, tags in (("reap/local", ["rlm-batch", "local", "reap"]), ("shard/shards", ["mine"])):
             found = await client.read_deployment_by_name(name)
             await client.update_deployment(found.id, DeploymentUpdate(tags=tags))
 
@@ -116,10 +116,33 @@ def test_templates_are_made_when_they_are_asked_for_and_internal_ones_are_tagged
     assert {*asyncio.run(deploy(providers=ACCOUNTS)).created} == templates - {"batch/modal"}
     found = on_server()
     assert "internal" in found["reap/local"]["tags"]
-    assert found["shard/batch-shard"]["tags"] == ["mine"]
+    assert found["shard/shards"]["tags"] == ["mine"]
     asyncio.run(deploy(reset=True, providers=ACCOUNTS))
     internal = {name for name, deployment in on_server().items() if "internal" in deployment["tags"]}
-    assert internal == {"reap/local", "reap/daytona", "reap/modal", "shard/batch-shard"}
+    assert internal == {"reap/local", "reap/daytona", "reap/modal", "shard/shards"}
+
+
+@pytest.mark.full
+def test_a_deployment_that_has_another_name_now_keeps_what_a_person_has_changed(deployed: DeployReport) -> None:
+    changes = {"tags": ["mine"], "paused": True, "job_variables": {"env": {"X": "1"}}}
+
+    async def go_back(client: PrefectClient) -> Any:
+        new = await client.read_deployment_by_name("shard/shards")
+        former = await client.create_deployment(new.flow_id, "batch-shard", work_pool_name=WORK_POOL, **changes)
+        await client.delete_deployment(new.id)
+        return (await client.create_flow_run_from_deployment(former)).id
+
+    run = ask(go_back)
+    assert asyncio.run(deploy()).created == ["shard/shards"]
+    found = on_server()["shard/shards"]
+    assert {name: found[name] for name in changes} == changes
+    assert found["parameter_openapi_schema"]
+    ask(lambda client: client.read_deployment_by_name("shard/batch-shard"))  # it has a run to come
+    ask(lambda client: client.delete_flow_run(run))
+    assert asyncio.run(deploy()).created == []
+    with pytest.raises(ObjectNotFound):
+        ask(lambda client: client.read_deployment_by_name("shard/batch-shard"))
+    asyncio.run(deploy(reset=True))
 
 
 def test_a_schedule_that_is_on_has_runs_that_are_due(deployed: DeployReport) -> None:
