@@ -54,7 +54,7 @@ scale: $(READY) ## measure one job over several workers; an hour and more (ARGS=
 	@$(VENV)/bin/python benchmarks/scale.py $(ARGS)
 
 pictures: $(READY) ## make the documentation's pictures from a real run (needs chromium)
-	@$(VENV)/bin/python examples/pictures.py
+	@$(VENV)/bin/python -m tests.browser.pictures
 
 clean: ## remove what make made: .venv, build, dist and the caches
 	@rm -rf .venv .venv.making build dist ./*.egg-info .pytest_cache .ruff_cache

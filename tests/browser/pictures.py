@@ -1,0 +1,221 @@
+"""Makes the documentation's pictures from real runs: the terminal's as SVG, the UI's as PNG by a Chromium.
+
+    make pictures
+
+Server, worker and deployments are those of `rlm-batch up`, in a temporary home. What is this machine's is put as it is
+on others: the directory of results, and the name of the host.
+"""
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling
+from rich.console import Console
+from rich.text import Text
+
+from .chromium import Chromium
+from .png import shrink_png
+
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+CODE = """\
+import math, random
+
+random.seed(f"{lr} {width}")
+loss = (math.log10(lr) + 2.3) ** 2 + (math.log2(width) - 6) ** 2 / 3 + random.random() * 0.2
+SUBMIT(loss=loss)
+"""
+SLOW_CODE = """\
+import math, time
+
+for epoch in range(3):
+    loss = (math.log10(lr) + 2.3) ** 2 + (math.log2(width) - 6) ** 2 / 3 + 2 / (epoch + 1)
+    print(f"epoch {epoch}: loss {loss:.3f}")
+    time.sleep(2)
+SUBMIT(loss=loss)
+"""
+LASTING_CODE = "import time\n\ntime.sleep(300)\n"
+COMMAND = ["sweep", "train.py", "--grid", "lr=0.001,0.01,0.1", "--grid", "width=32,64,128", "--minimize", "loss"]
+OWN_DEPLOYMENT = ["deploy", "sweep", "train.py", "--grid", "lr=0.0003,0.001,0.003,0.01,0.03,0.1"]
+OWN_DEPLOYMENT += ["--grid", "width=8,16,32,64,128,256", "--minimize", "loss", "--name", "learning-rate"]
+USUAL_RESULTS = "~/.local/share/rlm-batch/results"
+USUAL_HOST = "laptop"
+WIDTH = 1280
+TIMEOUT_SECONDS = 180.0  # for what a server or a run has to come to, on a machine that is busy
+# Texts for others, wherever they stand on a page.
+REPLACE = """
+(pairs => {
+  document.body.normalize();
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) for (const [from, to] of pairs)
+    if (walk.currentNode.data.includes(from)) walk.currentNode.data = walk.currentNode.data.replaceAll(from, to);
+})
+"""
+
+
+def take_terminal(folder: Path) -> None:
+    """The command as a person types it, and what it prints."""
+    done = run_command(folder, COMMAND, {"FORCE_COLOR": "1", "COLUMNS": "92"})
+    console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True)
+    words = ["rlm-batch", *COMMAND]
+    console.print("[bold green]$[/] " + " ".join(words[:3]) + " \\\n    " + " ".join(words[3:]), highlight=False)
+    # The line that the progress leaves behind, and then the table.
+    console.print(Text.from_ansi(done.stderr.rstrip().splitlines()[-1].split("\x1b[2K")[-1]))
+    console.print(Text.from_ansi(re.sub(r"Results: .*/", f"Results: {USUAL_RESULTS}/", done.stdout)))
+    svg = console.export_svg(title="rlm-batch")
+    # A picture that loads nothing: without the template's fonts from elsewhere.
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    (PICTURES / "terminal.svg").write_text(svg)
+
+
+def run_command(
+    folder: Path, words: list[str], environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Our command in that folder, at its end."""
+    command = [find_program(), *words]
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=True
+    )
+
+
+def find_program() -> str:
+    """The path of our command."""
+    return str(Path(sys.executable).with_name("rlm-batch"))
+
+
+class Camera:
+    """Takes pictures of a server's UI; `private` are texts that stand for others in them."""
+
+    def __init__(self, ui: str, private: dict[str, str]) -> None:
+        self._ui = ui
+        self._private = [*private.items()]
+
+    def take(
+        self,
+        name: str,
+        path: str,
+        height: int,
+        *texts: str,
+        theme: str = "dark",
+        prepare: Callable[[Chromium], Any] | None = None,
+    ) -> None:
+        """The picture of that name: of the page at `path`, once it shows the texts and is prepared."""
+        with Chromium(WIDTH, height) as page:
+            page.goto(f"{self._ui}/settings")
+            page.see("Settings")
+            page.js(f"localStorage.setItem('color-scheme', {json.dumps(json.dumps(theme))})")
+            page.goto(f"{self._ui}/{path}")
+            page.see(*texts)
+            if prepare is not None:
+                prepare(page)
+            time.sleep(3)  # what moves comes to rest
+            page.js(f"{REPLACE}({json.dumps(self._private)})")
+            picture = page.screenshot(PICTURES / f"{name}.png")
+        picture.write_bytes(shrink_png(picture.read_bytes()))
+        print(f"{name}.png: {picture.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def enlarge_code(page: Chromium) -> None:
+    """What a person does who pulls the code's field larger by its corner."""
+    page.js("document.querySelector('textarea').rows = 6")
+
+
+def take_ui(client: SyncPrefectClient, camera: Camera, folder: Path) -> None:
+    """The pages of one deployment's runs: to come, running, done and cancelled."""
+    run_command(folder, OWN_DEPLOYMENT)
+    deployment = client.read_deployment_by_name("sweep/learning-rate").id
+
+    def start(**parameters: Any) -> Any:
+        return client.create_flow_run_from_deployment(deployment, parameters=parameters).id
+
+    def has_ended(run: Any) -> bool:
+        state = client.read_flow_run(run).state
+        return state is not None and state.is_final()
+
+    def count_trials(run: Any) -> int:
+        return len(client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))))
+
+    done = start()
+    wait_until(lambda: has_ended(done))
+    (report,) = (item for item in client.read_artifacts() if item.type == "markdown" and item.flow_run_id == done)
+    for theme in ("dark", "light"):
+        address = f"artifacts/artifact/{report.id}"
+        camera.take(f"report-{theme}", address, 1310, "Trials, the best first", theme=theme)
+
+    running = start(code=SLOW_CODE)
+    wait_until(lambda: count_trials(running) >= 8)
+    camera.take("running", f"runs/flow-run/{running}", 1100, "trial 4", "epoch 0")
+    client.set_flow_run_state(running, Cancelling(), force=True)
+    wait_until(lambda: has_ended(running))
+
+    cancelled = start(code=LASTING_CODE)
+    wait_until(lambda: count_trials(cancelled) == 4)
+    client.set_flow_run_state(cancelled, Cancelling(), force=True)
+    wait_until(lambda: has_ended(cancelled))
+    camera.take("cancelled", f"runs/flow-run/{cancelled}", 1120, "the results so far are in", "was cancelled")
+
+    address = f"deployments/deployment/{deployment}/run"
+    camera.take("form", address, 1046, "max_workers", prepare=enlarge_code)
+    camera.take("deployments", "deployments", 880, "learning-rate")
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Returns when it is so. Raises TimeoutError."""
+    end = time.monotonic() + TIMEOUT_SECONDS
+    while not is_so():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.2)
+
+
+@contextmanager
+def run_up(folder: Path) -> Iterator[str]:
+    """The URL of the API of a server that has our deployments, and a worker."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [find_program(), "up", "--port", str(port)], cwd=folder, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        if not any(line.startswith("Up, with") for line in process.stdout):
+            sys.exit("rlm-batch up has ended")
+        yield f"http://127.0.0.1:{port}/api"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+
+
+def main() -> None:
+    """Makes all of them."""
+    PICTURES.mkdir(exist_ok=True)
+    # Chromium may be writing to its folder when it has ended.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder, results = Path(name), f"{name}/results"
+        (folder / "train.py").write_text(CODE)
+        os.environ |= {"PREFECT_HOME": f"{name}/home", "RLM_BATCH_RESULTS": results}
+        with run_up(folder) as url, temporary_settings({PREFECT_API_URL: url}):
+            os.environ["PREFECT_API_URL"] = url
+            take_terminal(folder)
+            private = {results: USUAL_RESULTS, socket.gethostname(): USUAL_HOST}
+            with get_client(sync_client=True) as client:
+                take_ui(client, Camera(url.removesuffix("/api"), private), folder)
+
+
+if __name__ == "__main__":
+    main()
