@@ -293,6 +293,7 @@ def report(
     csv: str | None = None,
     raw_csv: Annotated[bool, Parameter(negative=())] = False,
     parquet: str | None = None,
+    atif: str | None = None,
     show_output: ShowOutput = False,
     show_queries: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
@@ -306,12 +307,14 @@ def report(
             apostrophe before it.
         raw_csv: Write text to the file of CSV as it is, for programs other than spreadsheets.
         parquet: The same as Parquet, which needs pyarrow.
+        atif: A new or empty directory for the trajectories of recursive language models: a file for each answer, in the
+            Agent Trajectory Interchange Format.
         show_queries: Print what the code asked of a language model, and the turns of recursive ones, after the table.
     """
     from .report import show_report
 
     output = OutputFormat(show_output, json)
-    return show_report(run, html, csv, parquet, raw_csv=raw_csv, shows_queries=show_queries, output=output)
+    return show_report(run, html, csv, parquet, atif, raw_csv=raw_csv, shows_queries=show_queries, output=output)
 
 
 @app.command

@@ -15,6 +15,7 @@ from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
 from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_usage
+from ..flows.reporting.trajectories.writer import check_directory, write_trajectories
 from ..flows.reporting.text_table import BEST_MARK, PARETO_MARK
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.outcomes.text_escape import escape_text
@@ -31,6 +32,7 @@ def show_report(
     html: str | None,
     csv: str | None,
     parquet: str | None,
+    atif: str | None,
     *,
     raw_csv: bool = False,
     shows_queries: bool = False,
@@ -49,6 +51,7 @@ def show_report(
             raise ConfigurationError(
                 f"{option} writes a file of this machine, and {file} is none: copy it there yourself"
             )
+    trajectories = None if atif is None else _locate_trajectories(atif)
     reader = asyncio.run(_open_below_block(run)) if parse_scheme(run) == "block" else open_run_ledger(run)
     try:
         summary = reader.summarize()
@@ -88,7 +91,36 @@ def show_report(
         if file:
             _write(Path(file).expanduser(), lambda path, write=write: write(reader, path))
             print(f"{kind}: {Path(file).expanduser().absolute()}", file=paths)
+    if trajectories is not None:
+        _write_trajectories(reader, trajectories)
+        print(f"Trajectories: {trajectories}", file=paths)
     return 0
+
+
+def _locate_trajectories(text: str) -> Path:
+    """The directory for trajectories. Raises ConfigurationError where it is none, or has something in it."""
+    if not text:
+        raise ConfigurationError("--atif names no directory")
+    if is_remote(text):
+        raise ConfigurationError(
+            f"--atif fills a directory of this machine, and {text} is none: copy it there yourself"
+        )
+    path = Path(text).expanduser().absolute()
+    check_directory(path)
+    return path
+
+
+def _write_trajectories(reader: LedgerReader, directory: Path) -> None:
+    try:
+        write_trajectories(reader, directory)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{directory} cannot be written to: {error.strerror or error}; name another directory"
+        ) from None
+    except (TypeError, KeyError, AttributeError, ValueError) as error:  # records that are JSON, and not what we write
+        raise ConfigurationError(
+            f"the ledger {reader.ledger.path} is damaged, and its trajectories cannot be written: {error}"
+        ) from None
 
 
 async def _open_below_block(run: str) -> LedgerReader:

@@ -11,7 +11,7 @@ import math
 import threading
 import uuid
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import dspy
@@ -21,6 +21,7 @@ from dspy.signatures.signature import make_signature
 from ...sandbox.cancellation import run_shielded
 from ...sandbox.errors import QueryError, RlmBatchError
 from ...sandbox.interpreter import Interpreter
+from ...sandbox.queries.budget import Usage
 from ...sandbox.queries.recursion import Queries, QueryContext
 from ...sandbox.queries.session import Message, Query, QuerySession
 from ...sandbox.result import Result
@@ -91,11 +92,12 @@ class _Bridge:
 
 @dataclass(eq=False, repr=False)
 class _Engine:
-    """What DSPy calls in the place of a model: our budgeted one."""
+    """What DSPy calls in the place of a model: our budgeted one. `turn_usage` is what a turn has taken so far."""
 
     bridge: _Bridge
     session: QuerySession
     query: Query
+    turn_usage: Usage = field(default_factory=Usage)
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         """One turn. Raises _Ended where the model may not be asked, or does not answer."""
@@ -104,9 +106,15 @@ class _Engine:
             answer = self.bridge.run(self.session.ask(self.session.root_model, messages, self.query))
         except RlmBatchError as error:
             raise _Ended(error) from None
+        self.turn_usage += answer.usage
         usage = lm15.Usage(input_tokens=answer.usage.prompt_tokens, output_tokens=answer.usage.completion_tokens)
         message = lm15.Message.assistant(answer.text)
         return lm15.Response(id=None, model=request.model, message=message, finish_reason="stop", usage=usage)
+
+    def end_turn(self) -> dict[str, Any]:
+        """What a turn has taken whose code is there, as JSON."""
+        usage, self.turn_usage = self.turn_usage, Usage()
+        return asdict(usage)
 
 
 def to_openai_messages(request: lm15.Request) -> list[Message]:
@@ -180,6 +188,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
     session = queries.session
     context_name = f"rlm-{uuid.uuid4().hex[:12]}"
     bridge = _Bridge()
+    engine = _Engine(bridge, session, query)
     logging.getLogger("dspy.predict.rlm").addFilter(_is_worth_a_line)  # the second time it changes nothing
 
     async def execute(code: str, variables: dict[str, Any], output_fields: list[dict[str, Any]] | None) -> Result:
@@ -198,6 +207,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
     def run(code: str, variables: dict[str, Any], _tools: Any, output_fields: list[dict[str, Any]] | None) -> Result:
         turn: dict[str, Any] = {"code": code, "output": ""}
         if "query" in variables:  # otherwise it is DSPy that sets the context up
+            turn["usage"] = engine.end_turn()
             query.trajectory.append(turn)
         try:
             result = bridge.run(execute(code, variables, output_fields))
@@ -208,7 +218,7 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
         return result
 
     def forward() -> str:
-        model = dspy.LM(session.root_model.name, engine=_Engine(bridge, session, query), cache=False, num_retries=0)
+        model = dspy.LM(session.root_model.name, engine=engine, cache=False, num_retries=0)
         with dspy.context(lm=model, adapter=dspy.ChatAdapter(), disable_history=True, callbacks=[]):
             calls = session.budget.remaining_calls
             rlm = dspy.RLM(
@@ -219,7 +229,13 @@ async def answer(interpreter: Interpreter, queries: Queries, prompt: str, contex
             )
             inputs = {"context": SandboxText(context)} if context.path or context.text else {}
             prediction = rlm(query=prompt, **inputs)
-        query.trajectory = [{**turn, "output": _shorten(str(turn.get("output", "")))} for turn in prediction.trajectory]
+        usages = [{"usage": turn["usage"]} for turn in query.trajectory]
+        if len(usages) != len(prediction.trajectory):  # a turn without code that can be run: whose was which?
+            usages = [{}] * len(prediction.trajectory)
+        query.trajectory = [
+            {**turn, "output": _shorten(str(turn.get("output", ""))), **usage}
+            for turn, usage in zip(prediction.trajectory, usages, strict=True)
+        ]
         return str(prediction.answer)
 
     try:

@@ -115,7 +115,8 @@ class Queries:
 
         async def reply(prompt: str, place: int) -> dict[str, str]:
             try:
-                query = Query(kind, self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS])
+                turn = 0 if self._parent is None else len(self._parent.trajectory)
+                query = Query(kind, self.depth + 1, model.name, prompt[:RECORDED_CHARACTERS], turn)
                 run = partial(answer, prompt, query, place)
                 return {"answer": await session.run_recorded(query, self._parent, run)}
             except RlmBatchError as error:

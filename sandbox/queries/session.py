@@ -56,12 +56,16 @@ class Model(Protocol):
 
 @dataclass(slots=True)
 class Query:
-    """One query as it is recorded. `usage` is its own calls', not those of the queries below it."""
+    """One query as it is recorded. `usage` is its own calls', not those of the queries below it.
+
+    `turn` is the number, from 1, of the turn of a recursive query whose code has asked it; 0 where plain code has.
+    """
 
     kind: str
     depth: int
     model: str
     prompt: str
+    turn: int = 0
     started_at: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     usage: Usage = field(default_factory=Usage)
@@ -89,6 +93,8 @@ class Query:
             "seconds": round(self.seconds, 6),
             **asdict(self.usage),
         }
+        if self.turn:
+            record["turn"] = self.turn
         if self.error:
             record["error"] = self.error
         if self.trajectory:

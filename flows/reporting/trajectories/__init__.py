@@ -1,0 +1,1 @@
+"""The trajectories of recursive language models, for programs that read those of other agents."""

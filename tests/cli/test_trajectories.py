@@ -1,0 +1,134 @@
+"""What `rlm-batch report --atif` makes of a run: trajectories that other programs read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import CodeError, Failure, Result
+from rlm_batch.cli.main import main
+from rlm_batch.sandbox.meta import Meta, QuerySummary
+from rlm_batch.sandbox.result import Outcome
+from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.run_record import RunRecord
+
+QUESTION = "Which of them is it, and why? " * 10
+FLAT = {"kind": "llm_query", "depth": 3, "model": "small", "prompt": "one?", "seconds": 0.5}
+USED = {"calls": 1, "prompt_tokens": 100, "completion_tokens": 10, "cost": 0.5}
+
+
+def build_turn(code: str, output: str, **more: Any) -> dict[str, Any]:
+    return {"reasoning": f"I do {code}.", "code": code, "output": output, "usage": USED, **more}
+
+
+def build_query(prompt: str, turns: list[dict[str, Any]], calls: int, **more: Any) -> dict[str, Any]:
+    counts = {"calls": calls, "prompt_tokens": 100 * calls, "completion_tokens": 10 * calls, "cost": 0.5 * calls}
+    return {
+        "kind": "rlm_query", "depth": 1, "model": "large", "prompt": prompt, "seconds": 3.0, **counts,
+        "trajectory": turns, **more,
+    }  # fmt: skip
+
+
+def write_run(path: Path, outcomes: list[Outcome]) -> None:
+    ledger = Ledger(path)
+    ledger.create()
+    for outcome in outcomes:
+        ledger.write_outcome(f"{outcome.meta.index:064x}", outcome)
+    ledger.close()
+    RunRecord("rlm", str(path), "id-of-run", "quick-fox", total=len(outcomes), began=1.7e9).finish()
+
+
+def build_meta(index: int, *tree: dict[str, Any], **variables: Any) -> Meta:
+    return Meta(index=index, variables=variables, queries=QuerySummary(asked=len(tree), tree=tree))
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    return tmp_path
+
+
+def export(directory: object) -> int:
+    """The exit status of the command that writes the trajectories there."""
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "quick-fox", "--atif", str(directory)])
+    return int(ended.value.code or 0)
+
+
+def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_code_asked(root: Path):
+    below = build_query("What of this part?", [build_turn("SUBMIT(answer='a')", "FINAL: a")], 1, depth=2, turn=2)
+    asking = build_turn("print(rlm_query(part), llm_query('one?'))", "a b")
+    first = build_turn("1 / 0", "ZeroDivisionError", failed=True)
+    record = build_query(QUESTION[:200], [first, asking], 3, queries=[below, {**FLAT, **USED, "turn": 2}])
+    write_run(root / "run", [Result({"answer": "it is a"}, build_meta(0, record, query=QUESTION))])
+    assert export(root / "out") == 0
+    (path,) = (root / "out").iterdir()
+    found = json.loads(path.read_text("utf-8"))
+    assert (path.name, found["schema_version"]) == ("trajectory-0.json", "ATIF-v1.7")
+    assert (found["session_id"], found["agent"]["name"]) == ("id-of-run", "rlm-batch")
+    assert (found["agent"]["model_name"], "notes" in found) == ("large", False)
+    user, failed, asked, last = found["steps"]
+    assert [step["step_id"] for step in found["steps"]] == [1, 2, 3, 4]
+    assert (user["source"], user["message"]) == ("user", QUESTION)  # whole: the record has its beginning
+    assert failed["reasoning_content"] == "I do 1 / 0."
+    assert failed["tool_calls"][0]["arguments"] == {"code": "1 / 0"}
+    assert failed["observation"]["results"][0]["extra"] == {"failed": True}
+    (result,) = asked["observation"]["results"]
+    assert result["source_call_id"] == asked["tool_calls"][0]["tool_call_id"]
+    assert (result["content"], result["extra"]["llm_queries"]) == (
+        "a b", [{key: value for key, value in {**FLAT, **USED}.items() if key not in ("kind", "depth")}]
+    )  # fmt: skip
+    (subagent,) = found["subagent_trajectories"]
+    assert result["subagent_trajectory_ref"] == [{"trajectory_id": subagent["trajectory_id"]}]
+    assert subagent["steps"][0]["message"] == "What of this part?"
+    metrics = {"prompt_tokens": 100, "completion_tokens": 10, "cost_usd": 0.5}
+    assert [step["metrics"] for step in (failed, asked, last)] == [metrics] * 3
+    assert (last["source"], last["message"]) == ("agent", "it is a")  # the model was asked once more, at the end
+    assert found["final_metrics"]["total_prompt_tokens"] == 300
+    assert found["final_metrics"]["total_cost_usd"] == 2.5  # the subagent's and the flat query's too
+
+
+def test_what_is_odd_is_a_trajectory_all_the_same(root: Path):
+    """Answers that there are not, old records, unknown costs, texts that are no Unicode, many queries of one code."""
+    old = {"reasoning": "\ud800", "code": "print(1)", "output": "x" * 10_000 + "\udfff\x00"}
+    unknown = build_query("y" * 200, [old], 2, queries=[{**FLAT, **USED}], cost=None)
+    ended = build_query("z", [], 1, error="BudgetExceeded: all used up")
+    write_run(
+        root / "run",
+        [
+            Failure(CodeError("no"), build_meta(0, ended, {**FLAT, **USED})),
+            Result({}, build_meta(1, unknown, ended)),
+            Result({"x": 1}, build_meta(2)),
+        ],
+    )
+    (root / "out").mkdir()
+    assert export(root / "out") == 0
+    found = {path.name: json.loads(path.read_text("utf-8")) for path in (root / "out").iterdir()}
+    assert sorted(found) == ["trajectory-0.json", "trajectory-1-1.json", "trajectory-1-2.json"]
+    assert [step["source"] for step in found["trajectory-0.json"]["steps"]] == ["user", "system"]
+    assert "all used up" in found["trajectory-0.json"]["steps"][1]["message"]
+    odd = found["trajectory-1-1.json"]
+    assert "cut after 200 characters" in odd["notes"]
+    assert len(odd["steps"][1]["observation"]["results"][0]["extra"]["llm_queries"]) == 1
+    assert "metrics" not in odd["steps"][1]
+    assert "total_cost_usd" not in odd["final_metrics"]
+
+
+def test_what_cannot_be_exported_is_one_sentence(root: Path, capsys: pytest.CaptureFixture[str]):
+    write_run(root / "run", [Result({"x": 1}, build_meta(0))])
+    (root / "file").touch()
+    for directory, text in (
+        ("", "--atif names no directory"),
+        ("s3://bucket/out", "fills a directory of this machine"),
+        (root / "file", "is no directory: name a new directory"),
+        (root / "run", "is not empty: name a new directory"),
+        (root / "file" / "out", f"{root}/file is no directory: name"),
+        (root / "out", "has no trajectories: nothing in that run asked a recursive language model"),
+    ):
+        assert export(directory) == 2
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert message.startswith("rlm-batch: ")
+        assert text in message
+    assert not (root / "out").exists()
