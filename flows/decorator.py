@@ -19,6 +19,7 @@ from prefect.types.entrypoint import EntrypointType
 from ..sandbox import errors
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
+from ..tasks.tracing.run_trace import open_run_trace
 from .cleanup.orphans import remove_sandboxes
 from .engine.events import FlowListener
 from .engine.results.result_reference import with_reference
@@ -226,6 +227,17 @@ def _tell_outcome(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, 
     return run
 
 
+def _trace(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The function, whose runs have spans where they are to be sent somewhere."""
+
+    @functools.wraps(function)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        async with open_run_trace():
+            return await function(*args, **kwargs)
+
+    return run
+
+
 def _get_outcome() -> RunOutcome | None:
     context = FlowRunContext.get()
     return None if context is None else getattr(context.flow, "outcome", None)
@@ -244,7 +256,7 @@ def batch_flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Bat
         # For a process that died: otherwise its lanes have removed what they had open.
         cancelled: list[Any] = [remove_sandboxes, cancel_shards]
         crashed: list[Any] = [remove_sandboxes]  # and its shards go on, for the run that goes on with the job
-        run = _tell_outcome(function)
+        run = _trace(_tell_outcome(function))
         return BatchFlow(run, name=name, persist_result=False, on_cancellation=cancelled, on_crashed=crashed)
 
     return decorate

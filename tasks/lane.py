@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..blocks.language_model.model_access import ModelAccess
 from ..blocks.provider import SandboxProvider
@@ -31,6 +32,9 @@ from .ledger.completion_markers import remove_marker, write_marker
 from .ledger.marker_signature import MarkerSigner
 from .task_log import OutputLog
 
+if TYPE_CHECKING:  # it imports OpenTelemetry's SDK
+    from .tracing.spans import RunTracer
+
 
 class ProviderUnusable(Exception):
     """The provider says that its configuration is wrong, in the error that is this one's cause.
@@ -49,7 +53,8 @@ class Lane:
     and every later execution raises StateLost. `model_access` is what each execution may ask, `uploads` are files
     that each finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels. `preparation` runs
     in each sandbox before the first execution, and what it writes goes to the log that is opened for it.
-    `tools` are functions of the host that code may call; the calls are counted in `meta`.
+    `tools` are functions of the host that code may call; the calls are counted in `meta`. With a `tracer` each attempt
+    at an execution has a span.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Lane:
         preparation: Preparation | None = None,
         open_prepare_log: Callable[[], OutputLog] | None = None,
         tools: dict[str, Tool] | None = None,
+        tracer: "RunTracer | None" = None,
     ) -> None:
         self.provider = provider
         self._run = run
@@ -84,6 +90,7 @@ class Lane:
         self._tools = {name: self._count_calls(name, tool) for name, tool in (tools or {}).items()}
         self._tool_calls: Counter[str] = Counter()  # of the execution under way
         self._prepare_log: OutputLog | None = None
+        self._tracer = tracer
         self._context = context
         self._has_state = False
         self._interpreter: Interpreter | None = None
@@ -129,6 +136,12 @@ class Lane:
 
         Raises ProviderUnusable where the provider says that its configuration is wrong.
         """
+        if self._tracer is None:
+            return await self._execute(execution, on_output)
+        run = partial(self._execute, execution, on_output)
+        return await self._tracer.trace_execution(execution, self.provider.provider_name, run)
+
+    async def _execute(self, execution: Execution, on_output: Callable[[str, str], None] | None) -> Result:
         self._tool_calls.clear()
         try:
             marker = execution.marker

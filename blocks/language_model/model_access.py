@@ -1,6 +1,7 @@
 """What an execution may ask: a language model, with the limits on its queries."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from ...sandbox.errors import BudgetExceeded, ConfigurationError
 from ...sandbox.interpreter import Interpreter
 from ...sandbox.queries.budget import Budget
 from ...sandbox.queries.recursion import Queries, QueryContext
-from ...sandbox.queries.session import Query, QuerySession, RunTracked, run_untracked
+from ...sandbox.queries.session import Model, Query, QuerySession, RunTracked, run_untracked
 from .litellm_client import import_in_thread
 from .settings import LanguageModelSettings
 
@@ -26,7 +27,8 @@ class ModelAccess:
     `batch_concurrency` requests may be under way at once (4, which servers for one person take well), recursive
     queries may be `max_depth` deep (2: a recursive model that asks another), and `max_llm_calls` calls of the model
     may be made (50), its own turns in recursive queries included, with `max_llm_tokens` tokens together. `spent` is the
-    budget of all executions together. Raises ConfigurationError.
+    budget of all executions together. What is asked goes through what `wrap_model` makes of a model. Raises
+    ConfigurationError.
     """
 
     model: LanguageModelSettings
@@ -36,6 +38,7 @@ class ModelAccess:
     max_llm_tokens: int | None = None
     spent: Budget = field(default_factory=Budget)
     track: RunTracked = run_untracked
+    wrap_model: Callable[[Model], Model] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("batch_concurrency", 1), ("max_depth", 0), ("max_llm_calls", 0), ("max_llm_tokens", 0)):
@@ -71,7 +74,7 @@ class ModelAccess:
 
     def queries(self, interpreter: Interpreter, *, depth: int = 0, index: int = 0) -> Queries:
         """The queries of the execution with that number, whose code is at that depth, in the interpreter's sandbox."""
-        root, flat = self._models
+        root, flat = self._models if self.wrap_model is None else map(self.wrap_model, self._models)
         session = QuerySession(
             root_model=root,
             flat_model=flat,

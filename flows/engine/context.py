@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from prefect import get_run_logger
 from prefect.runtime import flow_run
@@ -26,12 +26,16 @@ from ...tasks.ledger.ledger import Ledger
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, OutputLog
+from ...tasks.tracing.run_trace import find_run_tracer
 from ..cleanup.orphans import register_own_run
 from ..cleanup.server_identity import get_server_id
 from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..parameters import Options
 from ..reporting.report import describe_usage
 from .failures import Deadline
+
+if TYPE_CHECKING:  # it imports OpenTelemetry's SDK
+    from ...tasks.tracing.spans import RunTracer
 
 Label = Callable[[Execution], str]
 Log = logging.Logger | logging.LoggerAdapter[Any]
@@ -74,6 +78,7 @@ class RunContext:
     usage: ResourceUsage
     preparation: Preparation | None
     tools: dict[str, Tool]
+    tracer: "RunTracer | None"
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
     def make_lane(
@@ -98,6 +103,7 @@ class RunContext:
             uploads=uploads,
             preparation=self.preparation if is_prepared else None,
             tools=self.tools,
+            tracer=self.tracer,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
         )
 
@@ -129,13 +135,14 @@ async def open_run_context(
 
     The deadline starts here. Raises ConfigurationError.
     """
-    tracker = QueryTracker()
+    tracker, tracer = QueryTracker(), find_run_tracer()
     model_access = None
     if options.language_model is not None:
         model_access = await open_model_access(
             options.language_model,
             max_cost=options.max_cost,
-            track=tracker.track_query,
+            track=tracker.track_query if tracer is None else tracer.trace_queries(tracker.track_query),
+            wrap_model=None if tracer is None else tracer.trace_model,
             batch_concurrency=options.batch_concurrency,
             max_depth=options.max_depth,
             max_llm_calls=options.max_llm_calls,
@@ -166,6 +173,7 @@ async def open_run_context(
         usage=ResourceUsage(),
         preparation=preparation,
         tools=tools,
+        tracer=tracer,
     )
     register_own_run(context.run_id)
     return context

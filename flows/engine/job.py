@@ -226,6 +226,8 @@ async def open_job(
             _count_sandboxes(record, context)
             await asyncio.shield(asyncio.to_thread(record.finish))
         recorder.log_unlogged_failures()
+        if context.tracer is not None:
+            context.tracer.set_totals(total, artifacts.summary.failed, artifacts.summary.usage)
         log.info("%s", announce_outcome(record, artifacts.summary))
 
 

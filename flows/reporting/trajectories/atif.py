@@ -129,8 +129,8 @@ def _list_queries(records: Iterable[Json]) -> Iterable[Json]:
 
 def _subtract_turns(record: Json, turns: list[Json]) -> Json | None:
     """What the query has taken beside its turns; None where an earlier version has not recorded what those took."""
-    usages = [turn.get("usage") for turn in turns]
-    if not all(usages):
+    usages: list[Json] = [turn["usage"] for turn in turns if "usage" in turn]
+    if len(usages) != len(turns):
         return None
     rest: Json = {name: max(0, record[name] - sum(usage[name] for usage in usages)) for name in COUNTS}
     costs = [_read_cost(usage) for usage in (record, *usages)]
