@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from rlm_batch import ExecutionsFailed, batch, rlm
+from rlm_batch.deployments.deploy import deploy
 from rlm_batch.flows.engine.events import FlowListener
 
 from ...infra.scripted_turns import make_script
+from ...infra.workers import Worker
 from ...standins.otlp import SpanReceiver
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full]
@@ -166,3 +168,24 @@ def test_without_an_endpoint_nothing_of_the_sdk_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.timeout(300)
+async def test_the_runs_of_shards_are_in_the_trace_of_their_job(receiver, server, tmp_path):
+    await deploy()
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
+        "RLM_BATCH_ALLOWED_PATHS": str(tmp_path),
+    }
+    port = int(receiver.url.rpartition(":")[2])
+    with Worker(tmp_path / "machine", server, "worker-of-traces", limit=2, ports=[port], environment=environment):
+        results = await batch(
+            "SUBMIT(x=x)", inputs=[{"x": x} for x in range(4)], shards=2, results_path=str(tmp_path / "shared")
+        )
+    assert [result.x for result in results] == [0, 1, 2, 3]
+    (run,) = receiver.find("invoke_workflow batch")
+    shards = receiver.find("invoke_workflow shard")
+    assert [shard.parent for shard in shards] == [run.id] * 2
+    executions = receiver.find("execute_tool python")
+    assert sorted(span.parent for span in executions) == sorted([shard.id for shard in shards] * 2)
+    assert {span.trace for span in receiver.spans} == {run.trace}
