@@ -109,7 +109,7 @@ async def test_what_is_no_fence_around_all_of_the_code_is_a_syntax_error(interpr
 
 
 async def test_text_that_no_python_can_read_is_a_syntax_error(interpreter: Interpreter) -> None:
-    for code in ("x = 1\0", "(" * 500, "x = '\\N{no such name}'", "return 1", "await x", "from __future__ import no"):
+    for code in ("x = 1\0", "(" * 500, "x = '\\N{no such name}'", "return 1", "yield x", "from __future__ import no"):
         with pytest.raises(CodeSyntaxError):
             await interpreter.execute(code)
 
