@@ -252,8 +252,9 @@ class CodeRunner:
         gc.enable()
         namespace = self._module.__dict__
         codes = parts if expression is None else [*parts, expression]
-        if any(code.co_flags & IS_COROUTINE for code in codes):
-            return self._await(codes)
+        for code in codes:
+            if code.co_flags & IS_COROUTINE:
+                return self._await(codes)
         for part in parts:
             exec(part, namespace)
         return None if expression is None else eval(expression, namespace)

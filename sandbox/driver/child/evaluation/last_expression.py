@@ -23,7 +23,7 @@ def compile_code(source: str, file_name: str) -> tuple[list[CodeType], CodeType 
     last = source[start:].rstrip()
     # Most code ends so, and in a new process a tree takes longer than the compiling.
     if _is_assignment(last) or _is_submission(last):
-        return [_compile(source, file_name)], None
+        return [compile(source, file_name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)], None
     if "__future__" not in source:  # which is said at the beginning, and is for the whole
         try:
             return _compile_in_two(source, start, file_name)
