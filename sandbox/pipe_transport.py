@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # In one system call: a signal that comes just before it does not end it, and Ctrl-C is to be heard nonetheless.
 MAX_WAIT_SECONDS = 1.0
 CANCEL_GRACE_SECONDS = 3.0  # for an execution that Ctrl-C has ended to say so
+REENTERED = "a tool, or on_output, cannot run code in the interpreter that waits for it: give it another one"
 INTERRUPTED = "it was interrupted in the middle of a frame"
 
 
@@ -66,7 +67,7 @@ class PipeTransport:
         self._send_lock = threading.Lock()
         self._execute_lock = threading.Lock()
         self._threads = ThreadPool()
-        self._thread = threading.local()  # `is_tool` on those that run a tool
+        self._thread = threading.local()  # `is_waited_for` on those that run a tool, or hear output
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(reads, select.POLLIN)
         self._writable.register(writes, select.POLLOUT)
@@ -107,8 +108,8 @@ class PipeTransport:
 
         What is put into `output` is heard on this thread.
         """
-        if getattr(self._thread, "is_tool", False):
-            raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
+        if getattr(self._thread, "is_waited_for", False):
+            raise ConfigurationError(REENTERED)
         with self._execute_lock:
             protocol = self._protocol
             with self._send_lock:
@@ -173,7 +174,11 @@ class PipeTransport:
                 return
             self._receive(deadline)
             if output is not None:
-                seconds = output.deliver()
+                self._thread.is_waited_for = True
+                try:
+                    seconds = output.deliver()
+                finally:
+                    self._thread.is_waited_for = False
                 deadline = None if deadline is None else deadline + seconds
 
     def _receive(self, deadline: float | None) -> None:
@@ -203,7 +208,7 @@ class PipeTransport:
         """Calls a tool for the code, and sends what it returned or raised."""
         if pending.end is not None or pending.refusal or self._protocol.closed_reason:
             return  # it has waited for a thread until nobody waited for it any more
-        self._thread.is_tool = True
+        self._thread.is_waited_for = True
         try:
             value = finish(pending.bind_tool(call))()
             if inspect.isawaitable(value):

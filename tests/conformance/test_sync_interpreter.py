@@ -80,6 +80,17 @@ def test_output_is_heard_as_it_comes_and_a_listener_that_raises_or_blocks_loses_
     slow = interpreter.execute("print('z')\nSUBMIT(x=3)", timeout=0.5, on_output=lambda *_: time.sleep(0.7))
     assert (slow.x, slow.meta.stdout) == (3, "z\n")
 
+    again = list[Exception]()
+
+    def run_again(stream: str, text: str) -> None:
+        try:
+            assert interpreter.execute("SUBMIT(7)").output == 7
+        except ConfigurationError as error:
+            again.append(error)
+
+    assert interpreter.execute("print('w')\nSUBMIT(x=4)", on_output=run_again).x == 4
+    assert all("on_output, cannot run code in the interpreter that waits" in str(error) for error in again)
+
     def interrupt(stream: str, text: str) -> None:
         raise KeyboardInterrupt
 
