@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from prefect import Flow
+from prefect import Flow, get_run_logger
 from prefect.context import FlowRunContext
 from prefect.exceptions import ParameterTypeError
 from prefect.states import Completed
@@ -21,7 +21,7 @@ from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from ..tasks.tracing.run_trace import open_run_trace
 from .cleanup.orphans import remove_sandboxes
-from .engine.events import FlowListener
+from .engine.events import FlowListener, find_listener
 from .engine.results.result_reference import with_reference
 from .engine.run_outcome import RunOutcome
 from .inputs.conversion import CODE, convert_parameters
@@ -232,10 +232,17 @@ def _trace(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
 
     @functools.wraps(function)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        async with open_run_trace():
+        async with open_run_trace(_warn):
             return await function(*args, **kwargs)
 
     return run
+
+
+def _warn(text: str) -> None:
+    """Tells the current flow run's log and listener what a person should know."""
+    get_run_logger().warning("%s", text)
+    if (listener := find_listener()) is not None:
+        listener.on_warning(text)
 
 
 def _get_outcome() -> RunOutcome | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
-
-from prefect import get_run_logger
 
 from ...sandbox.outcomes.text_escape import escape_text
 
@@ -28,33 +26,29 @@ def find_run_tracer() -> RunTracer | None:
 
 
 @asynccontextmanager
-async def open_run_trace() -> AsyncIterator[None]:
+async def open_run_trace(warn: Callable[[str], None]) -> AsyncIterator[None]:
     """Within this the current flow run has spans, if `OTEL_EXPORTER_OTLP_ENDPOINT` or that of traces is set.
 
-    What has not been sent at its end is sent then, for 2 s at most, and a line in the log says what could not be. It
-    raises nothing of its own.
+    What has not been sent at its end is sent then, for 2 s at most; `warn` is told what could not be. It raises nothing
+    of its own.
     """
     if not _has_endpoint():
         yield
         return
-    log = get_run_logger()
     protocol = next((os.environ[name].strip() for name in PROTOCOL_VARIABLES if os.environ.get(name)), PROTOCOL)
     if protocol != PROTOCOL:
-        log.warning(
-            "spans are sent as %s, and %s is what OTEL_EXPORTER_OTLP_PROTOCOL says: none are sent; set it to %s, and "
-            "the endpoint to the port for that, which is often 4318",
-            PROTOCOL,
-            escape_text(protocol),
-            PROTOCOL,
+        warn(
+            f"spans are sent as {PROTOCOL}, and OTEL_EXPORTER_OTLP_PROTOCOL is {escape_text(protocol)}: none are sent; "
+            f"set it to {PROTOCOL}, and the endpoint to the port for that, which is often 4318"
         )
         yield
         return
     try:
         from .spans import open_run_tracer
 
-        opening = open_run_tracer(log)
+        opening = open_run_tracer(warn)
     except Exception as error:  # noqa: BLE001 - of a library, and of values in the environment: no run fails for spans
-        log.warning("no spans are sent: %s: %s", type(error).__name__, escape_text(str(error)))
+        warn(f"no spans are sent: {type(error).__name__}: {escape_text(str(error))}")
         yield
         return
     async with opening as tracer:

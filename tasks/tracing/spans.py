@@ -7,7 +7,6 @@ code alike.
 """
 
 import json
-import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -46,7 +45,7 @@ CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 CAPTURE_VALUES = ("true", "span_only", "span_and_event")
 W3C = TraceContextTextMapPropagator()  # in which Prefect's label is, whatever the environment's propagators are
 
-Log = logging.Logger | logging.LoggerAdapter[Any]
+Warn = Callable[[str], None]
 Attributes = Mapping[str, str | bool | int | float]
 
 
@@ -148,13 +147,13 @@ class _TracedModel:
         return await self.model.estimate_max_usage(messages)
 
 
-def open_run_tracer(log: Log) -> AbstractAsyncContextManager[RunTracer]:
+def open_run_tracer(warn: Warn) -> AbstractAsyncContextManager[RunTracer]:
     """Within this, spans of the current flow run are made and sent; see `open_run_trace`."""
-    return _open_run_tracer(SpanSender(), log)
+    return _open_run_tracer(SpanSender(), warn)
 
 
 @asynccontextmanager
-async def _open_run_tracer(sender: SpanSender, log: Log) -> AsyncIterator[RunTracer]:
+async def _open_run_tracer(sender: SpanSender, warn: Warn) -> AsyncIterator[RunTracer]:
     context = FlowRunContext.get()
     labels: dict[str, Any] = {} if context is None or context.flow_run is None else context.flow_run.labels
     parent = None
@@ -178,7 +177,7 @@ async def _open_run_tracer(sender: SpanSender, log: Log) -> AsyncIterator[RunTra
             yield RunTracer(sender.tracer, span)
     finally:
         if problem := await sender.close():
-            log.warning("%s", problem)
+            warn(problem)
 
 
 @contextmanager

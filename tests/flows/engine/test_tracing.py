@@ -162,7 +162,7 @@ def test_without_an_endpoint_nothing_of_the_sdk_is_imported():
     code = (
         "import asyncio, sys, rlm_batch, rlm_batch.flows.batch\n"
         "from rlm_batch.tasks.tracing.run_trace import open_run_trace, find_run_tracer\n"
-        "async def main():\n    async with open_run_trace():\n        assert find_run_tracer() is None\n"
+        "async def main():\n    async with open_run_trace(print):\n        assert find_run_tracer() is None\n"
         "asyncio.run(main())\n"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
