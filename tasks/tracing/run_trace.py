@@ -32,7 +32,8 @@ async def open_run_trace(warn: Callable[[str], None]) -> AsyncIterator[None]:
     What has not been sent at its end is sent then, for 2 s at most; `warn` is told what could not be. It raises nothing
     of its own.
     """
-    if not _has_endpoint():
+    endpoint = _find_endpoint()
+    if not endpoint:
         yield
         return
     protocol = next((os.environ[name].strip() for name in PROTOCOL_VARIABLES if os.environ.get(name)), PROTOCOL)
@@ -46,7 +47,7 @@ async def open_run_trace(warn: Callable[[str], None]) -> AsyncIterator[None]:
     try:
         from .spans import open_run_tracer
 
-        opening = open_run_tracer(warn)
+        opening = open_run_tracer(endpoint, warn)
     except Exception as error:  # noqa: BLE001 - of a library, and of values in the environment: no run fails for spans
         warn(f"no spans are sent: {type(error).__name__}: {escape_text(str(error))}")
         yield
@@ -59,9 +60,10 @@ async def open_run_trace(warn: Callable[[str], None]) -> AsyncIterator[None]:
             _run_tracer.reset(token)
 
 
-def _has_endpoint() -> bool:
+def _find_endpoint() -> str:
+    """The endpoint, empty where no spans are to be sent."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
+        return ""
     if os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
-        return False
-    return any(os.environ.get(name, "").strip() for name in ENDPOINT_VARIABLES)
+        return ""
+    return next((value for name in ENDPOINT_VARIABLES if (value := os.environ.get(name, "").strip())), "")

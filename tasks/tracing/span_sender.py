@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,10 +21,13 @@ class SpanSender:
     """A tracer whose spans are sent, in batches and in the background, until it is closed.
 
     Its provider is its own and not the process's: another's stays as it is, and gets none of these spans. Its settings
-    are those of OpenTelemetry's variables (`OTEL_EXPORTER_OTLP_*`, `OTEL_BSP_*`, `OTEL_RESOURCE_ATTRIBUTES`, ...).
+    are those of OpenTelemetry's variables (`OTEL_EXPORTER_OTLP_*`, `OTEL_BSP_*`, `OTEL_RESOURCE_ATTRIBUTES`, ...);
+    `endpoint` is theirs, and raises ValueError where it is no address.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, endpoint: str) -> None:
+        parts = urlsplit(endpoint)
+        self._place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # without what may be a secret
         self._exporter = _CountingExporter()
         # No end at the interpreter's exit, which would wait for the endpoint.
         self._provider = TracerProvider(resource=_build_resource(), shutdown_on_exit=False)
@@ -54,10 +56,10 @@ class SpanSender:
         await asyncio.wait({done}, timeout=SEND_SECONDS)
         exporter = self._exporter
         if exporter.failed_spans:
-            return f"{exporter.failed_spans} spans could not be sent to {_name_endpoint()}: {exporter.reason}"
+            return f"{exporter.failed_spans} spans could not be sent to {self._place}: {exporter.reason}"
         if not done.done():
             reason = f" ({exporter.reason})" if exporter.reason else ""
-            return f"not all spans could be sent to {_name_endpoint()} within {SEND_SECONDS:g} s{reason}"
+            return f"not all spans could be sent to {self._place} within {SEND_SECONDS:g} s{reason}"
         return ""
 
 
@@ -120,10 +122,3 @@ def _build_resource() -> Resource:
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "rlm-batch", "service.version": version("rlm-batch")}))
     return resource
-
-
-def _name_endpoint() -> str:
-    """The endpoint's scheme, host and port, without what may be a secret."""
-    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    parts = urlsplit(next((os.environ[name] for name in names if os.environ.get(name)), ""))
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import Tracer
@@ -104,7 +104,7 @@ class RunTracer:
 
     def trace_model(self, model: Model) -> Model:
         """The same model, with a span for each request."""
-        return _TracedModel(self, model)
+        return cast("Model", _TracedModel(self, model))
 
     @contextmanager
     def open_span(self, name: str, kind: SpanKind, attributes: Attributes) -> Iterator[Span]:
@@ -115,16 +115,16 @@ class RunTracer:
 
 @dataclass(eq=False)
 class _TracedModel:
-    """A model whose requests have spans."""
+    """A model whose requests have spans; all else is the model's own."""
 
     tracer: RunTracer
     model: Model
 
-    def __post_init__(self) -> None:
-        self.name = self.model.name
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
     async def ask(self, messages: list[Message]) -> Answer:
-        described = _describe_model(self.name)
+        described = _describe_model(self.model.name)
         attributes = {"gen_ai.operation.name": "chat", **described}
         name = f"chat {described['gen_ai.request.model']}"
         with self.tracer.open_span(name, SpanKind.CLIENT, attributes) as span:
@@ -143,13 +143,10 @@ class _TracedModel:
                 span.set_attribute("gen_ai.output.messages", _encode([output]))
             return answer
 
-    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
-        return await self.model.estimate_max_usage(messages)
 
-
-def open_run_tracer(warn: Warn) -> AbstractAsyncContextManager[RunTracer]:
+def open_run_tracer(endpoint: str, warn: Warn) -> AbstractAsyncContextManager[RunTracer]:
     """Within this, spans of the current flow run are made and sent; see `open_run_trace`."""
-    return _open_run_tracer(SpanSender(), warn)
+    return _open_run_tracer(SpanSender(endpoint), warn)
 
 
 @asynccontextmanager

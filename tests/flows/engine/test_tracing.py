@@ -136,6 +136,7 @@ async def test_executions_that_are_cancelled_have_ended_with_an_error_when_the_r
         ("hangs", "within 2 s"),
         ("fails", "it answered 500"),
         ("is no URL", "could not be sent"),
+        ("is half a URL", "no spans are sent: ValueError"),
         ("speaks gRPC", "none are sent"),
     ],
 )
@@ -147,6 +148,8 @@ async def test_an_endpoint_that_takes_no_spans_costs_a_run_a_line_and_two_second
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:a-secret@127.0.0.1:9/?key=a-secret")
     if trouble == "is no URL":
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "nonsense")
+    if trouble == "is half a URL":
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1")
     if trouble == "speaks gRPC":
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     (result,) = await batch(["SUBMIT(x=1)"])
