@@ -11,7 +11,8 @@ from cyclopts import App, Parameter
 from ..sandbox.errors import ConfigurationError
 from .parameter_options import build_flow_command
 
-FLOW_NAMES = "batch, sweep, chunks, sequence, rlm or reap"
+FLOWS = ("batch", "sweep", "chunks", "sequence", "rlm", "reap")
+FLOW_NAMES = f"{', '.join(FLOWS[:-1])} or {FLOWS[-1]}"
 # Prefect takes no name that has one of the first five, and reads another than the one that was meant for the others.
 BANNED_CHARACTERS = "/%&<>#?\\"
 MAX_NAME_CHARACTERS = 200
@@ -89,6 +90,8 @@ def deploy_package(
         remove: Remove one's own deployment of that name, or a template, and make nothing.
     """
     if words:
+        if (flow := next((word for word in words if word in FLOWS), None)) is not None:
+            raise ConfigurationError(f"the flow comes first and its options after it: rlm-batch deploy {flow} FILE ...")
         what = "option" if words[0].startswith("-") else "flow"
         remedy = "rlm-batch deploy --help has those that there are" if what == "option" else f"it is {FLOW_NAMES}"
         raise ConfigurationError(f"there is no {what} {words[0]!r}: {remedy}")

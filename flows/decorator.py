@@ -37,8 +37,9 @@ R = TypeVar("R")
 FAILED_STATE = re.compile(r"Finished in state Failed\(.Flow run encountered an exception: (?P<error>\w+): ")
 ERROR_TAG = re.compile(r"\.(?:constrained-\w+|literal\[[^]]*\])(?=:)")  # which of its types pydantic speaks of
 REFUSAL = re.compile(r"Parameter validation failed for flow '(?P<flow>[^']*)'")
-# Of a run that its worker cancels, whose state comes after its process has ended, and of one that is suspended.
-UNFINISHED_STATES = ("Finished in state Running(", "Finished in state Suspended(")
+# Of a run that its worker cancels, whose state comes after its process has ended, of one that is suspended, and of a
+# subflow of a run that is cancelled.
+INTERRUPTED_STATES = tuple(f"Finished in state {name}(" for name in ("Running", "Suspended", "Cancelled"))
 COMPLETED_STATE = "Finished in state Completed("
 ERROR_NAMES = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type))
 
@@ -129,9 +130,7 @@ class BatchFlow(Flow[P, T]):
 
     async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = {name: kwargs.pop(name) for name in ("return_state", "wait_for") if name in kwargs}
-        parameters = spill_long_parameters(
-            convert_parameters(dict(_positional(self.fn).bind(*args, **kwargs).arguments))
-        )
+        parameters = spill_long_parameters(convert_parameters(_bind_arguments(self.fn, args, kwargs)))
         self.check_parameters(parameters)  # rather than start a server for what is wrong
         if parameters.get("shards") is not None:
             require_server_url()  # rather than start one that has no workers
@@ -163,6 +162,14 @@ def _load_flow(module: str, name: str, options: dict[str, Any] | None) -> Any:
     return flow if options is None else flow.with_options(**options)
 
 
+def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by their names. Raises TypeError as a call of the function would, with the flow's name in it."""
+    try:
+        return dict(_positional(function).bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}() {error}") from None
+
+
 def _positional(function: Callable[..., Any]) -> inspect.Signature:
     """The signature by which callers may pass every parameter also by its position."""
     signature = inspect.signature(function)
@@ -191,7 +198,7 @@ def _log_error_text(record: logging.LogRecord) -> bool:
         record.msg, record.args = "%s: %s", (type(error).__name__, error)
     elif getattr(record, "flow_name", None) in _flow_names and tells_of_cancellation(str(record.msg)):
         return False  # the line before it has where the results are
-    elif getattr(record, "flow_name", None) in _flow_names and str(record.msg).startswith(UNFINISHED_STATES):
+    elif getattr(record, "flow_name", None) in _flow_names and str(record.msg).startswith(INTERRUPTED_STATES):
         return False  # likewise
     elif (told := FAILED_STATE.match(str(record.msg))) and told["error"] in ERROR_NAMES:
         record.msg, record.args = "Finished in state Failed()", ()  # the line before it has the text

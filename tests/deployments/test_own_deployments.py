@@ -169,6 +169,7 @@ def test_what_is_wrong_is_a_sentence_and_makes_nothing(
     cases: dict[tuple[str, ...], str] = {
         ("swep", "train.py", "--grid", "lr=1"): "there is no flow 'swep': it is batch, ",
         ("--rest",): "there is no option '--rest'",
+        ("--name", "x", "sweep", "train.py"): "the flow comes first and its options after it: rlm-batch deploy sweep",
         ("sweep", "nosuch.py", "--name", "x"): "the file nosuch.py cannot be read: No such file",
         ("batch", "train.py", "--inputs", "nosuch.csv", "--name", "x"): "nosuch.csv",
         ("sweep", "train.py", "--name", "x"): "the space is missing",

@@ -175,6 +175,11 @@ async def test_bad_input_is_one_sentence_before_anything_runs(parameters, messag
     assert "\n" not in str(raised.value)
 
 
+async def test_a_parameter_that_there_is_not_is_refused_with_the_flows_name():
+    with pytest.raises(TypeError, match=r"batch\(\) got an unexpected keyword argument 'max_worker'"):
+        await batch(THREE, max_worker=3)  # type: ignore[reportCallIssue]
+
+
 async def test_max_workers_below_one_is_refused():
     with pytest.raises(Exception, match="max_workers"):
         await batch("1", max_workers=0)
