@@ -17,6 +17,7 @@ from ..flows.inputs.column_types import ColumnType
 from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.intake.collected_files import check_patterns
 from ..tasks.host_tools import name_tools
 from .argument_parsing import build_provider, read_code, resolve_path
 from .outcome_output import OutputFormat
@@ -134,6 +135,7 @@ def build_flow_command(
             given["mounts"] = _read_mounts(given["mounts"])
         if given.get("tools") is not None:
             given["tools"] = _read_tools(given["tools"])
+        check_patterns(given.get("collect"))
         if given.get("prepare") is not None:
             given["prepare"] = read_code(given["prepare"])
         check_values(hints, given)

@@ -74,7 +74,8 @@ def show_report(
             _print_queries(reader.read_outcomes())
     name = record.name or record.flow
     page = parse_location(html) if html else reader.ledger.path / "report.html"
-    text = render_html(build_report(summary, reader.records), name).encode("utf-8", "replace")
+    folder = str(page).rpartition("/")[0] if isinstance(page, Location) else str(page.absolute().parent)
+    text = render_html(build_report(summary, reader.records), name, folder).encode("utf-8", "replace")
     if isinstance(page, Location):
         try:
             page.write(text)

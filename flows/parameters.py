@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
+from ..sandbox.intake.collected_files import check_patterns
 from .inputs.conversion import PathText, ProviderText, ToolsByName
 
 # Task runs of one flow run, at most: a server records some fifty a second, and 250 with the settings that we ship.
@@ -145,6 +146,16 @@ Tools = Annotated[
 ]
 
 
+Collect = Annotated[
+    list[str] | None,
+    Field(
+        None,
+        description="Files of the working folder that come home once an execution has ended, by patterns such as *.png "
+        "or out/**",
+    ),
+]
+
+
 class _CommonParameters(TypedDict, total=False):
     provider: Provider
     provider_options: ProviderOptions
@@ -181,6 +192,7 @@ class SequenceParameters(_CommonParameters, total=False):
     prepare_timeout: PrepareTimeout
     prepare_seed: PrepareSeed
     tools: Tools
+    collect: Collect
 
 
 class SharedParameters(SequenceParameters, total=False):
@@ -226,6 +238,7 @@ class Options:
     # Results.
     results_path: ResultsPath
     cache_results: CacheResults
+    collect: Collect = None
     log_output: LogOutput
     # The language model.
     language_model: LanguageModelName
@@ -243,6 +256,7 @@ class Options:
         """
         defaults = {name: _default_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
         options = cls(**{**defaults, **parameters, **fixed})
+        check_patterns(options.collect)
         if options.python_path is not None:  # for a shard, which runs in another directory
             options = replace(options, python_path=[_make_absolute(path) for path in options.python_path])
         if options.mounts is not None:

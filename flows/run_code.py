@@ -18,6 +18,7 @@ from prefect.tasks import Task
 from ..blocks.provider import SandboxProvider
 from ..blocks.registry import resolve_provider
 from ..sandbox.errors import ConfigurationError, RlmBatchError
+from ..sandbox.intake.collected_files import check_patterns
 from ..sandbox.meta import Meta
 from ..sandbox.requests.function_code import convert_code
 from ..sandbox.result import Failure, Outcome, Result
@@ -26,6 +27,7 @@ from ..tasks.capacity.slots import open_slots
 from ..tasks.concurrency_tags import add_tags, build_tags
 from ..tasks.execution import Execution, assign_keys
 from ..tasks.lane import Lane, ProviderUnusable
+from ..tasks.ledger.collected_files import CollectedFilesStore
 from ..tasks.ledger.ledger import Ledger
 from ..tasks.ledger.result_index import get_results_root
 from ..tasks.ledger.run_record import RunRecord, list_run_records
@@ -75,6 +77,7 @@ async def run_code(
     retry_code_errors: bool = False,
     idempotent: bool = False,
     results_path: str | PurePath | None = None,
+    collect: list[str] | None = None,
 ) -> Result:
     """Runs one piece of code in a sandbox of its own, and returns its result: a task for flows of one's own.
 
@@ -83,13 +86,15 @@ async def run_code(
     seconds; 120 are theirs too. A sandbox that failed is tried again, `retry_code_errors` and `idempotent` as the flows
     have them, twice unless `run_code.with_options(retries=...)` says otherwise. What the code prints is in the task
     run's log. The outcome is written to the ledger at `results_path`, by default one for the flow run below the results
-    root; it is not read from there again.
+    root; it is not read from there again. The files that `collect` names go below its `files`, each execution's into a
+    directory of its own.
 
     Raises CodeError, ExecutionTimeout and all else that an execution can fail with, and ConfigurationError.
     """
     text: str = convert_code(code)
     check_code(text)
     check_variables(text, [variables or {}], needs_all=True)
+    patterns = check_patterns(collect)
     log = get_run_logger()
     opened = await resolve_provider(provider, provider_options)
     add_tags(build_tags(opened.provider_name))
@@ -105,7 +110,8 @@ async def run_code(
     output = OutputLog(LineBudget())
     outcome: Outcome
     try:
-        outcome = await _execute(opened, execution, run_id, timeout, output)
+        files = CollectedFilesStore(ledger.path)
+        outcome = await _execute(opened, execution, run_id, timeout, output, patterns, files)
     except RlmBatchError as error:
         outcome = Failure(error, error.meta or Meta(variables=execution.variables, provider=opened.provider_name))
     finally:
@@ -122,10 +128,19 @@ async def run_code(
 
 
 async def _execute(
-    provider: SandboxProvider, execution: Execution, run_id: str, timeout: float, output: OutputLog
+    provider: SandboxProvider,
+    execution: Execution,
+    run_id: str,
+    timeout: float,
+    output: OutputLog,
+    collect: list[str],
+    files: CollectedFilesStore,
 ) -> Result:
+    server = await get_server_id()
     async with open_slots(provider, run_id, get_run_logger()) as slots:
-        lane = Lane(provider, run_id, server=await get_server_id(), reuse=False, timeout=timeout, slots=slots)
+        lane = Lane(
+            provider, run_id, server=server, reuse=False, timeout=timeout, slots=slots, collect=collect, files=files
+        )
         try:
             return await lane.execute(execution, output.write)
         except ProviderUnusable as error:

@@ -17,15 +17,15 @@ from .wire.names import DRIVER_FILE_PREFIX
 # In the order in which they import each other.
 MODULES = (
     "wire.names", "wire.strict_json", "wire.nonfinite", "wire.submission", "wire.frames", "wire.displays", "wire.pipes",
-    "wire.process_table",
+    "wire.process_table", "wire.collection",
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",
     "driver.child.submit", "driver.child.volume", "driver.child.queries", "driver.child.report",
     "driver.child.displays", "driver.child.file_changes", "driver.child.imports",
     "driver.child.evaluation.last_expression", "driver.child.thread_execution", "driver.child.channel",
     "driver.child.evaluation.coroutines", "driver.child.fork_safety", "driver.child.runner",
-    "driver.child.fork_service", "driver.output_stream", "driver.child_process", "driver.fork_server",
-    "driver.supervisor", "driver.main",
+    "driver.child.fork_service", "driver.output_stream", "driver.child_process", "driver.collection",
+    "driver.collectors", "driver.fork_server", "driver.supervisor", "driver.main",
 )  # fmt: skip
 # For this machine, and not sent elsewhere.
 ZYGOTE_MODULES = (*MODULES, "driver.zygote.rehearsal", "driver.zygote.namespaces", "driver.zygote.main")

@@ -10,14 +10,16 @@ import contextlib
 import contextvars
 import inspect
 import itertools
+import os
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .intake.calls import CALLS_AT_ONCE, CallQueue
+from .intake.collected_files import CollectedFiles, check_patterns
 from .intake.large_json import QUICK_BYTES, finish_in_turns
 from .protocol import (
     START_TIMEOUT_SECONDS,
@@ -229,6 +231,8 @@ class Interpreter:
         index: int | tuple[int, ...] | None = None,
         should_prune: ShouldPrune | None = None,
         refuse_exit: bool = False,
+        collect: Sequence[str] | None = None,
+        collect_to: str | os.PathLike[str] | None = None,
     ) -> Result:
         """Runs the code in the sandbox, which is opened if it is not yet, and returns what it submitted.
 
@@ -244,6 +248,13 @@ class Interpreter:
         with the step and the value, whether the execution is to end there. With `refuse_exit` code that calls exit()
         has failed, also with status 0.
 
+        `collect` are patterns of files in the working folder (`*.png`, `out/model.bin`, `out/**`): those that the code
+        has made or changed come home below the directory `collect_to`, with the directories that they are in; files of
+        the same names there are replaced. By default that is a new temporary directory, which nobody else removes.
+        `meta.collected` are their paths, and `meta.not_collected` says which are not there, and why, for no file makes
+        an execution fail. They come whatever its end was, for as long as its sandbox is there: 1 GiB and 10,000 files
+        at most, in 600 seconds after its timeout.
+
         Raises CodeError and its kinds, ExecutionTimeout, SubmitError, StateLost, SandboxStartError, PrepareError,
         SandboxLost, OutcomeUnknown, and ConfigurationError for variables that JSON cannot hold, or where a tool asks
         for the context that waits for it. Those of the code have `meta`.
@@ -251,6 +262,8 @@ class Interpreter:
         if context is not None and (self, context) in _waiting_for_tool.get():
             raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
         variables = convert_variables(variables)
+        patterns = check_patterns(collect)
+        collected = CollectedFiles(patterns, collect_to) if patterns else None
         tools = dict(self.tools)
         if queries is not None:
             tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
@@ -289,7 +302,7 @@ class Interpreter:
                     queries.session.set_deadline(seconds)
                 tools.update(queries.tools)
             pending, frame = protocol.add_execution(
-                body, variables, seconds, context, tools, on_output, output_fields, should_prune
+                body, variables, seconds, context, tools, on_output, output_fields, should_prune, collected
             )
             self._waiters[pending.id] = asyncio.Event()
             return frame
@@ -332,7 +345,9 @@ class Interpreter:
             protocol.close_at_silence(pending)
             self._wake_all()
         except asyncio.CancelledError:
-            if not protocol.closed_reason and pending.end is None:
+            if pending.collected is not None:
+                pending.collected.end()
+            if not protocol.closed_reason and not pending.is_over:
                 with contextlib.suppress(SandboxLost):
                     await run_shielded(self._send(channel, protocol.encode_cancel(pending)))
             raise

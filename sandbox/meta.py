@@ -39,6 +39,9 @@ class Meta:
     where it is none of that `value_repr` is its `repr`, 20,000 characters of it. `displays` are what the code has
     shown, as Jupyter has it: dicts of MIME types and data, bytes as base64, 4 MiB together; what is over is named in
     its text.
+
+    `collected` are the files that were brought home, by their paths on the host, which are locations where results are
+    at one; `not_collected` says in a sentence each which were not, and why.
     """
 
     index: int | None = None
@@ -61,3 +64,5 @@ class Meta:
     value_repr: str | None = None
     displays: tuple[dict[str, Any], ...] = ()
     tool_calls: dict[str, int] = field(default_factory=dict[str, int])
+    collected: tuple[str, ...] = ()
+    not_collected: tuple[str, ...] = ()

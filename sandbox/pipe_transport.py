@@ -33,6 +33,7 @@ from .wire.pipes import READ_BYTES
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
+    from .intake.collected_files import CollectedFiles
     from .protocol import Tools
     from .result import Result
     from .sessions.output_listener import OutputQueue
@@ -103,6 +104,7 @@ class PipeTransport:
         tools: Tools,
         output_fields: list[dict[str, str]] | None = None,
         output: OutputQueue | None = None,
+        collected: CollectedFiles | None = None,
     ) -> Result:
         """One execution; see `Interpreter.execute`. From another thread it waits for the one that is under way.
 
@@ -115,7 +117,7 @@ class PipeTransport:
             with self._send_lock:
                 on_output = None if output is None else output.put
                 pending, frame = protocol.add_execution(
-                    body, variables, timeout, context, tools, on_output, output_fields
+                    body, variables, timeout, context, tools, on_output, output_fields, collected=collected
                 )
                 self._write(frame)
             seconds = protocol.compute_answer_timeout(pending)
@@ -125,6 +127,8 @@ class PipeTransport:
                 if pending.refusal:
                     self._cancel(pending)
             except BaseException:  # Ctrl-C, or whatever else a signal handler of the script's raises
+                if collected is not None:
+                    collected.end()
                 self._cancel(pending)
                 raise
             return finish(protocol.take_result(pending))
@@ -148,7 +152,7 @@ class PipeTransport:
         self._threads.close()
 
     def _cancel(self, pending: PendingExecution) -> None:
-        if self._protocol.closed_reason or pending.end is not None:
+        if self._protocol.closed_reason or pending.id not in self._protocol.pending:
             return
         try:
             self._send(lambda: self._protocol.encode_cancel(pending))
@@ -168,7 +172,7 @@ class PipeTransport:
 
         The time in which its output is heard does not count.
         """
-        while pending.end is None and not self._protocol.closed_reason and (is_cancelled or not pending.refusal):
+        while not pending.is_over and not self._protocol.closed_reason and (is_cancelled or not pending.refusal):
             if deadline is not None and time.monotonic() >= deadline:
                 self._protocol.close_at_silence(pending)
                 return

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import CodeCrashed, ConfigurationError, OutcomeUnknown, PrepareError, SandboxLost, SandboxStartError
+from .intake.collected_files import LOST, CollectedFiles
 from .intake.large_json import Parts, read_json
 from .intake.reports import Reports, ShouldPrune
 from .meta import NOTHING_ASKED, Meta, QuerySummary
@@ -22,6 +23,7 @@ from .outcomes.preparation import check_preparation
 from .outcomes.shown import decode_shown
 from .requests.execution_request import strip_fence
 from .result import Result
+from .wire.collection import COLLECT_TIMEOUT_SECONDS
 from .wire.displays import check_displays
 from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES
@@ -65,6 +67,7 @@ class PendingExecution:
     tools: Tools
     on_output: Callable[[str, str], None] | None
     output_fields: list[dict[str, str]] | None = None
+    collected: CollectedFiles | None = None
     queries: QuerySummary = NOTHING_ASKED
     output: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
     files: bytes = NO_FILES
@@ -77,6 +80,13 @@ class PendingExecution:
     caller_context: contextvars.Context = field(default_factory=contextvars.copy_context)  # that its tools see
     _output_sizes: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})  # in characters
     _display_bytes: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its driver has said all of it: its end, and where it brings files home those."""
+        if self.end is None:
+            return False
+        return self.collected is None or self.collected.has_ended or self.end[0].get("collects") is not True
 
     @property
     def has_shown(self) -> bool:
@@ -110,6 +120,8 @@ class PendingExecution:
     def build_meta(self, **more: Any) -> Meta:
         """The meta, with the output that has come; `more` are fields that its end tells. Made once: it is not cheap."""
         sandbox = self.sandbox
+        if self.collected is not None:
+            more |= {"collected": tuple(self.collected.paths), "not_collected": tuple(self.collected.problems)}
         return Meta(
             variables=self.variables,
             provider=sandbox.provider,
@@ -197,6 +209,7 @@ class DriverProtocol:
         on_output: Callable[[str, str], None] | None = None,
         output_fields: list[dict[str, str]] | None = None,
         should_prune: ShouldPrune | None = None,
+        collected: CollectedFiles | None = None,
     ) -> tuple[PendingExecution, bytes]:
         """An execution and its frame. Raises SandboxLost where nothing more can be sent."""
         if self.closed_reason:
@@ -206,8 +219,11 @@ class DriverProtocol:
         reports = Reports(should_prune)
         tools = {"report": reports.add, **tools}
         pending = self._add_pending(variables, timeout, context, tools, on_output, output_fields)
-        pending.reports = reports
-        return pending, self.encode({"op": "execute", "id": pending.id, "timeout": timeout, "context": context}, body)
+        pending.reports, pending.collected = reports, collected
+        header: dict[str, Any] = {"op": "execute", "id": pending.id, "timeout": timeout, "context": context}
+        if collected is not None:
+            header["collect"] = collected.patterns
+        return pending, self.encode(header, body)
 
     def _add_pending(
         self,
@@ -282,26 +298,39 @@ class DriverProtocol:
             pending.add_display(body or b"")
         elif op == "end" and type(header.get("status")) is str:
             pending.end = (header, body or b"null")
-            del self.pending[pending.id]
-            events.append((pending, pending.end))
+            self._end_when_over(pending, pending.end, events)
+        elif op == "collect" and pending.collected is not None:
+            pending.collected.take(body or b"")
+        elif op == "collected" and pending.collected is not None:
+            pending.collected.end(_describe_unfinished(body or b'""'))
+            if pending.end is not None:
+                self._end_when_over(pending, pending.end, events)
         elif op == "call" and type(header.get("call")) is int and type(header.get("name")) is str:
             events.append((pending, (header, body or b"null")))
         else:
             raise BadFrameError(f"a frame of kind {op[:80]!r} that is none of a driver's")
+
+    def _end_when_over(
+        self, pending: PendingExecution, end: Frame, events: list[tuple[PendingExecution, Frame]]
+    ) -> None:
+        if pending.is_over:
+            del self.pending[pending.id]
+            events.append((pending, end))
 
     def take_result(self, pending: PendingExecution) -> Parts[Result]:
         """The result of an execution that nobody waits for any longer. Raises its error, with `meta`.
 
         OutcomeUnknown where the driver has not answered.
         """
+        self.pending.pop(pending.id, None)  # where it is there yet: nothing more is taken of it
+        if pending.collected is not None:
+            pending.collected.end("" if pending.is_over else LOST)
         if pending.refusal:
-            self.pending.pop(pending.id, None)
             meta = pending.build_meta()
             refused = CodeCrashed(pending.refusal, stdout=meta.stdout)
             refused.meta = meta
             raise refused
         if pending.end is None:
-            self.pending.pop(pending.id, None)
             raise self._make_unknown_error(pending)
         if pending.listener_error is not None:
             raise pending.listener_error
@@ -366,7 +395,10 @@ class DriverProtocol:
 
     def compute_answer_timeout(self, pending: PendingExecution) -> float | None:
         """Seconds after which a driver that has not reported an execution's end is taken for lost."""
-        return None if pending.timeout is None else pending.timeout + self._compute_grace()
+        if pending.timeout is None:
+            return None
+        collecting = 0.0 if pending.collected is None else COLLECT_TIMEOUT_SECONDS
+        return pending.timeout + self._compute_grace() + collecting
 
     def close_at_silence(self, pending: PendingExecution) -> None:
         """Closes, because an execution has outlived its timeout by far."""
@@ -383,6 +415,16 @@ def _read_output(body: bytes) -> Any:
         return loads(body.decode("utf-8")) if body.startswith(b'"') else None
     except ValueError:
         return None
+
+
+def _describe_unfinished(body: bytes) -> str:
+    """Why not all files of an execution have come, as its driver says; empty where they have."""
+    reason = _read_output(body)
+    if reason == "":
+        return ""
+    return (
+        f"not all of its files were collected: {reason if isinstance(reason, str) else 'its driver does not say why'}"
+    )
 
 
 def _read_file_names(body: bytes) -> Parts[tuple[str, ...]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, SandboxLost
+from .intake.collected_files import CollectedFiles, check_patterns
 from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol, resolve_timeout
 from .requests.execution_request import convert_variables, encode_request
@@ -203,6 +205,8 @@ class SyncInterpreter:
         output_fields: list[dict[str, str]] | None = None,
         on_output: OnOutput | None = None,
         refuse_exit: bool = False,
+        collect: Sequence[str] | None = None,
+        collect_to: str | os.PathLike[str] | None = None,
     ) -> Result:
         """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`.
 
@@ -210,15 +214,17 @@ class SyncInterpreter:
         """
         text: str = convert_code(code, self.tools, variables or ())
         output = None if on_output is None else OutputQueue(on_output)
+        patterns = check_patterns(collect)
         if self._sandbox is None:
             self.start()
         pipe, session = self._pipe, self._session
         if pipe is not None:
+            collected = CollectedFiles(patterns, collect_to) if patterns else None
             variables, tools = convert_variables(variables), dict(self.tools)
             seed = None if self._prepare is None else self._prepare.derive_seed(0)  # of the one process
             body = encode_request(text, variables, tools, output_fields, seed=seed, refuse_exit=refuse_exit)
             seconds = resolve_timeout(timeout, self.timeout)
-            return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields, output)
+            return pipe.execute(body, variables, seconds, CONTEXT, tools, output_fields, output, collected)
         assert session is not None
         return run_sync(
             lambda: session.execute(
@@ -228,6 +234,8 @@ class SyncInterpreter:
                 output_fields=output_fields,
                 on_output=None if output is None else output.put,
                 refuse_exit=refuse_exit,
+                collect=patterns,
+                collect_to=collect_to,
             ),
             output,
         )

@@ -28,6 +28,7 @@ from .capacity.admission import Permit
 from .capacity.slots import Slot, Slots
 from .execution import Execution, build_pruned_result
 from .host_tools import Tool
+from .ledger.collected_files import CollectedFilesStore
 from .ledger.completion_markers import remove_marker, write_marker
 from .ledger.marker_signature import MarkerSigner
 from .task_log import OutputLog
@@ -54,7 +55,8 @@ class Lane:
     that each finds, by their paths in the sandbox; `run` and `server` are for the sandbox's labels. `preparation` runs
     in each sandbox before the first execution, and what it writes goes to the log that is opened for it.
     `tools` are functions of the host that code may call; the calls are counted in `meta`. With a `tracer` each attempt
-    at an execution has a span.
+    at an execution has a span. `collect` are patterns of the files that each execution brings home, which go to
+    `files`.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class Lane:
         open_prepare_log: Callable[[], OutputLog] | None = None,
         tools: dict[str, Tool] | None = None,
         tracer: "RunTracer | None" = None,
+        collect: list[str] | None = None,
+        files: CollectedFilesStore | None = None,
     ) -> None:
         self.provider = provider
         self._run = run
@@ -89,6 +93,8 @@ class Lane:
         self._open_prepare_log = open_prepare_log
         self._tools = {name: self._count_calls(name, tool) for name, tool in (tools or {}).items()}
         self._tool_calls: Counter[str] = Counter()  # of the execution under way
+        self._collect = collect
+        self._files = files if collect else None
         self._prepare_log: OutputLog | None = None
         self._tracer = tracer
         self._context = context
@@ -151,7 +157,7 @@ class Lane:
                 raise ProviderUnusable from error
             async with self._use_interpreter() as interpreter:
                 try:
-                    result = await self._prepare_and_execute(interpreter, execution, on_output)
+                    result = await self._execute_and_publish(interpreter, execution, on_output)
                 except ConfigurationError as error:
                     if error is interpreter.start_error:
                         raise ProviderUnusable from error
@@ -174,8 +180,30 @@ class Lane:
             return build_pruned_result(result.meta, execution.pruning.objective, result.outputs)
         return result
 
-    async def _prepare_and_execute(
+    async def _execute_and_publish(
         self, interpreter: Interpreter, execution: Execution, on_output: Callable[[str, str], None] | None
+    ) -> Result:
+        """Executes, and puts the files that came home where the ledger has them, whatever the end was."""
+        if self._files is None:
+            return await self._prepare_and_execute(interpreter, execution, on_output)
+        files, name = self._files, execution.key[:12] if execution.index is None else str(execution.index)
+        with files.open_partial() as partial:
+            try:
+                result = await self._prepare_and_execute(interpreter, execution, on_output, partial)
+            except RlmBatchError as error:
+                if error.meta is not None:
+                    error.meta = await asyncio.to_thread(files.publish, partial, name, error.meta, is_final=False)
+                raise
+            is_final = execution.marker is None  # or else that has to be written yet
+            result.meta = await asyncio.to_thread(files.publish, partial, name, result.meta, is_final=is_final)
+            return result
+
+    async def _prepare_and_execute(
+        self,
+        interpreter: Interpreter,
+        execution: Execution,
+        on_output: Callable[[str, str], None] | None,
+        collect_to: Path | None = None,
     ) -> Result:
         if execution.marker is not None and execution.marker.is_stale:
             await remove_marker(interpreter, execution.marker.path)
@@ -192,6 +220,8 @@ class Lane:
             queries=None if access is None else access.queries(interpreter, index=execution.index),
             index=execution.index,
             should_prune=None if execution.pruning is None else execution.pruning.should_prune,
+            collect=None if collect_to is None else self._collect,
+            collect_to=collect_to,
         )
 
     async def _write_marker(

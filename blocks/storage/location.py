@@ -46,9 +46,7 @@ class Location:
 
     def make_directory(self) -> None:
         """Makes the directory, and sees that it can be written and listed. Raises OSError."""
-        protocol = self.file_system.protocol
-        protocols = {protocol} if isinstance(protocol, str) else set(protocol)
-        if protocols.isdisjoint(OBJECT_STORE_SCHEMES):
+        if self._has_directories:
             self._call(self.file_system.makedirs, self.path, exist_ok=True)
         probe = self / f"probe-{uuid.uuid4().hex[:12]}"
         probe.write(b"rlm-batch\n")
@@ -59,6 +57,13 @@ class Location:
             with suppress(OSError):  # one who may write and not remove can have a ledger
                 self._call(self.file_system.rm_file, probe.path)
 
+    @property
+    def _has_directories(self) -> bool:
+        """Whether a directory is something of its own there."""
+        protocol = self.file_system.protocol
+        protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+        return protocols.isdisjoint(OBJECT_STORE_SCHEMES)
+
     def write(self, data: bytes) -> None:
         """Writes the file whole; on an object store, or not at all."""
         self._call(self.file_system.pipe_file, self.path, data)
@@ -66,6 +71,23 @@ class Location:
     def upload(self, path: Path) -> None:
         """The same with what a file of this machine has."""
         self._call(self.file_system.put_file, str(path), self.path)
+
+    def upload_directory(self, path: Path) -> None:
+        """Makes this a directory with the files that one of this machine has, and those below it."""
+        for file in sorted(item for item in path.rglob("*") if item.is_file()):
+            target = f"{self.path}/{file.relative_to(path).as_posix()}"
+            if self._has_directories:
+                self._call(self.file_system.makedirs, target.rpartition("/")[0], exist_ok=True)
+            self._call(self.file_system.put_file, str(file), target)
+
+    def remove_directory(self) -> None:
+        """Removes the directory, with all that is below it."""
+        self._call(self.file_system.rm, self.path, recursive=True)
+
+    def has_files(self) -> bool:
+        """Whether there is any file below this directory."""
+        self._call(self.file_system.invalidate_cache, self.path)
+        return bool(self._call(self.file_system.find, self.path))
 
     def read_bytes(self) -> bytes:
         """All that the file has."""

@@ -22,6 +22,7 @@ from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
 from ...tasks.lane import Lane
+from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
@@ -79,6 +80,7 @@ class RunContext:
     preparation: Preparation | None
     tools: dict[str, Tool]
     tracer: "RunTracer | None"
+    files: CollectedFilesStore
     prepare_lines: LineBudget = field(default_factory=LineBudget)
 
     def make_lane(
@@ -104,6 +106,8 @@ class RunContext:
             preparation=self.preparation if is_prepared else None,
             tools=self.tools,
             tracer=self.tracer,
+            collect=self.options.collect,
+            files=self.files,
             open_prepare_log=(lambda: OutputLog(self.prepare_lines, "prepare: ", self.log)) if has_log else None,
         )
 
@@ -174,6 +178,7 @@ async def open_run_context(
         preparation=preparation,
         tools=tools,
         tracer=tracer,
+        files=CollectedFilesStore(ledger.path),
     )
     register_own_run(context.run_id)
     return context

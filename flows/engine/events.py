@@ -17,6 +17,7 @@ from .context import RunContext
 from .failures import describe_kind
 
 MAX_LOGGED_FAILURES = 20  # of a kind, each with a line of its own
+NOT_COLLECTED = "files that were not collected"  # a kind that fails nothing
 
 
 class FlowListener:
@@ -83,14 +84,22 @@ class OutcomeRecorder:
                 self.context.log.warning("%s failed: %s: %s", label, type(error).__name__, error.summary)
             if count == limit and limit > 1:
                 self.context.log.warning("Further failures with %s are counted, and told at the end", kind)
+        if outcome.meta.not_collected and not cached:
+            self._log_not_collected(execution, outcome.meta.not_collected)
         if self.artifacts is not None:
             self.artifacts.add_outcome(outcome)
         self.listener.on_outcome(outcome, cached=cached)
 
+    def _log_not_collected(self, execution: Execution, problems: Sequence[str]) -> None:
+        self._failures[NOT_COLLECTED] += 1
+        if self._failures[NOT_COLLECTED] <= MAX_LOGGED_FAILURES:
+            more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
+            self.context.log.warning("%s: not collected: %s%s", self.context.label(execution), problems[0], more)
+
     def log_unlogged_failures(self) -> None:
         """Tells the log how many failures of a kind there were, where not each has had a line."""
         for kind, count in self._failures.items():
-            if count > _get_log_limit(kind):
+            if kind != NOT_COLLECTED and count > _get_log_limit(kind):
                 self.context.log.warning("%d executions failed with %s", count, kind)
 
     def build_failure(self, execution: Execution, error: RlmBatchError) -> Failure:

@@ -67,6 +67,8 @@ class Job:
                 fingerprint["prepare_seed"] = preparation.seed
         if self.context.tools:
             fingerprint["tools"] = sorted(self.context.tools)
+        if self.context.options.collect:  # or else a result from before would lack its files
+            fingerprint["collect"] = sorted(self.context.options.collect)
         return fingerprint
 
     def skip(self, executions: Iterable[Execution], reason: str) -> None:

@@ -22,6 +22,8 @@ from ...tasks.read_markers import read_markers_in_sandbox
 from .job import Job
 from .results.result_cache import ResultCache
 
+FILES_ELSEWHERE = "its files were collected by an earlier run, whose ledger is not here"
+
 
 @dataclass(slots=True)
 class MarkerCache:
@@ -129,6 +131,7 @@ class MarkerCache:
             provider=self.job.context.provider.provider_name,
             submitted=marker.submitted,
             files=marker.files,
+            not_collected=(FILES_ELSEWHERE,) if self.job.context.options.collect else (),
         )
         result = Result(marker.outputs, meta)
         self.job.cache.adopt_result(execution, result)

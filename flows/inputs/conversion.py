@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ...blocks.host_files.mounts import locate_mounts
 from ...blocks.host_files.python_path import locate_directories
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.intake.collected_files import check_patterns
 from ...sandbox.requests.function_code import convert_code
 from ...sandbox.wire.strict_json import NotJsonError, convert_fields
 from ...tasks.host_tools import name_tools
@@ -66,6 +67,8 @@ def convert_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
         converted["mounts"] = {target: str(source) for target, source in locate_mounts(mounts).items()}
     if isinstance(tools := converted.get("tools"), Mapping):
         converted["tools"] = tools = name_tools(tools)  # type: ignore[reportUnknownArgumentType]
+    if isinstance(collect := converted.get("collect"), (list, tuple)):
+        converted["collect"] = check_patterns(collect)  # type: ignore[reportUnknownArgumentType]
     for name in CODE:
         if name in converted:
             converted[name] = _convert_functions(name, converted[name], tools or ())

@@ -1,4 +1,4 @@
-"""What executions have shown, as parts of a report: pictures and HTML, beside the execution that showed them.
+"""What executions have shown and brought home, as parts of a report, beside the execution: pictures, HTML, files.
 
 Code chose every byte. SVG is an image like others, which runs nothing; HTML has a frame of its own in which nothing
 runs.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...sandbox.meta import Meta
-from .document import Heading, Image, Markup, PageSection, Part, Text, Verbatim
+from .document import Files, Heading, Image, Markup, PageSection, Part, Text, Verbatim
 from .text_table import format_variables
 
 MAX_SHOWN = 100  # executions whose displays are in a report, and
@@ -25,7 +25,7 @@ TEXT = "text/plain"
 
 
 class ShownDisplays:
-    """What the first executions of a run have shown, and the last values that are no fields."""
+    """What the first executions of a run have shown, the last values that are no fields, and files that came home."""
 
     def __init__(self) -> None:
         self._metas: list[Meta] = []
@@ -34,7 +34,8 @@ class ShownDisplays:
 
     def add(self, meta: Meta) -> None:
         """Takes what one execution has shown, where there is room for it."""
-        if not meta.displays and meta.value is None and meta.value_repr is None:
+        has_files = meta.collected or meta.not_collected
+        if not (meta.displays or has_files) and meta.value is None and meta.value_repr is None:
             return
         size = _count_bytes(meta)
         if len(self._metas) >= MAX_SHOWN or self._bytes + size > MAX_SHOWN_BYTES:
@@ -47,7 +48,7 @@ class ShownDisplays:
         """The parts of the report, empty where nothing was shown; `noun` is what executions are called."""
         if not self._metas and not self._left_out:
             return []
-        parts: list[Image | Markup | Heading | Verbatim | Text] = []
+        parts: list[Image | Markup | Heading | Verbatim | Text | Files] = []
         for meta in sorted(self._metas, key=lambda meta: meta.index or 0):
             values = format_variables(meta.variables, MAX_VARIABLES)
             parts.append(Heading(f"{noun.capitalize()} {meta.index}" + (f" with {values}" if values else ""), 3))
@@ -60,14 +61,26 @@ class ShownDisplays:
                 bundle.get(TEXT) == meta.value_repr for bundle in meta.displays
             ):
                 parts.append(Verbatim(meta.value_repr))
+            parts += _build_file_parts(meta)
         if self._left_out:
             parts.append(Text(f"What {self._left_out:,} more have shown is in the ledger."))
         count = len(self._metas) + self._left_out
         mention = (
-            f"What {count:,} {noun}{'' if count == 1 else 's'} displayed, or ended with, is in the page that rlm-batch "
-            "report writes."
+            f"What {count:,} {noun}{'' if count == 1 else 's'} displayed, ended with, or brought home, is in the page "
+            "that rlm-batch report writes."
         )
         return [Heading("Shown"), PageSection(parts, mention)]
+
+
+def _build_file_parts(meta: Meta) -> list[Files | Text | Verbatim]:
+    parts: list[Files | Text | Verbatim] = []
+    if meta.collected:
+        parts.append(Files(list(meta.collected[:MAX_PARTS])))
+    if len(meta.collected) > MAX_PARTS:
+        parts.append(Text(f"{len(meta.collected) - MAX_PARTS:,} more files are beside them."))
+    if meta.not_collected:
+        parts += [Text("Not collected:"), Verbatim("\n".join(meta.not_collected))]
+    return parts
 
 
 def build_display_part(bundle: dict[str, Any]) -> Image | Markup | Verbatim:
@@ -96,7 +109,8 @@ def _decode_base64(data: str) -> bytes | None:
 
 
 def _count_bytes(meta: Meta) -> int:
-    return sum(map(len, _list_texts([meta.value, meta.value_repr, *meta.displays])))
+    texts = [meta.value, meta.value_repr, *meta.displays, *meta.collected[:MAX_PARTS], *meta.not_collected]
+    return sum(map(len, _list_texts(texts)))
 
 
 def _list_texts(value: Any) -> Iterator[str]:

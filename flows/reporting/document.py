@@ -85,10 +85,17 @@ class Markup:
 
 
 @dataclass(frozen=True, slots=True)
+class Files:
+    """Files that an execution brought home, by their paths or locations, of which a page shows the pictures."""
+
+    paths: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class PageSection:
     """Parts that a page has; other forms have the `mention` of them, for they may take megabytes."""
 
-    parts: list[Image | Markup | Heading | Verbatim | Text]
+    parts: list[Image | Markup | Heading | Verbatim | Text | Files]
     mention: str
 
 

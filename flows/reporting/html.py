@@ -1,15 +1,22 @@
 """A report as one HTML document that needs no network."""
 
+import os
 from collections.abc import Iterable
+from pathlib import Path, PurePath
+from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from .document import PageSection, Part, clean_line
 
-# Whatever got past the escaping could not load or run anything.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-FRAME_HEAD = f'<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+# Whatever got past the escaping could not load or run anything but pictures that lie beside the page.
+FRAME_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+POLICY = f"{FRAME_POLICY} 'self' file:"
+FRAME_HEAD = (
+    f'<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{FRAME_POLICY}">'
+)
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg")  # which run nothing where a page has them as images
 TEMPLATE = """\
 <!doctype html>
 <html lang="en">
@@ -58,6 +65,17 @@ pre { background: var(--head); padding: .8rem; overflow-x: auto; } img { max-wid
 <iframe sandbox loading="lazy" title="{{ part.alt | clean }}" srcdoc="{{ frame_head + part.html }}"></iframe>
 {% elif kind == "Verbatim" %}
 <pre>{{ part.excerpt }}</pre>
+{% elif kind == "Files" %}
+<ul>
+{% for path in part.paths %}
+{% set name, url, is_picture = link(path) %}
+<li>{% if url %}<a href="{{ url }}">{{ name | clean }}</a>{% else %}{{ name | clean }}{% endif %}
+{% if is_picture %}
+<br><a href="{{ url }}"><img loading="lazy" src="{{ url }}" alt="{{ name | clean }}"></a>
+{% endif %}
+</li>
+{% endfor %}
+</ul>
 {% endif %}
 {% endfor %}
 </body>
@@ -65,14 +83,29 @@ pre { background: var(--head); padding: .8rem; overflow-x: auto; } img { max-wid
 """
 
 
-def render_html(parts: Iterable[Part], title: str) -> str:
-    """The parts as one HTML document."""
+def render_html(parts: Iterable[Part], title: str, folder: str = "") -> str:
+    """The parts as one HTML document, for a file in `folder`: to files below that it has links that move with it."""
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
     environment.filters["clean"] = clean_line
     all_parts = (item for part in parts for item in (part.parts if isinstance(part, PageSection) else [part]))
+
+    def link(path: str) -> tuple[str, str, bool]:
+        return _link_file(path, folder)
+
     named_parts = ((type(part).__name__, part) for part in all_parts)
     return environment.from_string(TEMPLATE).render(
-        title=title, parts=named_parts, policy=Markup(POLICY), frame_head=FRAME_HEAD
+        title=title, parts=named_parts, policy=Markup(POLICY), frame_head=FRAME_HEAD, link=link
     )
+
+
+def _link_file(path: str, folder: str) -> tuple[str, str, bool]:
+    """What a file is called, its address (empty where a browser has none for it), and whether it is a picture."""
+    url, name = "", path
+    if folder and path.startswith(f"{folder}/"):
+        name = path[len(folder) + 1 :]
+        url = f"./{quote(name)}"
+    elif os.path.isabs(path):
+        url = Path(path).as_uri()
+    return name, url, bool(url) and PurePath(path).suffix.lower() in PICTURES

@@ -71,11 +71,17 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     opened, open_for = sum(r.sandboxes for r in records), sum(r.sandbox_seconds for r in records)
     if opened:
         rows.append(["Sandboxes", f"{opened:,} opened, {format_duration(open_for)} together"])
+    if summary.collected or summary.not_collected:
+        rows.append(["Files", f"{summary.collected:,} collected" + _describe_not_collected(summary)])
     rows.append(["Provider", ", ".join(name for name in summary.providers if name) or record.provider])
     if summary.usage.calls or summary.asked:
         rows.append(["Queries", f"{summary.asked:,} asked; the model was called {describe_usage(summary.usage)}"])
     rows.append(["Results", record.results_path])
     return rows
+
+
+def _describe_not_collected(summary: RunSummary) -> str:
+    return f"; notes on others: {summary.not_collected:,}" if summary.not_collected else ""
 
 
 def describe_run(record: RunRecord, summary: RunSummary) -> str:

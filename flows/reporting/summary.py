@@ -103,6 +103,8 @@ class RunSummary:
     pruned_points: list[ChartPoint] = field(default_factory=list[ChartPoint])
     curves: list[Curve] = field(default_factory=list[Curve])
     displays: ShownDisplays = field(default_factory=ShownDisplays)
+    collected: int = 0  # files that came home, and
+    not_collected: int = 0  # sentences about some that did not
     failed_indexes: list[int] = field(default_factory=list[int])  # of some of those that failed
     best_trial: BestTrial = field(init=False)
     front: ParetoFront = field(init=False)
@@ -135,6 +137,8 @@ class RunSummary:
         self.retried += meta.attempt > 1
         self.providers.setdefault(f"{meta.provider} ({meta.isolation})" if meta.isolation else meta.provider)
         self.displays.add(meta)
+        self.collected += len(meta.collected)
+        self.not_collected += len(meta.not_collected)
         queries = meta.queries
         self.asked += queries.asked
         self.usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)

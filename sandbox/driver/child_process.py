@@ -11,18 +11,21 @@ from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
 from .child.fork_service import serve_forks
 from .child.runner import CodeRunner
+from .orphans import kill_descendants
 from .output_stream import OutputStream
-from .processes import signal
+from .processes import kill_session, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .collection import Collection
     from .confinement import Confinement
     from .event_loop import EventLoop
 
 CHANNEL_PIPE_BYTES = 1024 * 1024  # of pipe to a child, the most that an ordinary user may ask for
+CHILD_FRAMES: tuple[str, ...] = ("submit", "call", "files", "value", "display", "end")
 NEVER = float("inf")  # a moment
 CPU_GRACE_SECONDS = 10.0  # beyond its timeout that an execution has to be interrupted, and to be ended
 MAX_CPU_SECONDS = 1e9  # above which there is no limit
@@ -48,9 +51,15 @@ class Execution:
         self.outcome: bytes | None = None
         self.files: bytes | None = None  # that it wrote on the volume
         self.value: bytes | None = None  # of its last expression
+        self.collection: Collection | None = None  # of the files that it brings home
         self._displays = self._displays_bytes = 0  # that were handed on
         self.streams: dict[str, OutputStream] = {}  # of those that it has written to
         self._output_cap = output_cap
+
+    def start_clock(self) -> None:
+        """Has its timeout run from now on."""
+        self.started_at = time.monotonic()
+        self.due_at = self.started_at + self.timeout
 
     def set_end(self, grace: float) -> None:
         """Has it killed if it has not ended after `grace` seconds."""
@@ -72,7 +81,7 @@ class ChildProcess:
     """A child that is confined and waits for an execution, or has one.
 
     `waiting` are the executions of its context that come next; `unconfined` is why it could not be confined, if so;
-    `is_broken` says that what it wrote to its channel was wrong.
+    `is_broken` says that what it wrote to its channel was wrong, `is_collector` that it runs no code, and sends files.
     """
 
     def __init__(self, pid: int, reads: int, writes: int, outputs: dict[str, int], loop: EventLoop) -> None:
@@ -84,7 +93,8 @@ class ChildProcess:
         self.outputs = outputs
         self.unconfined: bytes | None = None
         self.frames = FrameReader(MAX_CALL_BYTES)
-        self.is_broken = False
+        self.is_broken = self.is_collector = False
+        self.frame_kinds = CHILD_FRAMES  # that it may send
         self.executions = 0  # that it was handed
         self._backlog = bytearray()
         self._loop = loop
@@ -101,8 +111,7 @@ class ChildProcess:
         """Hands an execution to the child, which is free."""
         self.execution = execution
         self.executions += 1
-        execution.started_at = time.monotonic()
-        execution.due_at = execution.started_at + execution.timeout
+        execution.start_clock()
         if self.unconfined is not None:
             execution.status, execution.outcome = "unconfined", self.unconfined
         if len(body) > READ_BYTES:
@@ -113,6 +122,19 @@ class ChildProcess:
             # What all processors can do in that time: for what outlives it although it should not.
             header["cpu_seconds"] = int((execution.timeout + CPU_GRACE_SECONDS) * (os.cpu_count() or 1)) + 1
         self.send(header, body)
+
+    def has_ended_with_all(self, execution: Execution) -> bool:
+        """Whether nothing that an execution of a context has started goes on, if it was for us to end it.
+
+        Where something does, and forks as fast as we kill, the context ends too, and with it all that it has.
+        """
+        if not execution.end_cause:
+            return True  # what it leaves is of the state
+        since = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - execution.started_at)
+        if kill_descendants(self.pid, since):
+            return True
+        kill_session(self.pid)
+        return False
 
     def send(self, header: dict[str, Any], body: bytes) -> None:
         parts = encode_frame_parts(header, body)
@@ -163,10 +185,12 @@ def fork_child(
     loop: EventLoop,
     list_supervisor_fds: Callable[[], list[int]],
     requests: int | None = None,
+    work: Callable[[], None] | None = None,
 ) -> ChildProcess:
     """Forks a child that runs code; it closes the supervisor's descriptors. Raises OSError.
 
-    With a socket for `requests` it runs the code that executions build on, and is forked for them.
+    With a socket for `requests` it runs the code that executions build on, and is forked for them. With `work` of ours
+    it does that in the place of running code, as confined, and exits with status 0 where that came to its end.
     """
     ends, ours = open_pipes()
     supervisor = os.getpid()
@@ -180,6 +204,9 @@ def fork_child(
             has_requests = requests is not None
             given = ends if requests is None else [*ends, requests]
             _become_child(supervisor, confinement, given, list_supervisor_fds() + ours)
+            if work is not None:
+                work()
+                os._exit(0)
             runner = CodeRunner(settings)
             if has_requests:
                 runner.prepare(confinement)

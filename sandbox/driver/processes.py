@@ -96,3 +96,8 @@ def count_memory_kills() -> int:
             return int(file.read().partition("oom_kill ")[2].partition("\n")[0])
     except (OSError, ValueError):
         return 0
+
+
+def describe_end(code: int | None, number: int | None) -> str:
+    """How a process has ended, by its exit status or its signal: what stands after its name."""
+    return f"was killed by signal {number}" if number else f"exited with status {code}"

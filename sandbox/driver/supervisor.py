@@ -14,12 +14,14 @@ from ..wire.submission import MAX_SUBMIT_BYTES
 from .child.fork_safety import import_common_modules
 from .child.runner import CODE_NAME
 from .child_process import NEVER, ChildProcess, Execution, fork_child
+from .collection import Collection
+from .collectors import encode_collected, encode_collector_end, fork_collector
 from .confinement import Confinement
 from .event_loop import EventLoop
 from .fork_server import ForkServer
 from .host_wire import HostWire
-from .orphans import ORPHANS_TIMEOUT_SECONDS, OrphanKiller, kill_descendants
-from .processes import KILL_GRACE_SECONDS, count_memory_kills, kill_session, send_signal, signal
+from .orphans import ORPHANS_TIMEOUT_SECONDS, OrphanKiller
+from .processes import KILL_GRACE_SECONDS, count_memory_kills, describe_end, kill_session, send_signal, signal
 from .volume_commits import VolumeCommits
 
 TYPE_CHECKING = False
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_OUTCOME_BYTES = MAX_SUBMIT_BYTES + 256 * 1024  # an error's traceback, or the fields and what stands around them
-CHILD_FRAMES = ("submit", "call", "files", "value", "display", "end")
 MAX_REPLIES_BYTES = 64 * 1024 * 1024  # for a child to take, before the next; what reads takes it as it comes
 SUBMIT_GRACE_SECONDS = 5.0  # for `finally` blocks after SUBMIT; the result stands already
 IDLE_SECONDS = 1.0  # without anything to do, after which more executions are taken to be coming
@@ -205,6 +206,7 @@ class Supervisor:
         if context in self._losses:
             self._refuse(execution, "lost", self._losses[context])
             return
+        execution.collection = Collection(header["collect"]) if "collect" in header else None
         process = None if context is None else self._contexts.get(context)
         if process is not None and process.execution is not None:
             process.waiting.append((execution, body))  # the last was cancelled, and is about to end
@@ -345,7 +347,7 @@ class Supervisor:
 
     def _take_child_frame(self, process: ChildProcess, header: dict[str, Any], body: bytes | None) -> None:
         op, execution = header.get("op"), process.execution
-        if body is None or b"\n" in body or op not in CHILD_FRAMES:
+        if body is None or b"\n" in body or op not in process.frame_kinds:
             raise BadFrameError(f"a frame of kind {op!r} that is none of a child's")
         if op not in ("call", "display") and len(body) > (MAX_SUBMIT_BYTES if op == "submit" else MAX_OUTCOME_BYTES):
             raise BadFrameError(f"an outcome of {len(body):,} bytes")
@@ -373,9 +375,10 @@ class Supervisor:
             execution.files = body
         elif op == "value":
             execution.value = body
-        elif op == "display":
-            execution.count_display(body)
-            self._wire.send({"op": "display", "id": execution.id}, body)
+        elif op in ("display", "collect"):
+            if op == "display":
+                execution.count_display(body)
+            self._wire.send({"op": op, "id": execution.id}, body)
         else:
             status = header.get("status")
             if status not in ("finished", "error"):
@@ -384,7 +387,7 @@ class Supervisor:
                 execution.status, execution.outcome = str(status), body
             if self._fork_server is not None and process is self._fork_server.process:
                 self._end_preparation(self._fork_server, execution)
-            elif process.context is not None and self._has_ended_with_all(process, execution):
+            elif process.context is not None and process.has_ended_with_all(execution):
                 self._finish(process, execution)
 
     # -- ends
@@ -396,19 +399,6 @@ class Supervisor:
         elif execution.status == "finished":
             server.is_ready = True
             self._finish(server.process, execution)
-
-    def _has_ended_with_all(self, process: ChildProcess, execution: Execution) -> bool:
-        """Whether nothing that an execution of a context has started goes on, if it was for us to end it.
-
-        Where something does, and forks as fast as we kill, the context ends too, and with it all that it has.
-        """
-        if not execution.end_cause:
-            return True  # what it leaves is of the state
-        since = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - execution.started_at)
-        if kill_descendants(process.pid, since):
-            return True
-        kill_session(process.pid)
-        return False
 
     def _on_signal(self) -> None:
         while read_available(self._wake[0]):
@@ -445,10 +435,10 @@ class Supervisor:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         if self._fork_server is not None and process is self._fork_server.process:
-            self._fork_server.loss = f"the process that prepare had run in {_describe_end(code, number)}"
+            self._fork_server.loss = f"the process that prepare had run in {describe_end(code, number)}"
         loss = "its context was forgotten"
         if process.context is not None and self._contexts.get(process.context) is process:
-            loss = f"the process that held the state {_describe_end(code, number)}"
+            loss = f"the process that held the state {describe_end(code, number)}"
             self._losses[process.context] = loss
             del self._contexts[process.context]
         if process.execution is not None:
@@ -464,6 +454,8 @@ class Supervisor:
     ) -> None:
         """Sends an execution's end. `code` and `number` are the child's exit status and signal where it has ended."""
         process.execution = None
+        if process.is_collector:
+            return self._wire.send(*encode_collector_end(process, execution, code, number))
         for name, stream in execution.streams.items():
             now, tail = stream.finish()
             if now:
@@ -491,10 +483,18 @@ class Supervisor:
         has_ended = code is not None or number is not None
         if process.context is not None and has_ended:
             header["state_lost"] = True
+        if execution.collection is not None and execution.end_cause != "cancelled":
+            header["collects"] = True
+            self._collect(execution.id, execution.collection)
         self._commits.send_when_committed(header, body)
         if process.waiting and not has_ended:
             process.begin(*process.waiting.pop(0))
 
-
-def _describe_end(code: int | None, number: int | None) -> str:
-    return f"was killed by signal {number}" if number else f"exited with status {code}"
+    def _collect(self, number: int, collection: Collection) -> None:
+        """Has a process of its own send the files of an execution."""
+        settings, confinement = self._settings, self._confinement
+        assert confinement is not None
+        try:
+            self._add_child(fork_collector(number, collection, settings, confinement, self._loop, self._list_fds))
+        except OSError as error:
+            self._wire.send(*encode_collected(number, f"no process could be made that reads them: {error.strerror}"))

@@ -21,7 +21,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     meta = {item.name: getattr(outcome.meta, item.name) for item in fields(Meta)}
     meta["reports"] = [[step, _encode_number(value)] for step, value in outcome.meta.reports]
     # Not there where there are none, as in lines of versions without them.
-    for name in ("reports", "pruned", "displays", "tool_calls"):
+    for name in ("reports", "pruned", "displays", "tool_calls", "collected", "not_collected"):
         if not meta[name]:
             del meta[name]
     for name in ("value", "value_repr"):  # which may be empty, zero or False
@@ -68,7 +68,7 @@ def outcome_from_json(data: dict[str, Any]) -> Outcome:
     """
     restore_outcome(data)
     values = {item.name: data["meta"][item.name] for item in fields(Meta) if item.name in data["meta"]}
-    for name in ("layers", "earlier_errors", "files", "reports", "displays"):
+    for name in ("layers", "earlier_errors", "files", "reports", "displays", "collected", "not_collected"):
         values[name] = tuple(values.get(name, ()))
     queries: dict[str, Any] = values.get("queries") or {}
     counts: dict[str, Any] = {item.name: queries[item.name] for item in fields(QuerySummary) if item.name in queries}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import ConfigurationError, SandboxLost
+from ..intake.collected_files import check_patterns
 from ..interpreter import Interpreter
 from .files import download_file, upload_file
 from .output_listener import OutputListener
@@ -78,6 +80,8 @@ class AsyncInterpreter:
         output_fields: list[dict[str, str]] | None = None,
         on_output: OnOutput | None = None,
         refuse_exit: bool = False,
+        collect: Sequence[str] | None = None,
+        collect_to: str | os.PathLike[str] | None = None,
     ) -> Result:
         """Runs the code and returns what it submitted. Parameters and errors are those of `Interpreter.execute`.
 
@@ -85,6 +89,7 @@ class AsyncInterpreter:
         logged, and changes nothing else.
         """
         listener = None if on_output is None else OutputListener(on_output)
+        patterns = check_patterns(collect)  # before anything is opened
         interpreter = await self._start()
         return await interpreter.execute(
             code,
@@ -96,6 +101,8 @@ class AsyncInterpreter:
             queries=self._get_queries(interpreter),
             index=0,
             refuse_exit=refuse_exit,
+            collect=patterns,
+            collect_to=collect_to,
         )
 
     async def reset(self) -> None:

@@ -5,11 +5,12 @@ JSON, which the supervisor hands on unread; with ``file: path`` in its place the
 whoever takes the frame removes the file. Every frame has ``op``, an ``id`` (the execution's; 0 for the sandbox) and, on
 the host's wire, ``n``, a number that grows by one: a frame that comes again is dropped.
 
-    host to driver   start (first, body: the settings), prepare (timeout, body: code), execute (timeout, context, body:
-                     code, variables, names), reply (call, body), cancel, forget (context), beat, stop
+    host to driver   start (first, body: the settings), prepare (timeout, body: code), execute (timeout, context,
+                     collect, body: code, variables, names), reply (call, body), cancel, forget (context), beat, stop
     driver to host   ready, output (stream, text, dropped), call (call, name, body), display (body: a MIME bundle),
                      files (body: what was written on the volume), value (body: of the last expression), end (status,
-                     body), beat
+                     body, and `collects` where files come home besides), collect (body: a piece of a file, or why
+                     another is none), collected (body: why there is no more, empty where that was all), beat
 """
 
 from __future__ import annotations

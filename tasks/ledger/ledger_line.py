@@ -25,6 +25,8 @@ META_TYPES: dict[str, Any] = {
     "queries": (dict, type(None)),
     "value_repr": (str, type(None)),
     "displays": list,
+    "collected": list,
+    "not_collected": list,
     "value_nonfinite": dict,
 }
 
@@ -132,6 +134,8 @@ def parse_line(raw: bytes, position: LinePosition) -> LedgerLine | None:
     if not _has_type(data.get("nonfinite", {}), dict) or not _has_type(meta.get("nonfinite", {}), dict):
         return None
     if not all(_has_type(bundle, dict) for bundle in meta.get("displays", [])):
+        return None
+    if not all(_has_type(text, str) for name in ("collected", "not_collected") for text in meta.get(name, [])):
         return None
     try:
         restore_outcome(data)

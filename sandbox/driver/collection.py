@@ -1,0 +1,252 @@
+"""Brings files of the working folder home: what an execution has made there or changed, and its patterns name.
+
+The folder is the code's, and something of it may still run: no link is followed on the way to a file, nothing is opened
+that is no file, and of what is opened it is looked at once more what it is. That is done in a process of its own,
+confined as the code's are, so that it reaches nothing that the code could not have read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ..wire.collection import (
+    MAX_COLLECTED_BYTES,
+    MAX_COLLECTED_FILES,
+    MAX_DEPTH,
+    MAX_REFUSALS,
+    begin_steps,
+    find_path_problem,
+    is_literal,
+    is_match,
+    parse_pattern,
+    take_step,
+)
+from ..wire.frames import encode_frame
+from ..wire.names import OWN_FILE_PREFIX
+from ..wire.strict_json import dumps
+from .child.channel import CHANNEL_OUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..wire.collection import Steps
+
+MAX_ENTRIES = 100_000  # of the folder that are looked at
+PIECE_BYTES = 180_000  # of a file that are sent at a time: as base64 what a wire takes, and no file of its own
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+KINDS = {
+    stat.S_IFLNK: "a link, which is not followed", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a directory: end the pattern with /**",
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """A file that is not brought home; the text says why, after its name."""
+
+
+class Collection:
+    """The files that one execution brings home, of the calling process's working folder.
+
+    It is made before the execution begins, and notes what is there by then.
+    """
+
+    def __init__(self, patterns: list[str]) -> None:
+        self._patterns = [parse_pattern(pattern) for pattern in patterns]
+        self._is_cut = False  # there are more entries than are looked at
+        self._before = {path: _describe(status) for path, status in self._find_matches().items()}
+
+    def send(self, token: str) -> None:
+        """Sends each file that is new or has changed, in pieces, and of others why not: on a child's channel."""
+        sender = _Sender(token)
+        matches = self._find_matches()
+        for pattern in self._patterns:
+            path = "/".join(pattern)
+            # Of a pattern that stands for one file: a mistyped name is to be seen.
+            if all(map(is_literal, pattern)) and not any(path == at or path.startswith(at + "/") for at in matches):
+                sender.refuse(path, "is not there")
+        changed = [path for path, status in sorted(matches.items()) if self._before.get(path) != _describe(status)]
+        root = os.open(".", DIRECTORY_FLAGS)
+        for path in changed:
+            try:
+                _send_file(root, path, matches[path], sender)
+            except Refused as reason:
+                sender.refuse(path, str(reason))
+            except OSError as error:
+                sender.refuse(path, f"could not be read: {error.strerror}")
+        if self._is_cut:
+            text = f"there are more than {MAX_ENTRIES:,} entries in the working folder: the others were not looked at"
+            sender.refuse("", text)
+        sender.finish()
+
+    def _find_matches(self) -> dict[str, os.stat_result]:
+        """What the patterns name, by paths: files, and what is none; directories only where one names just that."""
+        matches: dict[str, os.stat_result] = {}
+        self._left = MAX_ENTRIES
+        try:
+            root = os.open(".", DIRECTORY_FLAGS)
+        except OSError:
+            return matches
+        self._look_into(root, "", begin_steps(self._patterns), matches)
+        return matches
+
+    def _look_into(self, fd: int, prefix: str, steps: Steps, matches: dict[str, os.stat_result]) -> None:
+        """Adds what is matched in a directory and below it, and closes its descriptor."""
+        try:
+            wanted = {step[0] for step in steps if step and is_literal(step[0])}
+            names = set(wanted)
+            if any(step and not is_literal(step[0]) for step in steps):
+                names.update(self._list_names(fd))
+            for name in sorted(names):
+                below = take_step(steps, name)
+                if not below or name.startswith(OWN_FILE_PREFIX):
+                    continue
+                try:
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                except OSError:
+                    continue  # it is not there, or is not any more
+                self._take_entry(fd, prefix, name, status, below, name in wanted, matches)
+        except OSError:
+            pass  # a directory that is closed to the code is closed to us
+        finally:
+            os.close(fd)
+
+    def _take_entry(
+        self,
+        fd: int,
+        prefix: str,
+        name: str,
+        status: os.stat_result,
+        below: Steps,
+        is_wanted: bool,
+        matches: dict[str, os.stat_result],
+    ) -> None:
+        path = prefix + name
+        if not stat.S_ISDIR(status.st_mode):
+            if is_match(below) or stat.S_ISLNK(status.st_mode):  # which may stand for a directory
+                matches[path] = status
+            return
+        if is_match(below) and is_wanted:
+            matches[path] = status
+        if not any(below):
+            return
+        if prefix.count("/") >= MAX_DEPTH:
+            matches[path] = status
+            return
+        try:
+            inner = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+        except OSError:
+            return
+        self._look_into(inner, path + "/", below, matches)
+
+    def _list_names(self, fd: int) -> list[str]:
+        names: list[str] = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if self._left <= 0:
+                    self._is_cut = True
+                    break
+                self._left -= 1
+                names.append(entry.name)
+        return names
+
+
+class _Sender:
+    """Sends files, and what is said of those that are not sent, as long as there is room for them."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._files = self._refusals = 0
+        self.room_bytes = MAX_COLLECTED_BYTES
+
+    def begin_file(self, size: int) -> None:
+        """Takes in that a file is sent. Raises Refused where there is no room for it."""
+        if self._files >= MAX_COLLECTED_FILES:
+            raise Refused(f"is one too many: an execution brings {MAX_COLLECTED_FILES:,} files home at most")
+        if size > self.room_bytes:
+            raise Refused(
+                f"has {size:,} bytes: the files of an execution may have {MAX_COLLECTED_BYTES:,}, of which "
+                f"{self.room_bytes:,} are left"
+            )
+        self._files += 1
+
+    def send_piece(self, path: str, data: bytes, is_last: bool) -> None:
+        import binascii
+
+        self.room_bytes -= len(data)
+        self._send({"path": path, "data": binascii.b2a_base64(data, newline=False).decode("ascii"), "last": is_last})
+
+    def refuse(self, path: str, reason: str) -> None:
+        """Says why a file is not sent; what was sent of it is void."""
+        self._refusals += 1
+        if self._refusals <= MAX_REFUSALS:
+            self._send({"path": path.encode("utf-8", "backslashreplace").decode("utf-8"), "reason": reason})
+
+    def finish(self) -> None:
+        if self._refusals > MAX_REFUSALS:
+            self._send({"path": "", "reason": f"{self._refusals - MAX_REFUSALS:,} more files were not collected"})
+
+    def _send(self, fields: dict[str, Any]) -> None:
+        body = dumps(fields).encode("utf-8", "replace")
+        data = memoryview(encode_frame({"op": "collect", "token": self._token}, body))
+        while data:
+            data = data[os.write(CHANNEL_OUT, data) :]
+
+
+def _describe(status: os.stat_result) -> tuple[int, ...]:
+    """What differs once a file is another, or was written to."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _send_file(root: int, path: str, listed: os.stat_result, sender: _Sender) -> None:
+    """Sends one file. Raises Refused, and OSError where it cannot be read."""
+    kind = KINDS.get(stat.S_IFMT(listed.st_mode))
+    if kind is not None:
+        is_deep = path.count("/") >= MAX_DEPTH
+        raise Refused(f"is more than {MAX_DEPTH} directories deep" if is_deep else f"is {kind}")
+    problem = find_path_problem(path)
+    if problem:
+        raise Refused(problem)
+    fd = _open_file(root, path)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != (listed.st_dev, listed.st_ino):
+            raise Refused("was exchanged for something else meanwhile")
+        sender.begin_file(status.st_size)
+        size, piece = 0, os.read(fd, PIECE_BYTES)
+        while True:
+            size += len(piece)
+            following = os.read(fd, PIECE_BYTES) if piece else b""
+            if not following:
+                break
+            if size + len(following) > status.st_size:
+                raise Refused("grew while it was read")
+            sender.send_piece(path, piece, is_last=False)
+            piece = following
+        after = os.fstat(fd)
+        if size != status.st_size or (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+            raise Refused("changed while it was read")
+        sender.send_piece(path, piece, is_last=True)
+    finally:
+        os.close(fd)
+
+
+def _open_file(root: int, path: str) -> int:
+    """A descriptor of a file, to which no link leads. Raises Refused, and OSError."""
+    *directories, name = path.split("/")
+    at = os.dup(root)
+    try:
+        for directory in directories:
+            below = os.open(directory, DIRECTORY_FLAGS, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.open(name, FILE_FLAGS, dir_fd=at)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            raise Refused("was exchanged for something else meanwhile") from None
+        raise
+    finally:
+        os.close(at)

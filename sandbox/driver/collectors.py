@@ -1,0 +1,59 @@
+"""The processes that send the files of executions, seen from the supervisor: confined as those of code are."""
+
+from __future__ import annotations
+
+from ..wire.collection import COLLECT_TIMEOUT_SECONDS
+from ..wire.strict_json import dumps, loads
+from .child_process import Execution, fork_child
+from .processes import describe_end
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .child_process import ChildProcess
+    from .collection import Collection
+    from .confinement import Confinement
+    from .event_loop import EventLoop
+
+COLLECTOR_FRAMES = ("collect", "end")
+
+
+def fork_collector(
+    number: int,
+    collection: Collection,
+    settings: dict[str, Any],
+    confinement: Confinement,
+    loop: EventLoop,
+    list_supervisor_fds: Callable[[], list[int]],
+) -> ChildProcess:
+    """Forks a child that sends the files of the execution with that number. Raises OSError."""
+    sending = Execution(number, COLLECT_TIMEOUT_SECONDS, settings["output_cap"])
+
+    def send() -> None:
+        collection.send(sending.token)
+
+    process = fork_child(settings, confinement, loop, list_supervisor_fds, work=send)
+    process.is_collector, process.frame_kinds, process.execution = True, COLLECTOR_FRAMES, sending
+    sending.start_clock()
+    return process
+
+
+def encode_collected(number: int, reason: str) -> tuple[dict[str, Any], bytes]:
+    """The frame after which no more files of an execution come: all that there were, or else why not."""
+    return {"op": "collected", "id": number}, dumps(reason).encode("utf-8", "replace")
+
+
+def encode_collector_end(
+    process: ChildProcess, sending: Execution, code: int | None, number: int | None
+) -> tuple[dict[str, Any], bytes]:
+    """That frame, for a child that has ended with that exit status or signal."""
+    reason = ""
+    if process.unconfined is not None:
+        reason = loads(process.unconfined.decode("utf-8"))["message"]
+    elif sending.end_cause == "timeout":
+        reason = f"that took more than {COLLECT_TIMEOUT_SECONDS:g} s"
+    elif code != 0:
+        reason = f"the process that reads them {describe_end(code, number)}"
+    return encode_collected(sending.id, reason)

@@ -1,0 +1,194 @@
+"""The files that an execution brings home, as they come: written below a directory of the host's, and nowhere else.
+
+The code may have sent what comes. A path, a size and the number of files are what the patterns and the limits allow, or
+else the rest is passed over: the execution's result does not depend on it. In the directory no link is followed: it
+may be one that code writes to.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+import tempfile
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..outcomes.text_escape import escape_text
+from ..wire.collection import (
+    MAX_COLLECTED_BYTES,
+    MAX_COLLECTED_FILES,
+    MAX_PATTERN_CHARACTERS,
+    MAX_REFUSALS,
+    find_path_problem,
+    matches,
+    parse_pattern,
+)
+from ..wire.strict_json import loads
+
+MAX_BODY_BYTES = 256 * 1024  # of a frame: a piece of a file as our drivers send it
+MAX_REASON_CHARACTERS = 500
+MAX_NAME_CHARACTERS = 200  # of a path in a reason
+FOREIGN = "what its sandbox sent of its files is not what a driver sends: what came before that is here"
+LOST = "the sandbox went away while its files were collected"
+FOLDER_PREFIX = "rlm-batch-files-"
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def check_patterns(collect: Sequence[str] | None) -> list[str]:
+    """The patterns, as a list. Raises ConfigurationError for one that leads out of the working folder, or is none."""
+    if collect is None:
+        return []
+    if not isinstance(collect, (list, tuple)) or any(type(pattern) is not str for pattern in collect):
+        raise ConfigurationError("collect is a list of patterns, such as ['*.png', 'out/model.bin']")
+    for pattern in collect:
+        try:
+            parse_pattern(pattern)
+        except ValueError as error:
+            raise ConfigurationError(f"collect has the pattern {pattern!r}, and {error}") from None
+    if sum(map(len, collect)) > MAX_PATTERN_CHARACTERS:
+        raise ConfigurationError(
+            f"the patterns of collect have more than {MAX_PATTERN_CHARACTERS:,} characters together: name a directory, "
+            "as in out/**"
+        )
+    return list(collect)
+
+
+class CollectedFiles:
+    """Takes what a sandbox sends of an execution's files, and writes them below `folder`, which is made for the first.
+
+    Without a folder they go to a new temporary one. A file stands under its name once it is there whole, and one that
+    had the name before is replaced. `paths` are those of the files that are there, `problems` say in a sentence each
+    which others are not, and why.
+    """
+
+    def __init__(self, patterns: list[str], folder: str | os.PathLike[str] | None = None) -> None:
+        self.patterns = patterns
+        self.paths: list[str] = []
+        self.problems: list[str] = []
+        self.has_ended = False
+        self._steps = [parse_pattern(pattern) for pattern in patterns]
+        self._folder = None if folder is None else Path(folder).absolute()
+        self._root: int | None = None  # a descriptor of the folder
+        self._taken: set[str] = set()
+        self._bytes = 0
+        self._path = ""  # of the file that is under way
+        self._file: Any = None
+        self._partial = f".rlm-batch-{uuid.uuid4().hex}.partial"
+
+    def take(self, body: bytes) -> None:
+        """Takes a piece of a file, or why another is not sent."""
+        if self.has_ended:
+            return
+        try:
+            self._take(body)
+        except (ValueError, RecursionError):
+            self.end(FOREIGN)
+        except OSError as error:
+            self.end(f"{_quote(self._path)} could not be written to {self._folder}: {error.strerror}")
+
+    def end(self, problem: str = "") -> None:
+        """No more comes: what is not whole goes. The second time does nothing."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        self._drop_file()
+        if self._root is not None:
+            os.close(self._root)
+            self._root = None
+        if problem:
+            self._add_problem(problem)
+
+    def _take(self, body: bytes) -> None:
+        if len(body) > MAX_BODY_BYTES:
+            raise ValueError("a piece that is larger than ours")
+        value: Any = loads(body.decode("utf-8"))
+        fields: dict[str, Any] = value if isinstance(value, dict) else {}  # type: ignore[reportUnknownVariableType]
+        path = fields.get("path")
+        if type(path) is not str:
+            raise ValueError("no piece of a file")
+        if "reason" in fields:
+            if type(fields["reason"]) is not str:
+                raise ValueError("a reason that is no text")
+            if path == self._path:
+                self._drop_file()
+            self._add_problem(f"{_quote(path)} {fields['reason']}" if path else fields["reason"])
+            return
+        data, is_last = fields.get("data"), fields.get("last")
+        if type(data) is not str or type(is_last) is not bool:
+            raise ValueError("no piece of a file")
+        if self._file is None or path != self._path:
+            self._file = self._begin_file(path)
+        piece = binascii.a2b_base64(data, strict_mode=True) if data else b""
+        self._bytes += len(piece)
+        if self._bytes > MAX_COLLECTED_BYTES:
+            raise ValueError("more than our drivers send")
+        self._file.write(piece)
+        if is_last:
+            self._finish_file()
+
+    def _begin_file(self, path: str) -> Any:
+        self._drop_file()
+        if find_path_problem(path) or not matches(path, self._steps) or path in self._taken:
+            raise ValueError("a path that was not asked for")
+        self._taken.add(path)
+        if len(self._taken) > MAX_COLLECTED_FILES:
+            raise ValueError("more files than our drivers send")
+        self._path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return open(os.open(self._partial, flags, 0o666, dir_fd=self._open_root()), "wb")
+
+    def _finish_file(self) -> None:
+        file, self._file = self._file, None
+        assert self._root is not None
+        try:
+            file.close()
+            _move_below(self._root, self._partial, self._path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(self._partial, dir_fd=self._root)
+            raise
+        self.paths.append(f"{self._folder}/{self._path}")
+
+    def _drop_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None and self._root is not None:
+            with suppress(OSError):
+                file.close()
+            with suppress(OSError):
+                os.unlink(self._partial, dir_fd=self._root)
+
+    def _open_root(self) -> int:
+        if self._root is None:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._root = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._root
+
+    def _add_problem(self, text: str) -> None:
+        if len(self.problems) <= MAX_REFUSALS + 1:
+            self.problems.append(escape_text(text[:MAX_REASON_CHARACTERS]))
+
+
+def _move_below(root: int, name: str, path: str) -> None:
+    """Moves a file of the directory `root` to a path below it, to which no link leads. Raises OSError."""
+    *directories, last = path.split("/")
+    at = os.dup(root)
+    try:
+        for directory in directories:
+            with suppress(FileExistsError):
+                os.mkdir(directory, dir_fd=at)
+            below = os.open(directory, DIRECTORY_FLAGS, dir_fd=at)
+            os.close(at)
+            at = below
+        os.rename(name, last, src_dir_fd=root, dst_dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def _quote(path: str) -> str:
+    return path if len(path) <= MAX_NAME_CHARACTERS else f"{path[:MAX_NAME_CHARACTERS]}..."
