@@ -38,7 +38,7 @@ def build(metas: list[Meta]) -> tuple[str, str]:
     for meta in metas:
         summary.add(Result({}, meta))
     parts = build_report(summary, [RunRecord("batch", "/results", total=len(metas))])
-    return render_html(parts, "the page"), render_markdown(parts)
+    return render_html(parts, "the page", "/results"), render_markdown(parts)
 
 
 SHOWN = Meta(
@@ -71,7 +71,10 @@ def test_a_page_has_pictures_beside_their_execution_and_markdown_a_mention() -> 
     assert "&lt;/pre&gt;&lt;script&gt;" in outside
     assert "[application/json: a form that this page has no place for]" in outside
     assert "What 50 more have shown is in the ledger." in outside
-    assert "What 150 executions displayed, or ended with, is in the page that rlm\\-batch report writes" in markdown
+    assert (
+        "What 150 executions displayed, ended with, or brought home, is in the page that rlm\\-batch report writes"
+        in markdown
+    )
     assert "hostile" not in markdown
     assert PNG not in markdown
 
@@ -89,3 +92,17 @@ def test_nothing_that_code_displayed_runs_or_is_fetched_in_a_browser(tmp_path: P
         browser.until(lambda: browser.js("document.querySelector('iframe').contentDocument") is None, "a frame apart")
         assert browser.js("document.title") == "the page"
         assert [address for address in browser.asked if address.startswith("http")] == []
+
+
+def test_files_have_links_that_move_with_the_page_and_names_that_are_text() -> None:
+    names = ('/results/files/1/<b>" onload=x.PNG', "/elsewhere/a.txt", "s3://bucket/a.png", "javascript:alert(1)//.png")
+    page, _ = build([Meta(index=1, collected=names, not_collected=("<i> is a link",))])
+    assert re.findall('(?:href|src)="([^"]*)"', page) == [
+        *["./files/1/%3Cb%3E%22%20onload%3Dx.PNG"] * 3,
+        "file:///elsewhere/a.txt",
+    ]
+    assert "<li>s3://bucket/a.png<" in page
+    assert "<li>javascript:alert(1)//.png<" in page
+    assert "&lt;i&gt; is a link" in page
+    assert "<b>" not in page
+    assert "4 collected; notes on others: 1" in page

@@ -28,6 +28,7 @@ PARAMETERS: dict[str, Any] = {
     "python_path": None,
     "mounts": None,
     "tools": None,
+    "collect": None,
     "max_workers": 2,
     "timeout": 60,
     "retries": 2,
@@ -139,16 +140,18 @@ async def test_why_a_shard_could_not_be_prepared_is_told_to_its_job(results):
     assert "prepare raised ZeroDivisionError" in heartbeat.error[1]
 
 
-async def test_a_shard_has_the_modules_data_and_tools_of_its_job_or_does_not_begin(results, tmp_path):
+async def test_a_shard_has_the_modules_data_tools_and_files_of_its_job_or_does_not_begin(results, tmp_path):
     source = tmp_path / "src"
     source.mkdir()
     (source / "mine.py").write_text("VALUE = 2\n")
     data = tmp_path / "data.txt"
     data.write_text("2")
-    files = files_of(results, f"import mine\nSUBMIT(y=x * mine.VALUE * int(open({str(data)!r}).read()) // count('ab'))")
+    value = f"x * mine.VALUE * int(open({str(data)!r}).read()) // count('ab')"
+    files = files_of(results, f"import mine\nopen('x.txt', 'w').write(str(x))\nSUBMIT(y={value})")
     named = {"python_path": [str(source)], "mounts": {str(data): str(data)}}
     tools = {"count": "builtins:len"}
-    options = Options(**{**PARAMETERS, "results_path": str(files.ledger), **named, "tools": tools})
+    more = {"tools": tools, "collect": ["*.txt"]}
+    options = Options(**{**PARAMETERS, "results_path": str(files.ledger), **named, **more})
     digest = await LocalSandbox().with_files(**named).compute_files_digest()
     before = data.stat()
     for path, other in ((source / "mine.py", "VALUE = 3\n"), (data, "12")):
@@ -161,6 +164,9 @@ async def test_a_shard_has_the_modules_data_and_tools_of_its_job_or_does_not_beg
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     await shard(work=str(files.work_path), options=options, files_digest=digest)
     assert values(files) == {x: 2 * x for x in range(10, 16)}
+    homes = [line.to_outcome().meta.collected for line in Ledger(files.ledger).read_lines()]
+    assert sorted(homes) == [(str(files.ledger / f"files/{x}/x.txt"),) for x in range(10, 16)]
+    assert (results / "job/files/12/x.txt").read_text() == "12"
 
 
 async def test_a_shard_on_a_worker_that_does_not_reach_the_ledger_says_so(results):

@@ -1,0 +1,143 @@
+"""Files of the working folder come home, those that the patterns name; the result is there whatever becomes of them."""
+
+import os
+import tempfile
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from rlm_batch import CodeCrashed, CodeError, ConfigurationError, ExecutionTimeout, LocalInterpreter
+from rlm_batch.sandbox.interpreter import Interpreter
+
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
+
+FILES = """
+import os, socket
+os.makedirs("out/deep/er", exist_ok=True)
+for name in ("a.png", "b.txt", "out/model.bin", "out/deep/er/c.png", "out/.hidden"):
+    open(name, "wb").write(name.encode() * 50_000)
+open("empty.png", "w").close()
+os.symlink("/etc/passwd", "link.png")
+os.symlink("/etc", "etc")
+os.mkfifo("pipe.png")
+open("new\\nline.png", "w").close()
+open(b"\\xff.png", "w").close()
+SUBMIT(done=True)
+"""
+REFUSED = (
+    "gone/x.bin is not there",
+    "etc is a link, which is not followed",
+    "link.png is a link, which is not followed",
+    "new\\nline.png has a name with characters that cannot be printed",
+    "pipe.png is a named pipe",
+    "\\udcff.png has a name with characters that cannot be printed",
+)
+
+
+def read_below(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.every_provider
+async def test_new_files_that_match_come_home_and_links_and_pipes_do_not(
+    interpreter: Interpreter, tmp_path: Path
+) -> None:
+    patterns = ["*.png", "out/**", "etc/passwd", "gone/x.bin"]
+    result = await interpreter.execute(FILES, collect=patterns, collect_to=tmp_path / "a")
+    names = ["a.png", "empty.png", "out/deep/er/c.png", "out/model.bin"]
+    assert (result.done, result.meta.not_collected) == (True, REFUSED)
+    assert result.meta.collected == tuple(str(tmp_path / "a" / name) for name in names)
+    assert read_below(tmp_path / "a") == {
+        name: b"" if name == "empty.png" else name.encode() * 50_000 for name in names
+    }
+    # What was there before is no file of the next execution's, unless that has changed it.
+    code = "open('out/model.bin', 'a').write('more'); open('d.png', 'w').write('d'); 1 / 0"
+    with pytest.raises(CodeError) as failure:
+        await interpreter.execute(code, collect=patterns, collect_to=tmp_path / "b")
+    assert failure.value.meta is not None
+    assert (
+        sorted(read_below(tmp_path / "b"))
+        == ["d.png", "out/model.bin"]
+        == sorted(os.path.relpath(path, tmp_path / "b") for path in failure.value.meta.collected)
+    )
+    assert (await interpreter.execute("1")).meta.collected == ()
+
+
+async def test_a_pattern_that_leads_out_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    interpreter = LocalInterpreter(isolation="none")
+    for pattern in ("../x", "/etc/passwd", "a/../../b", "", ".", "a\0b", "x" * 9000):
+        with pytest.raises(ConfigurationError, match="collect"):
+            interpreter.execute("1", collect=[pattern])
+    with pytest.raises(ConfigurationError, match="list of patterns"):
+        interpreter.execute("1", collect="*.png")
+    assert interpreter._sandbox is None
+
+
+async def test_files_come_home_from_code_that_timed_out_or_crashed(interpreter: Interpreter, tmp_path: Path) -> None:
+    for code, error in {"while True: pass": ExecutionTimeout, "import os; os._exit(3)": CodeCrashed}.items():
+        with pytest.raises(error) as failure:
+            await interpreter.execute(f"open('{error.__name__}', 'w').write('x')\n{code}", collect=["**"], timeout=0.5)
+        assert failure.value.meta is not None
+        (path,) = failure.value.meta.collected
+        assert Path(path).read_text() == "x"
+        assert path.startswith(tempfile.gettempdir())
+        os.unlink(path)
+        os.rmdir(os.path.dirname(path))
+
+
+async def test_more_than_fits_is_said_and_the_rest_comes_home(interpreter: Interpreter, tmp_path: Path) -> None:
+    code = """
+    for name in ("a.bin", "b.bin", "c.bin"):
+        with open(name, "wb") as file:
+            file.truncate(3 if name == "c.bin" else 1 << 30 if name == "b.bin" else 1)
+    """
+    meta = (await interpreter.execute(dedent(code), collect=["*.bin"], collect_to=tmp_path)).meta
+    assert sorted(read_below(tmp_path)) == ["a.bin", "c.bin"]
+    (problem,) = meta.not_collected
+    assert problem.startswith(
+        "b.bin has 1,073,741,824 bytes: the files of an execution may have 1,073,741,824, of which"
+    )
+
+
+async def test_code_that_exchanges_what_is_read_gets_nothing_read_for_it(
+    interpreter: Interpreter, tmp_path: Path
+) -> None:
+    """A thread of a context lives on after an execution, and makes links of files and directories, and back."""
+    code = """
+    import os, threading
+    os.mkdir("d")
+    for number in range(300):
+        open(f"d/{number:03}.txt", "w").write("mine" * 20_000)
+    os.mkdir("e"); os.symlink("/etc/passwd", "e/link"); os.symlink("/etc", "elsewhere")
+
+    def exchange():
+        while True:
+            for number in range(300):
+                try:
+                    os.rename(f"d/{number:03}.txt", "spare")
+                    os.symlink("/etc/passwd", f"d/{number:03}.txt")
+                    os.rename("spare", f"d/{number:03}.txt")
+                    os.rename("d", "f"); os.rename("elsewhere", "d"); os.rename("d", "elsewhere"); os.rename("f", "d")
+                except OSError:
+                    pass
+
+    threading.Thread(target=exchange, daemon=True).start()
+    """
+    meta = (await interpreter.execute(dedent(code), context="kept", collect=["d/*.txt"], collect_to=tmp_path)).meta
+    files = read_below(tmp_path)
+    assert set(files.values()) <= {b"mine" * 20_000}
+    assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
+    assert len(meta.collected) == len(files)
+    reasons = ("is a link", "exchanged for something else meanwhile", "could not be read", "more files", "is not there")
+    assert [text for text in meta.not_collected if not any(reason in text for reason in reasons)] == []
+
+
+@pytest.mark.full
+async def test_more_files_than_an_execution_brings_home_are_counted(interpreter: Interpreter, tmp_path: Path) -> None:
+    code = "for number in range(10_150): open(f'{number:05}.txt', 'w').write(str(number))"
+    meta = (await interpreter.execute(code, collect=["*.txt"], collect_to=tmp_path)).meta
+    assert len(meta.collected) == len(list(tmp_path.iterdir())) == 10_000
+    assert len(meta.not_collected) == 101
+    assert "10000.txt is one too many" in meta.not_collected[0]
+    assert meta.not_collected[-1] == "50 more files were not collected"
