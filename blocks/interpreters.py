@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from ..sandbox.driver_settings import PREPARE_TIMEOUT_SECONDS, Preparation
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.queries.answer_cache import AnswerCache, MemoryAnswers
 from ..sandbox.sessions.async_interpreter import AsyncInterpreter
 from ..sandbox.sync_interpreter import SyncInterpreter
 from .language_model.model_access import ModelAccess, open_model_access
@@ -35,11 +36,13 @@ class _ProviderSandboxes:
     """What makes an interpreter of either kind one whose sandbox comes from the provider that a subclass names.
 
     With a `language_model` (a `LanguageModel`, its saved block, or a model in LiteLLM's naming) the code may ask it:
-    see `ModelAccess` for the limits on one execution; `max_cost` is in US dollars, for all of them together. `prepare`
-    is code that runs when the sandbox is open, for `prepare_timeout` seconds at most, in a process of which that of the
-    executions is a fork; its random generators start from `prepare_seed`, or by default from the operating system.
-    `python_path` are directories of this machine that code imports one's own modules from, as they are now. `mounts`
-    has files and directories of this machine by the absolute paths at which code reads them.
+    see `ModelAccess` for the limits on one execution; `max_cost` is in US dollars, for all of them together. With
+    `cache_queries` the same question (model, its settings, messages) is asked once, for as long as the interpreter
+    exists; answers from the cache are no calls, and cost nothing. `prepare` is code that runs when the sandbox is open,
+    for `prepare_timeout` seconds at most, in a process of which that of the executions is a fork; its random generators
+    start from `prepare_seed`, or by default from the operating system. `python_path` are directories of this machine
+    that code imports one's own modules from, as they are now. `mounts` has files and directories of this machine by the
+    absolute paths at which code reads them.
     """
 
     entry: ClassVar[ProviderEntry]
@@ -55,6 +58,7 @@ class _ProviderSandboxes:
         max_llm_calls: int | None = 50,
         max_llm_tokens: int | None = None,
         max_cost: float | None = None,
+        cache_queries: bool = False,
         prepare: str | None = None,
         prepare_timeout: float | None = PREPARE_TIMEOUT_SECONDS,
         prepare_seed: int | None = None,
@@ -73,6 +77,7 @@ class _ProviderSandboxes:
             "max_llm_calls": max_llm_calls,
             "max_llm_tokens": max_llm_tokens,
             "max_cost": max_cost,
+            "cache": AnswerCache(MemoryAnswers()) if cache_queries else None,
         }
         self._language_model = language_model
         self._model_access: ModelAccess | None = None
@@ -146,6 +151,7 @@ class InterpreterKeywords(TypedDict, total=False):
     max_llm_calls: int | None
     max_llm_tokens: int | None
     max_cost: float | None
+    cache_queries: bool
     prepare: str | None
     prepare_timeout: float | None
     prepare_seed: int | None

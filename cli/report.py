@@ -14,7 +14,7 @@ from ..flows.reporting.document import Verbatim
 from ..flows.reporting.export import write_csv, write_parquet
 from ..flows.reporting.html import render_html
 from ..flows.reporting.ledger_reader import LedgerReader, open_run_ledger
-from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_usage
+from ..flows.reporting.report import build_report, build_summary_rows, build_table_rows, describe_cached, describe_usage
 from ..flows.reporting.text_table import BEST_MARK, PARETO_MARK
 from ..flows.reporting.trajectories.writer import check_directory, write_trajectories
 from ..sandbox.errors import ConfigurationError
@@ -159,7 +159,8 @@ def _print_queries(outcomes: Iterable[Outcome]) -> None:
 def _format_query(record: dict[str, Any]) -> Iterator[str]:
     usage = Usage(*(record[name] for name in ("calls", "prompt_tokens", "completion_tokens", "cost")))
     where = f"{record['kind']} at depth {record['depth']}, {escape_text(record['model'])}"
-    yield f"{where}, {record['seconds']:.1f} s, called {describe_usage(usage)}"
+    called = describe_usage(usage) + describe_cached(record.get("cached", 0))
+    yield f"{where}, {record['seconds']:.1f} s, called {called}"
     yield from _format_text(record["prompt"], "? ")
     for number, turn in enumerate(record.get("trajectory", ()), 1):
         yield f"{INDENT}turn {number}"

@@ -66,7 +66,7 @@ def _run_sweep(output: OutputFormat, parameters: dict[str, Any]) -> int:
 
 def _run_rlm(output: OutputFormat, parameters: dict[str, Any]) -> int:
     """Prints the answer."""
-    from ..flows.reporting.report import describe_usage
+    from ..flows.reporting.report import describe_cached, describe_usage
     from ..flows.rlm import RlmAnswer
     from ..sandbox.queries.budget import Usage
 
@@ -84,7 +84,8 @@ def _run_rlm(output: OutputFormat, parameters: dict[str, Any]) -> int:
     elif found.answer:
         print(f"No answer. What the model printed last:\n{found}")
     used = Usage(asked.calls, asked.prompt_tokens, asked.completion_tokens, asked.cost)
-    print(f"{len(found.trajectory)} turns; the model was called {describe_usage(used)}", file=sys.stderr)
+    called = describe_usage(used) + describe_cached(asked.cached)
+    print(f"{len(found.trajectory)} turns; the model was called {called}", file=sys.stderr)
     return _print_end(found.results_path, failed, output)
 
 

@@ -134,6 +134,10 @@ MaxDepth = Annotated[int, Field(2, ge=0, description="How deep recursive queries
 MaxLlmCalls = Annotated[int | None, Field(50, ge=0, description="Calls of the model, for each execution")]
 MaxLlmTokens = Annotated[int | None, Field(None, ge=0, description="Tokens of prompts and answers, for each execution")]
 MaxCost = Annotated[float | None, Field(None, ge=0, description="US dollars for the model, for the whole flow run")]
+CacheQueries = Annotated[
+    bool,
+    Field(False, description="Ask the model each question once, and take answers that ledgers have from earlier runs"),
+]
 
 
 Tools = Annotated[
@@ -171,6 +175,7 @@ class _CommonParameters(TypedDict, total=False):
     max_llm_calls: MaxLlmCalls
     max_llm_tokens: MaxLlmTokens
     max_cost: MaxCost
+    cache_queries: CacheQueries
 
 
 class RlmParameters(_CommonParameters, total=False):
@@ -247,6 +252,7 @@ class Options:
     max_llm_calls: MaxLlmCalls
     max_llm_tokens: MaxLlmTokens
     max_cost: MaxCost
+    cache_queries: CacheQueries = False
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any], **fixed: Any) -> Self:

@@ -55,7 +55,7 @@ async def shard(
         except ConfigurationError as error:
             raise OSError(str(error)) from error  # of this worker, or for now: the parent could make it
         label = LABELS.get(header.what, execution_label)
-        context = await open_run_context(provider, options, label, ledger, header.total)
+        context = await open_run_context(provider, options, label, ledger, header.total, header.part_prefix)
         heartbeat.context = context
         lines = await asyncio.to_thread(ledger.load_latest_lines, header.part_prefix)
         context.log.info(

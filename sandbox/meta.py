@@ -8,7 +8,8 @@ from typing import Any
 class QuerySummary:
     """The queries of an execution: how many were `asked` and how many of them failed; the model's `calls` that were
     answered, with their tokens and cost (US dollars, None where a price is unknown), a recursive model's own turns
-    included; and the queries as a `tree` of records, the first thousand of them.
+    included; how many questions were answered from the cache and are no calls (`cached`); and the queries as a `tree`
+    of records, the first thousand of them.
     """
 
     asked: int = 0
@@ -17,6 +18,7 @@ class QuerySummary:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = 0.0
+    cached: int = 0
     tree: tuple[dict[str, Any], ...] = ()
 
 

@@ -109,6 +109,13 @@ class LiteLLMModel:
                 "openai/gpt-4o-mini does"
             ) from None
 
+    def fingerprint(self) -> dict[str, Any]:
+        """What an answer depends on; see `Model.fingerprint`. Its address may be the environment's."""
+        provider = str(self.sampling.get("custom_llm_provider") or self.name.partition("/")[0]).upper()
+        addresses = [os.environ.get(pattern.format(provider)) for pattern in ADDRESS_VARIABLES]
+        address = self.api_base or next(filter(None, addresses), None)
+        return {"model": self.name, "api_base": address, "sampling": self.sampling}
+
     async def ask(self, messages: list[Message]) -> Answer:
         """The answer, after retries where that can help. Raises QueryError, Unanswered and ConfigurationError."""
         litellm = self._litellm = self._litellm or await _import_litellm()

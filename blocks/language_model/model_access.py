@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from ...sandbox.errors import BudgetExceeded, ConfigurationError
 from ...sandbox.interpreter import Interpreter
+from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Budget
 from ...sandbox.queries.recursion import Queries, QueryContext
 from ...sandbox.queries.session import Model, Query, QuerySession, RunTracked, run_untracked
@@ -27,8 +28,8 @@ class ModelAccess:
     `batch_concurrency` requests may be under way at once (4, which servers for one person take well), recursive
     queries may be `max_depth` deep (2: a recursive model that asks another), and `max_llm_calls` calls of the model
     may be made (50), its own turns in recursive queries included, with `max_llm_tokens` tokens together. `spent` is the
-    budget of all executions together. What is asked goes through what `wrap_model` makes of a model. Raises
-    ConfigurationError.
+    budget of all executions together. What is asked goes through what `wrap_model` makes of a model, and questions that
+    the `cache` has are not asked. Raises ConfigurationError.
     """
 
     model: LanguageModelSettings
@@ -39,6 +40,7 @@ class ModelAccess:
     spent: Budget = field(default_factory=Budget)
     track: RunTracked = run_untracked
     wrap_model: Callable[[Model], Model] | None = None
+    cache: AnswerCache | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("batch_concurrency", 1), ("max_depth", 0), ("max_llm_calls", 0), ("max_llm_tokens", 0)):
@@ -72,6 +74,10 @@ class ModelAccess:
         """What one execution may use up."""
         return Budget(calls=self.max_llm_calls, tokens=self.max_llm_tokens, parent=self.spent)
 
+    def count_cached(self) -> int:
+        """How many questions of all executions were answered from the cache."""
+        return 0 if self.cache is None else self.cache.hits
+
     def queries(self, interpreter: Interpreter, *, depth: int = 0, index: int = 0) -> Queries:
         """The queries of the execution with that number, whose code is at that depth, in the interpreter's sandbox."""
         root, flat = self._models if self.wrap_model is None else map(self.wrap_model, self._models)
@@ -81,6 +87,7 @@ class ModelAccess:
             budget=self._make_budget(),
             concurrency=self.batch_concurrency,
             track=self.track,
+            cache=self.cache,
         )
         return Queries(session, partial(recurse, interpreter), max_depth=self.max_depth, depth=depth, numbers=(index,))
 

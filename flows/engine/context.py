@@ -17,13 +17,16 @@ from ...blocks.registry import resolve_provider
 from ...blocks.volume import check_volume_name
 from ...sandbox.driver_settings import Preparation
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.queries.answer_cache import AnswerCache
 from ...sandbox.queries.budget import Usage
 from ...tasks.capacity.slots import Slots, open_slots
 from ...tasks.execution import Execution
 from ...tasks.host_tools import Tool, load_tools
 from ...tasks.lane import Lane
+from ...tasks.ledger.answer_ledger import AnswerLedger, make_answer_index
 from ...tasks.ledger.collected_files import CollectedFilesStore
 from ...tasks.ledger.ledger import Ledger
+from ...tasks.ledger.result_index import get_results_root
 from ...tasks.query import QueryTracker
 from ...tasks.retry import RetryPolicy
 from ...tasks.task_log import LineBudget, OutputLog
@@ -32,7 +35,7 @@ from ..cleanup.orphans import register_own_run
 from ..cleanup.server_identity import get_server_id
 from ..inputs.spilling import PARAMETER_LIMIT, read_text_reference
 from ..parameters import Options
-from ..reporting.report import describe_usage
+from ..reporting.report import describe_cached, describe_usage
 from .failures import Deadline
 
 if TYPE_CHECKING:  # it imports OpenTelemetry's SDK
@@ -75,6 +78,7 @@ class RunContext:
     deadline: Deadline
     policy: RetryPolicy
     model_access: ModelAccess | None
+    answers: AnswerLedger | None  # with cache_queries
     tracker: QueryTracker
     usage: ResourceUsage
     preparation: Preparation | None
@@ -133,14 +137,17 @@ async def resolve_provider_with_volume(options: Options, volume_name: str | None
 
 
 async def open_run_context(
-    provider: SandboxProvider, options: Options, label: Label, ledger: Ledger, total: int
+    provider: SandboxProvider, options: Options, label: Label, ledger: Ledger, total: int, part_prefix: str = ""
 ) -> RunContext:
     """What is known of the flow run that this is called in, with what its `total` executions may ask.
 
-    The deadline starts here. Raises ConfigurationError.
+    The deadline starts here. `part_prefix` is that of the ledger. Raises ConfigurationError.
     """
     tracker, tracer = QueryTracker(), find_run_tracer()
-    model_access = None
+    model_access = answers = None
+    if options.language_model is not None and options.cache_queries and options.shards is None:  # which ask themselves
+        index = make_answer_index(get_results_root())
+        answers = AnswerLedger(ledger.path, index, get_run_logger().warning, part_prefix)
     if options.language_model is not None:
         model_access = await open_model_access(
             options.language_model,
@@ -151,6 +158,7 @@ async def open_run_context(
             max_depth=options.max_depth,
             max_llm_calls=options.max_llm_calls,
             max_llm_tokens=options.max_llm_tokens,
+            cache=None if answers is None else AnswerCache(answers),
         )
     preparation = _read_preparation(options, provider)
     named = cast("dict[str, str]", options.tools or {})
@@ -173,6 +181,7 @@ async def open_run_context(
         deadline=deadline,
         policy=RetryPolicy(options.retries, options.retry_code_errors, options.idempotent, deadline.at),
         model_access=model_access,
+        answers=answers,
         tracker=tracker,
         usage=ResourceUsage(),
         preparation=preparation,
@@ -206,11 +215,19 @@ def _read_preparation(options: Options, provider: SandboxProvider) -> Preparatio
 
 @asynccontextmanager
 async def open_capacity(context: RunContext) -> AsyncIterator[Slots]:
-    """The slots of the provider's limit; within it queries are tracked, and at its end their usage is logged."""
+    """The slots of the provider's limit; within it queries are tracked, and at its end their usage is logged.
+
+    Raises OSError where the answers of earlier runs are to be taken and cannot be read.
+    """
+    answers, access = context.answers, context.model_access
+    if answers is not None:
+        await asyncio.to_thread(answers.load)
     try:
         async with context.tracker, open_slots(context.provider, context.run_id, context.log) as slots:
             yield slots
     finally:
-        if context.model_access is not None:
-            used = context.model_access.spent.usage + context.usage.model
-            context.log.info("the model was called %s", describe_usage(used))
+        if answers is not None:
+            await asyncio.shield(asyncio.to_thread(answers.close))
+        if access is not None:
+            used = access.spent.usage + context.usage.model
+            context.log.info("the model was called %s%s", describe_usage(used), describe_cached(access.count_cached()))

@@ -75,7 +75,8 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
         rows.append(["Files", f"{summary.collected:,} collected" + _describe_not_collected(summary)])
     rows.append(["Provider", ", ".join(name for name in summary.providers if name) or record.provider])
     if summary.usage.calls or summary.asked:
-        rows.append(["Queries", f"{summary.asked:,} asked; the model was called {describe_usage(summary.usage)}"])
+        used = describe_usage(summary.usage) + describe_cached(summary.cached)
+        rows.append(["Queries", f"{summary.asked:,} asked; the model was called {used}"])
     rows.append(["Results", record.results_path])
     return rows
 
@@ -182,6 +183,11 @@ def describe_usage(usage: Usage) -> str:
     """The number, tokens and cost of calls of a model, in words."""
     price = "at a cost that is not known" if usage.cost is None else f"for ${usage.cost:.6f}"
     return f"{usage.calls} times: {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens, {price}"
+
+
+def describe_cached(count: int) -> str:
+    """How many questions were answered without calling the model, to go on `describe_usage` with; empty for none."""
+    return f"; {count:,} answers came from the cache" if count else ""
 
 
 def format_duration(seconds: float) -> str:

@@ -91,6 +91,7 @@ class RunSummary:
     retried: int = 0
     seconds: float = 0.0  # that code ran, of all executions together
     asked: int = 0  # queries
+    cached: int = 0  # answers that came from the cache
     usage: Usage = field(default_factory=Usage)  # of the language model
     providers: dict[str, None] = field(default_factory=dict[str, None])
     variables: dict[str, None] = field(default_factory=dict[str, None])
@@ -141,6 +142,7 @@ class RunSummary:
         self.not_collected += len(meta.not_collected)
         queries = meta.queries
         self.asked += queries.asked
+        self.cached += queries.cached
         self.usage += Usage(queries.calls, queries.prompt_tokens, queries.completion_tokens, queries.cost)
         if isinstance(outcome, Result):
             rank, note = self._add_result(index, outcome)

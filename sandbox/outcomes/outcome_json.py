@@ -31,7 +31,8 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         plain, nonfinite = replace_nonfinite({"value": meta["value"]})
         meta |= {**plain, **({"value_nonfinite": nonfinite} if nonfinite else {})}
     queries = outcome.meta.queries
-    meta["queries"] = {i.name: getattr(queries, i.name) for i in fields(QuerySummary)} if queries.asked else None
+    counts = {i.name: getattr(queries, i.name) for i in fields(QuerySummary) if i.name != "cached" or queries.cached}
+    meta["queries"] = counts if queries.asked else None
     meta["variables"], nonfinite = replace_nonfinite(outcome.meta.variables)
     if nonfinite:
         meta["nonfinite"] = nonfinite

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import BudgetExceeded, DeadlineExceeded, DepthExceeded, QueryError, RlmBatchError
 from ..wire.names import MAX_PROMPTS
-from .session import RECORDED_CHARACTERS, Model, Query, QuerySession
+from .session import FLAT_KIND, RECORDED_CHARACTERS, Model, Query, QuerySession
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Queries:
         async def answer(prompt: str, query: Query, _place: int) -> str:
             return (await session.ask(session.flat_model, [{"role": "user", "content": prompt}], query)).text
 
-        return await self._answer_all("llm_query", session.flat_model, prompts, concurrency, answer)
+        return await self._answer_all(FLAT_KIND, session.flat_model, prompts, concurrency, answer)
 
     async def _ask_recursive_model(
         self, prompts: list[str], *, concurrency: int | None, context: dict[str, Any]

@@ -24,7 +24,7 @@ from ...blocks.storage.location_parsing import parse_location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Outcome
-from .ledger_line import LedgerLine, encode_line, read_part_lines
+from .ledger_line import LedgerLine, LinePosition, encode_line, read_part_lines
 from .trial_lines import TrialLine, read_trial_lines
 from .upload_buffer import UploadBuffer
 
@@ -38,13 +38,15 @@ class Ledger:
     wait for the network, and `write_outcome` does not.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | Location, part_prefix: str = "") -> None:
+    def __init__(self, path: str | os.PathLike[str] | Location, part_prefix: str = "", part_kind: str = "part") -> None:
         """`part_prefix` begins the names of this writer's parts, so that they can be read by themselves.
 
-        Raises ConfigurationError where there is no such location.
+        Parts of another `part_kind` than outcomes are in files that nobody takes for those. Raises ConfigurationError
+        where there is no such location.
         """
         self.path = parse_location(path)
-        self._writer = part_prefix + uuid.uuid4().hex[:12]
+        self._kind = part_kind
+        self._writer = f"{part_kind}-{part_prefix}{uuid.uuid4().hex[:12]}"
         self._part = 0
         self._file: Any = None
         self._lock_descriptor: int | None = None  # of the directory, which it locks
@@ -100,20 +102,22 @@ class Ledger:
         """Appends the line of an outcome; see `write_line`."""
         self.write_line(encode_line(key, outcome))
 
-    def write_line(self, data: bytes) -> None:
-        """Appends one line. Raises OSError, with the ledger's path in it, where that cannot be done.
+    def write_line(self, data: bytes) -> LinePosition | None:
+        """Appends one line, and returns where it stands; at a location that is None.
 
-        At a location: where lines that were written before could not be sent.
+        Raises OSError, with the ledger's path in it, where that cannot be done; at a location, where lines that were
+        written before could not be sent.
         """
         if isinstance(self.path, Location):
             with self._explain_write_errors():
                 self._upload_buffer.write(data)
-            return
+            return None
         try:
             with self._explain_write_errors():
                 file = self._open_file()
                 if file.write(data) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return LinePosition(str(file.name), file.tell() - len(data), len(data))
         except OSError:
             self._close_file()  # part of the line may be there: what is written next is not to be on the same one
             raise
@@ -145,7 +149,7 @@ class Ledger:
             assert isinstance(self.path, Path)
             self.path.mkdir(parents=True, exist_ok=True)
             # Unbuffered, so that each line is one write.
-            self._file = open(self.path / f"part-{self._writer}-{self._part}.jsonl", "a+b", buffering=0)  # noqa: SIM115
+            self._file = open(self.path / f"{self._writer}-{self._part}.jsonl", "a+b", buffering=0)  # noqa: SIM115
         return self._file
 
     def close(self) -> None:
@@ -169,11 +173,15 @@ class Ledger:
 
         With `part_prefix` only of the parts whose names begin so. Raises OSError where a location cannot be read.
         """
-        for part in self._list_parts(part_prefix):
+        for part in self.list_parts(part_prefix):
             yield from read_part_lines(part)
 
-    def _list_parts(self, part_prefix: str = "") -> list[Path]:
-        pattern = f"part-{part_prefix}*.jsonl"
+    def list_parts(self, part_prefix: str = "") -> list[Path]:
+        """The files of its parts; at a location copies, which are there for as long as this object is.
+
+        Raises OSError where a location cannot be read.
+        """
+        pattern = f"{self._kind}-{part_prefix}*.jsonl"
         return self._mirror.refresh(pattern) if isinstance(self.path, Location) else sorted(self.path.glob(pattern))
 
     def read_trial_lines(self) -> Iterator[TrialLine]:
@@ -181,7 +189,7 @@ class Ledger:
 
         Raises OSError where a location cannot be read.
         """
-        return read_trial_lines(self._list_parts())
+        return read_trial_lines(self.list_parts())
 
     def follow_lines(self) -> Callable[[], Iterator[LedgerLine]]:
         """A function that returns, at each call, the whole lines that no earlier call has returned.
@@ -192,7 +200,7 @@ class Ledger:
         offsets: dict[Path, int] = {}
 
         def read_new_lines() -> Iterator[LedgerLine]:
-            for part in self._list_parts():
+            for part in self.list_parts():
                 offset = offsets.get(part, 0)
                 if isinstance(self.path, Location) and os.path.getsize(part) <= offset:
                     continue
@@ -217,4 +225,4 @@ class Ledger:
 
 
 def _send_part(location: Location, writer: str, number: int, data: bytes) -> None:
-    (location / f"part-{writer}-{number}.jsonl").write(data)
+    (location / f"{writer}-{number}.jsonl").write(data)

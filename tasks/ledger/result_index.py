@@ -1,12 +1,12 @@
-"""The results root, where ledgers are made by default, and its index: which of them holds the result of a key.
+"""The results root, where ledgers are made by default, and its indexes: which of them holds the line of a key.
 
-The index is made from the ledgers and can be deleted at any time; only what was appended since the last look is read
+An index is made from the ledgers and can be deleted at any time; only what was appended since the last look is read
 again.
 """
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -38,40 +38,49 @@ def get_results_root() -> Path:
     return resolve_data_dir("results", "RLM_BATCH_RESULTS")
 
 
-class ResultIndex:
-    """Finds succeeded executions by key in every ledger directly below a root.
+class PartIndex:
+    """Finds lines by key in the parts of every ledger directly below a root.
 
-    Its methods raise OSError where the index cannot be read or written: on a full disk, or when the file is damaged.
+    `read_keys` reads a part from an offset on: for each line its key, None where it is not to be found, and where it
+    stands. The methods raise OSError where the index cannot be read or written: on a full disk, or when the file is
+    damaged.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self,
+        root: Path,
+        file_name: str,
+        part_pattern: str,
+        read_keys: Callable[[Path, int], Iterator[tuple[str | None, LinePosition]]],
+    ) -> None:
         self._root = root
         root.mkdir(parents=True, exist_ok=True)
-        self._file = root / "index.sqlite"
+        self._file = root / file_name
+        self._part_pattern = part_pattern
+        self._read_keys = read_keys
 
     def refresh(self) -> None:
         """Reads what was appended to the ledgers since the last call."""
         with self._open_database() as database, database:
             sizes: dict[str, int] = dict(database.execute("select path, size from parts"))
-            for part in self._root.glob("*/part-*.jsonl"):
+            for part in self._root.glob(f"*/{self._part_pattern}"):
                 path, end = str(part), sizes.get(str(part), 0)
                 if os.path.getsize(part) <= end:
                     continue
-                for line in read_part_lines(part, end):
-                    _, start, length = line.position
-                    end = line.position.end
-                    if line.is_success:
+                for key, position in self._read_keys(part, end):
+                    _, start, length = position
+                    end = position.end
+                    if key is not None:
                         database.execute(
-                            "insert or replace into results values (?, ?, ?, ?)", (line.key, path, start, length)
+                            "insert or replace into results values (?, ?, ?, ?)", (key, path, start, length)
                         )
                 database.execute("insert or replace into parts values (?, ?)", (path, end))
 
-    def find_result(self, key: str) -> LedgerLine | None:
-        """The line of a succeeded execution with that key, if any ledger still has it."""
+    def find_position(self, key: str) -> LinePosition | None:
+        """Where the line of that key stood; whoever reads it there looks whether it is that one."""
         with self._open_database() as database:
             row = database.execute("select path, start, length from results where key = ?", (key,)).fetchone()
-        line = read_line(LinePosition(*row)) if row else None
-        return line if line is not None and line.key == key and line.is_success else None
+        return LinePosition(*row) if row else None
 
     @contextmanager
     def _open_database(self) -> Iterator[sqlite3.Connection]:
@@ -84,3 +93,21 @@ class ResultIndex:
                 f"the index of the results, {self._file}, cannot be used ({error}): make room if its disk is full; "
                 "otherwise delete it, for it is made again from the ledgers"
             ) from error
+
+
+class ResultIndex(PartIndex):
+    """Finds succeeded executions by key in every ledger directly below a root."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, "index.sqlite", "part-*.jsonl", _read_success_keys)
+
+    def find_result(self, key: str) -> LedgerLine | None:
+        """The line of a succeeded execution with that key, if any ledger still has it."""
+        position = self.find_position(key)
+        line = None if position is None else read_line(position)
+        return line if line is not None and line.key == key and line.is_success else None
+
+
+def _read_success_keys(part: Path, offset: int) -> Iterator[tuple[str | None, LinePosition]]:
+    for line in read_part_lines(part, offset):
+        yield (line.key if line.is_success else None), line.position

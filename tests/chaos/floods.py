@@ -237,6 +237,9 @@ class QuickModel:
     async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
         return 1, 0.0
 
+    def fingerprint(self) -> dict[str, Any]:
+        return {"model": self.name}
+
 
 async def _recurse(*_: object) -> str:
     return ""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,9 @@ class LengthModel:
 
     async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
         return 1, 0.0
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"model": self.name}
 
 
 async def recurse(*_: object) -> str:
