@@ -1,0 +1,119 @@
+"""With cache_queries a question is asked once in a flow run, and in later ones answered from the ledgers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import LanguageModel, LocalInterpreter, batch, load_report, rlm
+from rlm_batch.cli.outcome_output import OutputFormat
+from rlm_batch.cli.report import show_report
+from rlm_batch.tasks.query import QueryTracker
+
+from ...infra.scripted_turns import make_script
+from ...standins.openai_chat import ChatServer, Reply
+
+pytestmark = pytest.mark.anyio
+
+NAME = "openai/gpt-4o-mini"
+FIFTY = "SUBMIT(answers=sorted({llm_query('the same') for _ in range(count)}))"
+
+
+@pytest.fixture(autouse=True)
+def model_server(openai: ChatServer) -> ChatServer:
+    """Who answers in the place of OpenAI."""
+    return openai
+
+
+async def test_two_executions_and_a_later_run_have_one_answer_and_the_report_says_so(
+    chat: ChatServer, results: Path, capsys: pytest.CaptureFixture[str]
+):
+    chat.rule("refused", Reply("refused", status=400))
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as pool:
+    answers = set(pool.map(llm_query, ["the same"] * 4))
+(failed,) = llm_query_batched(["refused"], on_error="return")
+SUBMIT(answers=sorted(answers), failed=type(failed).__name__)
+"""
+    outcomes = await batch([code, code], language_model=NAME, max_workers=2, max_llm_calls=3, cache_queries=True)
+    assert [outcome.outputs for outcome in outcomes] == [
+        {"answers": ["answer to: the same"], "failed": "QueryError"}
+    ] * 2  # fmt: skip
+    told = [outcome.meta.queries for outcome in outcomes]
+    assert sum(one.asked for one in told) == 10
+    assert (sum(one.calls for one in told), sum(one.cached for one in told)) == (1, 7)
+    assert sum(one.prompt_tokens for one in told) == chat.stats.prompt_tokens
+    requests = chat.stats.requests
+    assert requests - sum("refused" in request.text for request in chat.requests) == 1
+    (ledger,) = results.glob("*/")
+    (part,) = ledger.glob("answers-*.jsonl")
+    line = json.loads(part.read_text())
+    assert (line["status"], line["model"], line["answer"]) == ("answered", NAME, "answer to: the same")
+    assert len(line["key"]) == 64
+    assert set(line) == {"version", "key", "at", "status", "model", "answer"}
+    output = OutputFormat(shows_output=False, is_json=False)
+    assert show_report(ledger.name, None, None, None, shows_queries=True, output=output) == 0
+    printed = capsys.readouterr()
+    assert "10 asked; the model was called 1 times: " in printed.err
+    assert "; 7 answers came from the cache" in printed.err
+    assert printed.out.count("; 1 answers came from the cache") == 7
+    assert len(load_report(ledger.name).results) == 2  # who reads outcomes passes over the answers
+
+    with part.open("ab") as file:  # its writer was killed, and a machine lost power
+        file.write(b'{"version": 1, "key": "torn')
+    (again,) = await batch(["SUBMIT(a=llm_query('the same'))"], language_model=NAME, cache_queries=True)
+    assert again.meta.queries.cached == 1
+    assert again.meta.queries.cost == 0
+    assert chat.stats.requests == requests
+    await batch(["SUBMIT(a=llm_query('the same'))"], language_model=NAME)
+    assert chat.stats.requests == requests + 1
+
+
+@pytest.mark.full
+async def test_a_thousand_identical_queries_of_twenty_executions_are_one_request_and_without_the_cache_a_thousand(
+    chat: ChatServer,
+):
+    chat.delay = 0.05
+    for parameters, requests in (({"cache_queries": True}, 1), ({}, 1000)):
+        chat.stats.requests = 0
+        outcomes = await batch(FIFTY, [{"count": 50}] * 20, language_model=NAME, **parameters)  # type: ignore[arg-type]
+        assert {str(outcome.answers) for outcome in outcomes} == {"['answer to: the same']"}
+        assert chat.stats.requests == requests
+        assert sum(outcome.meta.queries.calls for outcome in outcomes) == requests
+        assert sum(outcome.meta.queries.cached for outcome in outcomes) == 1000 - requests
+
+
+@pytest.mark.full
+async def test_the_turns_of_a_recursive_query_are_asked_once_too_and_what_is_not_asked_is_no_task_run(
+    chat: ChatServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    tracked: list[str] = []
+    original = QueryTracker.track_query
+
+    async def track_query(self: Any, query: Any, work: Any) -> str:
+        tracked.append(query.kind)
+        return await original(self, query, work)
+
+    monkeypatch.setattr(QueryTracker, "track_query", track_query)
+    chat.script = make_script(("", "SUBMIT(answer=llm_query('deeper'))"))
+    first = await rlm("think", NAME, cache_queries=True)
+    assert (first.answer, chat.stats.requests) == ("answer to: deeper", 2)
+    assert tracked == ["rlm_query", "llm_query"]
+    again = await rlm("think", NAME, cache_queries=True, results_path=tmp_path / "elsewhere")
+    assert (again.answer, again.queries.cached, again.queries.calls) == (first.answer, 2, 0)
+    assert chat.stats.requests == 2
+    assert tracked == ["rlm_query", "llm_query", "rlm_query"]
+    await LanguageModel(model=NAME, api_key="sk-x", api_base=chat.url, temperature=0.5).save("warm", overwrite=True)  # type: ignore[misc,arg-type]
+    assert (await rlm("think", "language-model/warm", cache_queries=True)).queries.cached == 0
+
+
+@pytest.mark.full
+def test_an_interpreter_asks_once_for_as_long_as_it_exists(chat: ChatServer):
+    with LocalInterpreter(language_model=NAME, cache_queries=True, max_llm_calls=1) as interpreter:
+        for _ in range(3):
+            assert interpreter.execute("SUBMIT(a=llm_query('q'))").a == "answer to: q"
+    assert interpreter.execute("SUBMIT(a=llm_query('q'))").meta.queries.cached == 1
+    interpreter.shutdown()
+    assert chat.stats.requests == 1

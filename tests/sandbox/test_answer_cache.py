@@ -1,0 +1,125 @@
+"""Questions that are asked once: whoever waits gets an answer or asks, whatever becomes of who asked first."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rlm_batch import BudgetExceeded, DeadlineExceeded, QueryError
+from rlm_batch.sandbox.queries import session as session_module
+from rlm_batch.sandbox.queries.answer_cache import AnswerCache, MemoryAnswers
+from rlm_batch.sandbox.queries.budget import Budget, Usage
+from rlm_batch.sandbox.queries.session import Answer, Message, Query, QuerySession
+
+pytestmark = pytest.mark.anyio
+
+
+class GatedModel:
+    """A model that answers when its gate is open, with how often it was asked; or refuses."""
+
+    name = "gated"
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.gate = asyncio.Event()
+        self.asked = 0
+        self.refuses = False
+
+    async def ask(self, messages: list[Message]) -> Answer:
+        self.asked += 1
+        await self.gate.wait()
+        if self.refuses:
+            raise QueryError("no answer today")
+        return Answer(f"answer {self.asked}", Usage(1, 10, 5, 0.25))
+
+    async def estimate_max_usage(self, messages: list[Message]) -> tuple[int, float]:
+        return 15, 0.25
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.settings
+
+
+def begin(model: GatedModel, cache: AnswerCache, prompt: str = "q", **limits: Any) -> asyncio.Task[str]:
+    """Asks in a session of its own, as another execution would; the deadline is in seconds from now."""
+    deadline = limits.pop("deadline", None)
+    session = QuerySession(
+        root_model=model, flat_model=model, budget=Budget(**limits), concurrency=4, cache=cache
+    )  # fmt: skip
+    session.deadline = None if deadline is None else asyncio.get_running_loop().time() + deadline
+
+    async def ask() -> str:
+        query = Query("llm_query", 1, model.name, prompt)
+        text = (await session.ask(model, [{"role": "user", "content": prompt}], query)).text
+        return f"{text}, {query.usage.calls} called, {query.cached} cached"
+
+    return asyncio.create_task(ask())
+
+
+async def settle() -> None:
+    """Lets every task come as far as it can without the model."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_whoever_waits_asks_where_the_first_is_cancelled_or_refused_and_keeps_a_deadline_of_its_own():
+    model, cache = GatedModel(), AnswerCache(MemoryAnswers())
+    leader = begin(model, cache)
+    await settle()
+    late = begin(model, cache, deadline=0.05)
+    others = [begin(model, cache, calls=0), *(begin(model, cache) for _ in range(5))]
+    await settle()
+    assert model.asked == 1
+    with pytest.raises(DeadlineExceeded):
+        await late
+    leader.cancel()
+    await settle()
+    with pytest.raises(BudgetExceeded):  # its own turn to ask had come
+        await others.pop(0)
+    assert model.asked == 2
+    model.gate.set()
+    answers = await asyncio.gather(*others)
+    assert sorted(answers) == ["answer 2, 0 called, 1 cached"] * 4 + ["answer 2, 1 called, 0 cached"]
+    assert leader.cancelled()
+    assert await begin(model, cache, calls=0, tokens=0, cost=0.0) == "answer 2, 0 called, 1 cached"
+    assert cache.hits == 5
+
+
+async def test_a_failure_is_told_to_all_who_wait_for_it_and_is_not_kept():
+    model, cache = GatedModel(), AnswerCache(MemoryAnswers())
+    model.refuses = True
+    tasks = [begin(model, cache) for _ in range(5)]
+    await settle()
+    model.gate.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["no answer today"] * 5
+    assert len({id(outcome) for outcome in outcomes}) == 5
+    model.refuses = False
+    assert await begin(model, cache) == "answer 2, 1 called, 0 cached"
+
+
+async def test_another_model_or_setting_or_prompt_is_another_question():
+    cache = AnswerCache(MemoryAnswers())
+    models = [GatedModel(**settings) for settings in ({}, {"temperature": 0.5}, {"model": "x"}, {"odd": {1, 2}})]
+    for model in models:
+        model.gate.set()
+        for prompt in ("q", "Q", "q" * 2**20, "\ud800", "q"):
+            await begin(model, cache, prompt)
+        assert model.asked == 4
+    assert cache.hits == len(models)
+
+
+async def test_a_loop_over_one_question_ends_where_calls_are_limited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(session_module, "MAX_CACHED_ANSWERS", 3)
+    model, cache = GatedModel(), AnswerCache(MemoryAnswers())
+    model.gate.set()
+    for calls, count in ((50, 4), (None, 9)):
+        session = QuerySession(
+            root_model=model, flat_model=model, budget=Budget(calls=calls), concurrency=4, cache=cache
+        )  # fmt: skip
+        messages = [{"role": "user", "content": str(calls)}]
+        query = Query("llm_query", 1, model.name, "q")
+        for _ in range(count):
+            await session.ask(model, messages, query)
+        if calls is not None:
+            with pytest.raises(BudgetExceeded, match="3 questions were answered from the cache"):
+                await session.ask(model, messages, query)
