@@ -50,6 +50,7 @@ PARAMETERS: dict[str, Any] = {
     "max_llm_calls": 50,
     "max_llm_tokens": None,
     "max_cost": None,
+    "cache_queries": False,
 }
 
 
