@@ -1,4 +1,4 @@
-"""Answers that a model need not be asked for again: each question is asked once, whoever asks it, and how many at once.
+"""Answers that a model need not be asked for again: a question is asked once, however many ask it at the same time.
 
 A question is a model with its settings, and the messages. What failed is not kept: whoever asks next asks the model.
 """
