@@ -1,4 +1,4 @@
-"""Answers in ledgers: what is written is found again, what is damaged or gone is asked again, and outcomes know nothing of it."""
+"""Answers in ledgers: what is written is found again, and what is damaged or gone is asked again."""
 
 import shutil
 from pathlib import Path
