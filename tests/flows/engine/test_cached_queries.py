@@ -54,7 +54,7 @@ SUBMIT(answers=sorted(answers), failed=type(failed).__name__)
     assert len(line["key"]) == 64
     assert set(line) == {"version", "key", "at", "status", "model", "answer"}
     output = OutputFormat(shows_output=False, is_json=False)
-    assert show_report(ledger.name, None, None, None, shows_queries=True, output=output) == 0
+    assert show_report(ledger.name, None, None, None, None, shows_queries=True, output=output) == 0
     printed = capsys.readouterr()
     assert "10 asked; the model was called 1 times: " in printed.err
     assert "; 7 answers came from the cache" in printed.err
