@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +27,7 @@ BUSY = (
     "the state cannot be reset while an execution is under way: wait for its end, or end it (a timeout, Ctrl-C, "
     "shutdown())"
 )
+OTHER_LOOP = "this interpreter was started on another event loop: use it within one asyncio.run, or shut it down first"
 GONE = "the sandbox has gone: shutdown() and start() open a new one"
 
 
@@ -54,11 +56,13 @@ class AsyncInterpreter:
         self._asking_numbers = itertools.count()  # of executions that may ask, in the sandbox that is open
         self._open = open_sandbox
         self._interpreter: Interpreter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # that it was opened on
 
     async def start(self) -> Self:
         """Opens the sandbox; the second time does nothing, and after `shutdown` it opens a new one.
 
-        Raises SandboxStartError, QuotaExceeded, ConfigurationError or PrepareError.
+        Raises SandboxStartError, QuotaExceeded, PrepareError, or ConfigurationError, as on another event loop than that
+        on which it was opened.
         """
         await self._start()
         return self
@@ -67,6 +71,9 @@ class AsyncInterpreter:
         if self._interpreter is None or self._interpreter.is_shut_down:  # as it is where it could not be prepared
             self._interpreter = Interpreter(self._open, timeout=self.timeout, tools=self.tools, prepare=self._prepare)
             self._shared_queries, self._asking_numbers = None, itertools.count()
+            self._loop = asyncio.get_running_loop()
+        elif self._loop is not asyncio.get_running_loop():  # it would wait there for what comes on the other
+            raise ConfigurationError(OTHER_LOOP)
         interpreter = self._interpreter
         await interpreter.start()
         return interpreter

@@ -93,6 +93,8 @@ async def test_an_async_interpreter_has_the_same_methods_awaited() -> None:
         await interpreter.reset()
         assert (await interpreter.execute("SUBMIT('x' in globals())")).output is False
         assert await interpreter.download("file.txt") == b"kept"
+        with pytest.raises(rlm_batch.ConfigurationError, match="was started on another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(interpreter.start()))
         await interpreter.shutdown()
         assert (await interpreter.execute("SUBMIT(1)")).meta.sandbox_id != result.meta.sandbox_id
 
