@@ -166,7 +166,10 @@ def _print_end(
     """
     if output.shows_output and not output.is_json:
         print_outputs(outcomes)
-    silent = sum(isinstance(o, Result) and not (o.meta.submitted or o.meta.pruned) for o in outcomes)
+    silent = collected = 0
+    for outcome in outcomes:
+        silent += isinstance(outcome, Result) and not (outcome.meta.submitted or outcome.meta.pruned)
+        collected += len(outcome.meta.collected)
     if silent and counts_silent:
         print(f"the code of {silent} never called SUBMIT: there are no fields of it", file=sys.stderr)
     if failed is not None:
@@ -183,6 +186,9 @@ def _print_end(
             print(f"\n... and {count - 10} more, in the ledger", file=sys.stderr)
         if idle:
             print(f"\n{len(idle)} more, the first number {idle[0].meta.index}: {idle[0].error}", file=sys.stderr)
+    if collected:
+        files = "file" if collected == 1 else "files"
+        print(f"{collected} {files} came home, below files/ in the results", file=sys.stderr)
     print(f"Results: {results_path}", file=sys.stderr if output.is_json else sys.stdout)
     return 0 if failed is None else 1
 

@@ -94,7 +94,7 @@ class OutcomeRecorder:
         self._failures[NOT_COLLECTED] += 1
         if self._failures[NOT_COLLECTED] <= MAX_LOGGED_FAILURES:
             more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
-            self.context.log.warning("%s: not collected: %s%s", self.context.label(execution), problems[0], more)
+            self.warn(f"{self.context.label(execution)}: not collected: {problems[0]}{more}")
 
     def log_unlogged_failures(self) -> None:
         """Tells the log how many failures of a kind there were, where not each has had a line."""
