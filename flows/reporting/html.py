@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
@@ -105,7 +106,8 @@ def _link_file(path: str, folder: str) -> tuple[str, str, bool]:
     url, name = "", path
     if folder and path.startswith(f"{folder}/"):
         name = path[len(folder) + 1 :]
-        url = f"./{quote(name)}"
+        url = f"./{quote(name, errors='replace')}"
     elif os.path.isabs(path):
-        url = Path(path).as_uri()
+        with suppress(UnicodeError):  # of a name that no file has
+            url = Path(path).as_uri()
     return name, url, bool(url) and PurePath(path).suffix.lower() in PICTURES

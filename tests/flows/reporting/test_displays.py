@@ -95,7 +95,13 @@ def test_nothing_that_code_displayed_runs_or_is_fetched_in_a_browser(tmp_path: P
 
 
 def test_files_have_links_that_move_with_the_page_and_names_that_are_text() -> None:
-    names = ('/results/files/1/<b>" onload=x.PNG', "/elsewhere/a.txt", "s3://bucket/a.png", "javascript:alert(1)//.png")
+    names = (
+        '/results/files/1/<b>" onload=x.PNG',
+        "/elsewhere/a.txt",
+        "s3://bucket/a.png",
+        "javascript:alert(1)//.png",
+        "/\ud800",
+    )
     page, _ = build([Meta(index=1, collected=names, not_collected=("<i> is a link",))])
     assert re.findall('(?:href|src)="([^"]*)"', page) == [
         *["./files/1/%3Cb%3E%22%20onload%3Dx.PNG"] * 3,
@@ -105,4 +111,4 @@ def test_files_have_links_that_move_with_the_page_and_names_that_are_text() -> N
     assert "<li>javascript:alert(1)//.png<" in page
     assert "&lt;i&gt; is a link" in page
     assert "<b>" not in page
-    assert "4 collected; notes on others: 1" in page
+    assert "5 collected; notes on others: 1" in page
