@@ -12,8 +12,6 @@ with LocalInterpreter() as interpreter:
         interpreter.execute("SUBMIT(total=sum(data))")
     except StateLost as error:
         print(error)
-        assert "shutdown()" in str(error)
-        assert "start()" in str(error)
-    interpreter.shutdown()
-    interpreter.start()
+        assert "reset()" in str(error)
+    interpreter.reset()
     assert interpreter.execute("data = [1, 2]\nSUBMIT(total=sum(data))").total == 3
