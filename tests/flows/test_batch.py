@@ -24,7 +24,7 @@ from rlm_batch import (
     batch,
 )
 
-from .conftest import becomes, last_run, sandboxes_are_open
+from .conftest import becomes, last_run
 
 pytestmark = pytest.mark.anyio
 
@@ -308,21 +308,21 @@ async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox_and_its_t
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-    task = asyncio.create_task(batch("import time; time.sleep(60)", [{"i": i} for i in range(6)], max_workers=2))
-    await sandboxes_are_open(2)
-    await asyncio.sleep(0.3)  # for their code to begin
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(10):
-            await task
     async with get_client() as client:
-        mine = FlowRunFilter(id=FlowRunFilterId(any_=[(await last_run(client)).id]))
+        before = {run.id for run in await client.read_flow_runs()}
+        task = asyncio.create_task(batch("import time; time.sleep(60)", [{"i": i} for i in range(6)], max_workers=2))
 
-        async def are_cancelled() -> bool:
-            states = [run.state.name for run in await client.read_task_runs(flow_run_filter=mine) if run.state]
-            return states == ["Cancelled", "Cancelled"]
+        async def are_two(name: str) -> bool:
+            mine = [run.id for run in await client.read_flow_runs() if run.id not in before]
+            runs = await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=mine)))
+            return [run.state.name for run in runs if run.state] == [name, name]
 
-        await becomes(are_cancelled)
+        await becomes(lambda: are_two("Running"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(10):
+                await task
+        await becomes(lambda: are_two("Cancelled"))
     assert "Finished in state Cancelled" not in caplog.text
 
 
