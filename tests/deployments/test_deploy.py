@@ -254,7 +254,11 @@ def test_without_a_server_the_sentence_says_what_to_do(server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameter", "said"), [("max_workers=0", "minimum of 1"), ("direction=upwards", "['minimize', 'maximize']")]
+    ("parameter", "said"),
+    [
+        ("max_workers=0", "minimum of 1"),
+        pytest.param("direction=upwards", "['minimize', 'maximize']", marks=pytest.mark.full),
+    ],
 )
 def test_a_value_that_the_schema_refuses_makes_no_run(deployed: DeployReport, parameter: str, said: str) -> None:
     command = [PREFECT, "deployment", "run", "sweep/local", "-p", parameter]

@@ -105,7 +105,13 @@ def test_ctrl_c_ends_a_script_that_runs_the_asynchronous_interpreter(script: Run
     assert "KeyboardInterrupt" in press_ctrl_c(process)
 
 
-@pytest.mark.parametrize("options", ["", "language_model='ollama_chat/llama3.2'"], ids=["by pipes", "by an event loop"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param("", id="by pipes"),
+        pytest.param("language_model='ollama_chat/llama3.2'", id="by an event loop", marks=pytest.mark.full),
+    ],
+)
 def test_ctrl_c_that_does_not_reach_a_system_call_ends_a_script_too(script: Run, options: str) -> None:
     """One that another thread takes interrupts no call of the main thread; nor does one that comes just before it."""
     process = script(f"""

@@ -145,7 +145,16 @@ def test_a_mount_path_that_the_sandbox_needs_is_refused(root: Path, path: str) -
 
 
 @pytest.mark.requires("bubblewrap")
-@pytest.mark.parametrize("path", ["/data", "/home/daytona/memory", "/mnt/a/b/", "/tmp/volume", "/sandbox/volume"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/data",
+        *(
+            pytest.param(path, marks=pytest.mark.full)
+            for path in ("/home/daytona/memory", "/mnt/a/b/", "/tmp/volume", "/sandbox/volume")
+        ),
+    ],
+)
 def test_a_volume_is_mounted_where_the_block_says(root: Path, path: str) -> None:
     with LocalInterpreter(isolation="bubblewrap", volume_name="a", volume_mount_path=path) as interpreter:
         place = path.rstrip("/")

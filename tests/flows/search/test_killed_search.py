@@ -96,7 +96,8 @@ def describe(study: Any) -> list[Any]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("kills", "trials"), [(1, 16), pytest.param(10, 120, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize(("kills", "trials"), [(1, 16), (10, 120)])
 async def test_killed_at_any_moment_it_goes_on_with_the_trials_that_it_had(
     kills: int, trials: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
