@@ -201,6 +201,8 @@ async def _create_deployment(client: PrefectClient, entry: dict[str, Any], flow:
         ],
         concurrency_limit=limit.get("limit"),
         concurrency_options=ConcurrencyOptions(collision_strategy=limit["collision_strategy"]) if limit else None,
+        paused=False,
+        job_variables={},
         work_pool_name=work_pool,
         **_build_package_fields(entry, flow),
     )

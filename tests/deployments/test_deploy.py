@@ -143,6 +143,8 @@ def test_a_deployment_that_has_another_name_now_keeps_what_a_person_has_changed(
     with pytest.raises(ObjectNotFound):
         ask(lambda client: client.read_deployment_by_name("shard/batch-shard"))
     asyncio.run(deploy(reset=True))
+    found = on_server()["shard/shards"]
+    assert (found["paused"], found["job_variables"], "mine" in found["tags"]) == (False, {}, False)
 
 
 def test_a_schedule_that_is_on_has_runs_that_are_due(deployed: DeployReport) -> None:
