@@ -52,6 +52,7 @@ from shared.samples import Sample, compare_memory, compute_cost
 sys.modules["tests"] = types.ModuleType("tests")
 sys.modules["tests"].__path__ = [str(Path(__file__).resolve().parents[1] / "tests")]
 
+from rlm_batch.flows.sharding.work_pool import SHARD_DEPLOYMENT  # noqa: E402
 from tests.infra.workers import Fleet, Machine, Worker, cpu  # noqa: E402
 
 TRIVIAL = "SUBMIT(y=x + 1)"
@@ -175,7 +176,8 @@ def reach(growing: LedgerGrowth, lines: int, parent: Machine, until: float) -> N
 def shard_runs(fleet: Fleet) -> dict[str, str]:
     """The runs of the shard deployment: their states by their ids."""
     found: dict[str, str] = {}
-    wanted = {"deployments": {"name": {"any_": ["batch-shard"]}}, "sort": "START_TIME_ASC", "limit": 200}
+    name = SHARD_DEPLOYMENT.partition("/")[2]
+    wanted = {"deployments": {"name": {"any_": [name]}}, "sort": "START_TIME_ASC", "limit": 200}
     while page := fleet.post("/flow_runs/filter", {**wanted, "offset": len(found)}):
         found |= {run["id"]: run["state_type"] for run in page}
     return found
