@@ -74,7 +74,7 @@ class ProgressDisplay(FlowListener):
     def on_start(self, total: int, environment: str, results_path: str) -> None:
         self._total, self.results_path = total, results_path
         self._started_at = self._printed_at = time.monotonic()
-        self._print(f"{total} executions; {environment}")
+        self._print(f"{total} execution{'s' if total != 1 else ''}; {environment}")
         self._progress.reset(self._task, total=total, description="running", counts="")
 
     def on_warning(self, text: str) -> None:

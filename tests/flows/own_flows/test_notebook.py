@@ -9,21 +9,31 @@ from nbclient import NotebookClient
 
 from ...docs.pages import blocks
 
+FUNCTION = """
+from rlm_batch import batch
+
+def area(width, height):
+    return width * height
+
+[result.output for result in await batch(area, [{"width": 2, "height": 3}], provider="local:none")]
+"""
+
 
 @pytest.mark.full
-def test_a_cell_awaits_a_sweep_shows_how_far_it_is_in_one_display_and_has_a_table_and_a_data_frame(
+def test_a_cell_awaits_a_sweep_shows_how_far_it_is_in_one_display_has_a_table_a_data_frame_and_runs_its_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     (example,) = blocks("ipython")  # of the documentation
-    cells = (example.text, "report.to_dataframe()")
+    cells = (example.text, "report.to_dataframe()", FUNCTION)
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     messages: list[Any] = []
 
     class Client(NotebookClient):
         def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
-            messages.append(msg)
+            if cell_index == 0:
+                messages.append(msg)
             return super().process_message(msg, cell, cell_index)
 
     Client(notebook, timeout=100, kernel_name="python3").execute(cwd=str(tmp_path))
@@ -39,3 +49,4 @@ def test_a_cell_awaits_a_sweep_shows_how_far_it_is_in_one_display_and_has_a_tabl
     assert shown.count(f'<div><progress value="4" max="4"></progress> {texts[-1]}</div>') == 1
     assert "<table" in shown[-1]
     assert "<td>" in notebook.cells[1].outputs[-1].data["text/html"]
+    assert notebook.cells[2].outputs[-1].data["text/plain"] == "[6]"
