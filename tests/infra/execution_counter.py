@@ -12,16 +12,21 @@ COUNT_EXECUTION = """
 import urllib.request
 
 def count_execution(name):
-    return int(urllib.request.urlopen(f"{address}/{name}", timeout=30).read())
+    return int(urllib.request.urlopen(f"{address}/{name}", timeout=100).read())
 
 """
 
 
 class ExecutionCounter:
-    """Counts the executions of each name, a GET of /NAME each, and answers with their number. A context manager."""
+    """Counts the executions of each name, a GET of /NAME each, and answers with their number. A context manager.
+
+    While `may_go_on` is cleared, those that have been counted wait for it, a minute at most.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
         counter, lock = self, threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -30,6 +35,7 @@ class ExecutionCounter:
                 with lock:
                     counter.counts[name] += 1
                     body = str(counter.counts[name]).encode()
+                counter.may_go_on.wait(60)
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
