@@ -25,7 +25,7 @@ from rlm_batch.tasks.execute import configure_task, execute
 from rlm_batch.tasks.retry import RetryPolicy
 
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
-from ..conftest import last_run
+from ..conftest import becomes, last_run
 
 pytestmark = pytest.mark.anyio
 
@@ -58,20 +58,20 @@ async def state_of_last_task() -> str:
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import TaskRunSort
 
-    name = ""
+    names: list[str] = []
     async with get_client() as client:
         run = await last_run(client)
-        for _ in range(100):
-            mine = {"any_": [run.id]}
+
+        async def has_ended() -> bool:
             tasks = await client.read_task_runs(
-                flow_run_filter=FlowRunFilter(id=mine),  # type: ignore[arg-type]
+                flow_run_filter=FlowRunFilter(id={"any_": [run.id]}),  # type: ignore[arg-type]
                 sort=TaskRunSort.END_TIME_DESC,
             )
-            name = tasks[0].state_name or "" if tasks else ""
-            if name in ("Completed", "Failed"):
-                break
-            await asyncio.sleep(0.1)
-    return name
+            names[:] = [task.state_name or "" for task in tasks]
+            return bool(names) and names[0] in ("Completed", "Failed")
+
+        await becomes(has_ended)
+    return names[0]
 
 
 @pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -96,17 +96,19 @@ async def test_code_that_fails_is_tried_again_only_if_asked_and_what_it_submits_
         assert all(text.startswith(type(outcome.error).__name__) for text in outcome.meta.earlier_errors)
 
 
-async def save_hasty_block() -> str:
+@pytest.fixture
+async def hasty(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """A block that asks for a sandbox once, and leaves further tries to the run."""
-    await DaytonaSandbox(start_timeout=1).save("hasty", overwrite=True)  # type: ignore[misc]
+    monkeypatch.setattr("rlm_batch.blocks.daytona.creation.get_delay", lambda *_: 60.0)  # which is beyond its timeout
+    await DaytonaSandbox(start_timeout=50).save("hasty", overwrite=True)  # type: ignore[misc]
     return "daytona-sandbox/hasty"
 
 
 async def test_a_sandbox_that_does_not_open_is_tried_again_and_the_result_and_the_ledger_say_how_it_went(
-    daytona: Any, counter: ExecutionCounter, tmp_path: Path
+    daytona: Any, hasty: str, counter: ExecutionCounter, tmp_path: Path
 ) -> None:
     daytona.set(fault_rate=1.0, faults=["500"], fault_times=2, fault_where=CREATE)
-    (result,) = await batch(SQUARE, inputs(counter), provider=await save_hasty_block(), results_path=str(tmp_path))
+    (result,) = await batch(SQUARE, inputs(counter), provider=hasty, results_path=str(tmp_path))
     assert (result.y, result.meta.attempt) == (0, 3)
     assert [text.partition(":")[0] for text in result.meta.earlier_errors] == ["SandboxStartError"] * 2
     (line,) = [json.loads(line) for part in tmp_path.glob("part-*") for line in part.read_text().splitlines()]
@@ -116,11 +118,10 @@ async def test_a_sandbox_that_does_not_open_is_tried_again_and_the_result_and_th
 
 @pytest.mark.full
 async def test_a_sandbox_that_never_opens_fails_for_good_after_its_retries(
-    daytona: Any, counter: ExecutionCounter
+    daytona: Any, hasty: str, counter: ExecutionCounter
 ) -> None:
     daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
-    provider = await save_hasty_block()
-    (failure,) = await batch(SQUARE, inputs(counter), provider=provider, retries=1, on_failure="return")
+    (failure,) = await batch(SQUARE, inputs(counter), provider=hasty, retries=1, on_failure="return")
     assert isinstance(failure.error, SandboxStartError)
     assert (failure.meta.attempt, len(failure.meta.earlier_errors)) == (2, 1)
     assert daytona.state()["counts"]["POST /api/sandbox"] == 2
@@ -222,13 +223,12 @@ async def test_a_provider_that_asks_for_more_time_than_there_is_ends_the_flow_no
 
 @pytest.mark.full
 async def test_a_deadline_ends_the_wait_for_a_retry_and_says_what_was_waited_for(
-    daytona: Any, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
+    daytona: Any, hasty: str, counter: ExecutionCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (60.0,))
     daytona.set(fault_rate=1.0, faults=["500"], fault_where=CREATE)
-    async with asyncio.timeout(60):
-        provider = await save_hasty_block()
-        (failure,) = await batch(SQUARE, inputs(counter), provider=provider, deadline=6, on_failure="return")
+    async with asyncio.timeout(50):  # before the retry would be due
+        (failure,) = await batch(SQUARE, inputs(counter), provider=hasty, deadline=20, on_failure="return")
     assert isinstance(failure.error, DeadlineExceeded)
     assert failure.meta.attempt == 2
     assert failure.meta.earlier_errors[0].startswith(SandboxStartError.__name__)
