@@ -5,7 +5,9 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from rlm_batch import ConfigurationError, DaytonaSandbox, LocalSandbox, batch, chunks, sequence
 from rlm_batch.tasks.capacity import slots
 from rlm_batch.tasks.capacity.server_limits import ProcessLimits, open_limits, reconcile_limits
+
+from ..conftest import becomes
 
 pytestmark = pytest.mark.anyio
 
@@ -66,9 +70,22 @@ async def naps(count: int, nap: float, **options: Any) -> Sequence[Any]:
     return await batch(NAP, inputs=[{"nap": nap}] * count, **options)
 
 
+async def naps_until_stopped(count: int, stop: Path, **options: Any) -> Sequence[Any]:
+    """Naps of 0.15 s until that file is there, which are over soon then."""
+    code = f"import os\nnap = 0 if os.path.exists({str(stop)!r}) else 0.15\n{NAP}"
+    return await batch(code, inputs=[{}] * count, provider="local-sandbox/limited", **options)
+
+
 async def in_use(name: str) -> int:
     async with get_client() as client:
         return (await client.read_global_concurrency_limit_by_name(name)).active_slots
+
+
+async def hold_slots(count: int) -> bool:
+    """Whether so many slots of the limit are in use, which may not have been made yet."""
+    with suppress(ObjectNotFound):
+        return await in_use(LIMIT) >= count
+    return False
 
 
 @pytest.mark.parametrize("reuse", [pytest.param(False, marks=pytest.mark.full), True])
@@ -81,21 +98,23 @@ async def test_three_flow_runs_share_the_slots_of_one_block(block, quick, reuse)
 
 
 @pytest.mark.full
-async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(block, quick):
-    long = asyncio.create_task(naps(80, 0.15, max_workers=2, reuse_sandboxes=True))
-    await asyncio.sleep(1.5)
+async def test_a_run_that_holds_all_slots_hands_one_over_to_one_that_has_none(block, quick, tmp_path):
+    long = asyncio.create_task(naps_until_stopped(400, tmp_path / "stop", max_workers=2, reuse_sandboxes=True))
+    await becomes(lambda: hold_slots(2))
     short = await naps(2, 0.05)
+    (tmp_path / "stop").touch()
     ended = await long
     assert max(result.ended for result in short) < max(result.ended for result in ended)
     assert most(spans(short, ended)) <= 2
 
 
 @pytest.mark.full
-async def test_several_executions_in_one_task_run_hand_over_between_two_of_them(quick):
+async def test_several_executions_in_one_task_run_hand_over_between_two_of_them(quick, tmp_path):
     await saved(max_sandboxes=1)
-    long = asyncio.create_task(naps(20, 0.2, max_workers=1, executions_per_task=20))
-    await asyncio.sleep(1.5)
+    long = asyncio.create_task(naps_until_stopped(200, tmp_path / "stop", max_workers=1, executions_per_task=200))
+    await becomes(lambda: hold_slots(1))
     (short,) = await naps(1, 0.05)
+    (tmp_path / "stop").touch()
     assert short.ended < max(result.ended for result in await long)
 
 
@@ -164,7 +183,7 @@ async def test_blocks_with_one_limit_name_share_a_limit(quick):
 @pytest.mark.full
 async def test_a_limit_that_someone_removes_meanwhile_is_made_again(block, quick):
     running = asyncio.create_task(naps(12, 0.15, max_workers=4))
-    await asyncio.sleep(1.0)
+    await becomes(lambda: hold_slots(1))
     async with get_client() as client:
         await client.delete_global_concurrency_limit_by_name(LIMIT)
     others = await naps(4, 0.1)
@@ -214,6 +233,7 @@ async def test_limits_that_the_server_does_not_make_are_one_sentence(there):
 
 
 @pytest.mark.full
+@pytest.mark.alone  # a creation is seen when its call arrives, which a busy machine puts off
 async def test_creations_keep_to_their_rate_over_several_runs(daytona, quick):
     rate = 4
     await DaytonaSandbox(creations_per_second=rate).save("paced", overwrite=True)  # type: ignore[misc]

@@ -99,6 +99,7 @@ def usage(history: list[tuple[float, int]], most: int) -> float:
     return spent / ((full[-1] - full[0]) * most)
 
 
+@pytest.mark.alone  # it measures a share of time
 def test_three_processes_never_have_more_sandboxes_than_the_block_allows(database, daytona, record_property):
     saved(max_sandboxes=3)
     daytona.set(boot_s=0.05)
@@ -114,6 +115,7 @@ def test_three_processes_never_have_more_sandboxes_than_the_block_allows(databas
     assert asyncio.run(slots_in_use()) == 0
 
 
+@pytest.mark.alone  # a creation is seen when its call arrives, which a busy machine puts off
 def test_two_processes_keep_to_one_rate_of_creations(database, daytona):
     saved(creations_per_second=5)
     daytona.set(boot_s=0.0)
