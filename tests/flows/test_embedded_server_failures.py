@@ -19,9 +19,9 @@ from ..infra.machine import list_descendants
 from ..infra.prefect_database import make_prefect_home
 
 pytestmark = [pytest.mark.timeout(300)]
-END_SECONDS = (
-    15.0  # from the failure to the end of the process, on cores that are shared; Prefect's client takes minutes
-)
+# From the failure to the end of the process: ours waits 10 s for what is to be delivered, and the rest is for cores
+# that are shared. Prefect's client alone takes minutes.
+END_SECONDS = 45.0
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 START_SECONDS = 100.0  # for the imports and a server that fails, with as much beside them
 CODE = """
@@ -78,11 +78,16 @@ def wait_for_server(tmp_path: Path, program: subprocess.Popen[str], processes: C
         assert time.monotonic() < until
         assert program.poll() is None
         time.sleep(0.05)
-    below = list_descendants(program.pid)
-    (server,) = [
-        pid for pid, command in processes().items() if pid in below and "rlm_batch.flows.server.app" in command
-    ]
-    return server
+    while True:  # the kernel's lists of children lack some while one of them ends
+        below = list_descendants(program.pid)
+        servers = [
+            pid for pid, command in processes().items() if pid in below and "rlm_batch.flows.server.app" in command
+        ]
+        if servers:
+            (server,) = servers
+            return server
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def read_sentence(program: subprocess.Popen[str], seconds: float = END_SECONDS) -> str:
@@ -165,7 +170,7 @@ def test_a_program_that_is_killed_leaves_no_server_behind(
     server = wait_for_server(tmp_path, program, processes)
     program.kill()
     program.wait()
-    until = time.monotonic() + 1.5  # a second, and what a machine with other work takes
+    until = time.monotonic() + 5  # a second, and what a machine with other work takes; by itself it would stay
     while server in processes():
         assert time.monotonic() < until
         time.sleep(0.02)
