@@ -51,10 +51,11 @@ def test_the_server_ends_with_a_process_that_is_killed(no_process_left: None, tm
         "import sys, time\nfrom pathlib import Path\nfrom rlm_batch.deployments.server import PrefectServer\n"
         "with PrefectServer(Path(sys.argv[1])) as server:\n    print(server.url, flush=True)\n    time.sleep(60)\n"
     )
-    host = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    home = make_prefect_home(tmp_path / "home")
+    host = subprocess.Popen([sys.executable, "-c", program, str(home)], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
     url = host.stdout.readline().strip()
-    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/health", timeout=60).status_code == 200
     os.kill(host.pid, signal.SIGKILL)
     host.wait()
     until = time.monotonic() + 15
@@ -81,12 +82,12 @@ def test_a_web_page_of_another_address_is_refused_and_makes_no_run(server: str, 
     with SyncPrefectClient(server) as client:
         flow = client.request("POST", "/flows/", json={"name": str(uuid4())}).json()["id"]
     headers = {**get_csrf_headers(server), "Origin": origin}
-    made = httpx.post(f"{server}/flow_runs/", json={"flow_id": flow}, headers=headers)
+    made = httpx.post(f"{server}/flow_runs/", json={"flow_id": flow}, headers=headers, timeout=60)
     assert (made.status_code, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS" in made.text) == (403, True)
     assert "access-control-allow-origin" not in made.headers
     wish = {"Access-Control-Request-Method": "POST", "Origin": origin}
-    assert httpx.options(f"{server}/flow_runs/", headers=wish).status_code == 403
-    assert httpx.get(f"{server}/csrf-token?client=x", headers={"Origin": origin}).status_code == 403
+    assert httpx.options(f"{server}/flow_runs/", headers=wish, timeout=60).status_code == 403
+    assert httpx.get(f"{server}/csrf-token?client=x", headers={"Origin": origin}, timeout=60).status_code == 403
     with SyncPrefectClient(server) as client:
         found = client.request("POST", "/flow_runs/filter", json={"flows": {"id": {"any_": [flow]}}}).json()
     assert found == []
@@ -99,8 +100,11 @@ def test_another_page_shows_the_ui_in_no_frame_and_has_nothing_fetched_but_may_l
     ui = server.removesuffix("/api")
     for mode, kind, status in (("navigate", "iframe", 403), ("no-cors", "image", 403), ("navigate", "document", 200)):
         page = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": kind}
-        assert httpx.get(f"{ui}/", headers=page, follow_redirects=True).status_code == status
-    assert httpx.get(f"{ui}/", follow_redirects=True).headers["content-security-policy"] == "frame-ancestors 'self'"
+        assert httpx.get(f"{ui}/", headers=page, follow_redirects=True, timeout=60).status_code == status
+    assert (
+        httpx.get(f"{ui}/", follow_redirects=True, timeout=60).headers["content-security-policy"]
+        == "frame-ancestors 'self'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_another_page_shows_the_ui_in_no_frame_and_has_nothing_fetched_but_may_l
 )
 def test_a_name_that_is_not_the_servers_is_refused_whoever_made_it_point_here(server: str, host: str) -> None:
     headers = {"Host": host.format(port=urlsplit(server).port)}
-    refused = httpx.get(f"{server}/admin/version", headers=headers)
+    refused = httpx.get(f"{server}/admin/version", headers=headers, timeout=60)
     assert (refused.status_code, "another name" in refused.text) == (403, True)
 
 
@@ -126,17 +130,17 @@ def test_the_ui_asks_as_it_always_did_by_whichever_name_it_was_opened(server: st
     port = urlsplit(server).port
     origin = f"http://{name}:{port}"
     wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "prefect-csrf-token"}
-    allowed = httpx.options(f"{server}/flow_runs/count", headers={**wish, "Origin": origin})
+    allowed = httpx.options(f"{server}/flow_runs/count", headers={**wish, "Origin": origin}, timeout=60)
     assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, origin)
     given = {**get_csrf_headers(server), "Origin": origin, "Host": f"{name}:{port}"}
-    answer = httpx.post(f"{server}/flow_runs/count", json={}, headers=given)
+    answer = httpx.post(f"{server}/flow_runs/count", json={}, headers=given, timeout=60)
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
-    assert httpx.get(f"http://127.0.0.1:{port}/ui-settings").json()["csrf_enabled"] is True
+    assert httpx.get(f"http://127.0.0.1:{port}/ui-settings", timeout=60).json()["csrf_enabled"] is True
 
 
 def test_what_changes_something_needs_a_token_that_the_server_gave(server: str) -> None:
-    assert httpx.post(f"{server}/flows/", json={"name": "x"}).status_code == 403
-    assert httpx.post(f"{server}/flows/", json={"name": "x"}, headers=get_csrf_headers(server)).is_success
+    assert httpx.post(f"{server}/flows/", json={"name": "x"}, timeout=60).status_code == 403
+    assert httpx.post(f"{server}/flows/", json={"name": "x"}, headers=get_csrf_headers(server), timeout=60).is_success
 
 
 def test_an_automation_can_pause_another_although_the_server_has_no_token_of_its_own(server: str) -> None:
@@ -200,9 +204,11 @@ def test_a_page_that_a_person_allows_is_answered_and_so_is_its_host(
     with PrefectServer(tmp_path) as running:
         for origin, status in (("https://prefect.example", 200), ("https://evil.example", 403)):
             page = {"Origin": origin, "Host": urlsplit(origin).netloc}
-            assert httpx.get(f"{running.url}/admin/version", headers=page).status_code == status
+            assert httpx.get(f"{running.url}/admin/version", headers=page, timeout=60).status_code == status
         own = {"Origin": running.url.removesuffix("/api")}
-        assert "access-control-allow-origin" in httpx.get(f"{running.url}/admin/version", headers=own).headers
+        assert (
+            "access-control-allow-origin" in httpx.get(f"{running.url}/admin/version", headers=own, timeout=60).headers
+        )
 
 
 def test_an_address_where_no_api_answers_or_one_that_refuses_is_a_sentence(server: str) -> None:
@@ -239,7 +245,7 @@ def test_a_server_with_a_password_says_so_and_works_for_whoever_has_it(
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
     auth = "somebody:a password: of the tests"
     with PrefectServer(tmp_path, auth=auth) as running:
-        assert httpx.get(f"{running.url}/admin/version").status_code == 401
+        assert httpx.get(f"{running.url}/admin/version", timeout=60).status_code == 401
         sentence = (
             rf"the Prefect server at {running.url} asks for a password: set PREFECT_API_AUTH_STRING=NAME:PASSWORD"
         )

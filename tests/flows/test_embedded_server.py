@@ -70,19 +70,19 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_it_is_closed_to_web_pages_but_those_that_a_person_allows(embedded: str) -> None:
     for origin in ("http://evil.example", "http://127.0.0.1:1", "null"):
         headers = {**get_csrf_headers(embedded), "Origin": origin}
-        assert httpx.post(f"{embedded}/flows/", json={"name": "evil"}, headers=headers).status_code == 403
-        assert httpx.get(f"{embedded}/admin/version", headers=headers).status_code == 403
+        assert httpx.post(f"{embedded}/flows/", json={"name": "evil"}, headers=headers, timeout=60).status_code == 403
+        assert httpx.get(f"{embedded}/admin/version", headers=headers, timeout=60).status_code == 403
     own = get_csrf_headers(embedded)
-    assert httpx.post(f"{embedded}/flows/filter", json={}, headers=own).json()[0]["name"] != "evil"
-    allowed = httpx.get(f"{embedded}/admin/version", headers={"Origin": "https://allowed.example"})
+    assert httpx.post(f"{embedded}/flows/filter", json={}, headers=own, timeout=60).json()[0]["name"] != "evil"
+    allowed = httpx.get(f"{embedded}/admin/version", headers={"Origin": "https://allowed.example"}, timeout=60)
     assert allowed.headers["access-control-allow-origin"] == "https://allowed.example"
 
     # It goes by no other name.
-    assert httpx.get(f"{embedded}/admin/version").is_success
-    assert httpx.get(f"{embedded}/admin/version", headers={"Host": "evil.example"}).status_code == 403
+    assert httpx.get(f"{embedded}/admin/version", timeout=60).is_success
+    assert httpx.get(f"{embedded}/admin/version", headers={"Host": "evil.example"}, timeout=60).status_code == 403
 
     # Whoever changes something needs a token.
-    assert httpx.post(f"{embedded}/flows/", json={"name": "x"}).status_code == 403
+    assert httpx.post(f"{embedded}/flows/", json={"name": "x"}, timeout=60).status_code == 403
 
     # Its web sockets are closed to pages and open to programs.
     address = embedded.replace("http", "ws", 1) + "/events/out"
