@@ -138,9 +138,9 @@ def test_every_module_imports_from_the_installed_wheel(wheel: Path, tmp_path: Pa
 def test_import_is_light(tmp_path: Path) -> None:
     program = """
         import json, sys, time
-        start = time.perf_counter()
+        start = time.process_time()
         import rlm_batch
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         heavy = {"prefect", "daytona", "modal", "pydantic"} & {name.partition(".")[0] for name in sys.modules}
         print(json.dumps([seconds, sorted(heavy)]))
         """
