@@ -17,8 +17,10 @@ def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(run_al
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not list((tmp_path / "results").glob("*/part-*.jsonl")):
+    until = time.monotonic() + 100
+    while time.monotonic() < until and not any(
+        part.stat().st_size for part in (tmp_path / "results").glob("*/part-*.jsonl")
+    ):
         time.sleep(0.05)
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     _, errors = process.communicate(timeout=45)  # the executions alone would take sixty
@@ -38,7 +40,7 @@ def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(run_al
 @pytest.mark.full
 def test_a_first_start_on_an_empty_prefect_home_succeeds_and_can_be_interrupted(no_process_left, tmp_path):
     """With no server configured, Prefect starts one inside the command; Ctrl-C reaches both."""
-    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(60)")
     environ = environment(tmp_path) | {"PREFECT_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     environ.pop("PREFECT_API_URL", None)
     command = [COMMAND, "batch", "slow.py"]
@@ -47,9 +49,8 @@ def test_a_first_start_on_an_empty_prefect_home_succeeds_and_can_be_interrupted(
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if "isolation:" in line:
+        if line == "begun\n":
             break
-    time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)
     errors = process.stderr.read()
     assert process.wait(30) == 130
