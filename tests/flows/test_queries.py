@@ -26,7 +26,7 @@ from rlm_batch import (
 
 from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import Reply
-from .conftest import last_run
+from .conftest import becomes, last_run
 
 pytestmark = pytest.mark.anyio
 
@@ -80,7 +80,7 @@ async def test_ten_calls_reach_the_model_and_not_one_more_and_the_sum_is_what_th
 
 @pytest.mark.full
 async def test_no_more_requests_are_under_way_than_batch_concurrency_for_each_execution(chat):
-    chat.delay = 0.2
+    chat.delay = 1.0
     code = "SUBMIT(n=len(llm_query_batched([str(i) for i in range(9)], concurrency=50)))"
     assert (await batch([code], language_model=NAME, batch_concurrency=3))[0].n == 9
     assert chat.stats.most_at_once == 3
@@ -206,14 +206,16 @@ SUBMIT(answer=rlm_query("think"))
     await batch([code], language_model=NAME)
     async with get_client() as client:
         runs = {}
-        for _ in range(100):
+
+        async def five_are_over() -> bool:
             flow = await last_run(client)
             mine = FlowRunFilter(id={"any_": [flow.id]})  # type: ignore[arg-type]
             found = await client.read_task_runs(flow_run_filter=mine)
-            runs = {(run.name, (run.state.message or "")[:10]): run for run in found if run.state is not None}
-            if len(found) == 5 and all(run.state is not None and run.state.is_final() for run in found):
-                break
-            await asyncio.sleep(0.1)
+            runs.clear()
+            runs.update({(run.name, (run.state.message or "")[:10]): run for run in found if run.state is not None})
+            return len(found) == 5 and all(run.state is not None and run.state.is_final() for run in found)
+
+        await becomes(five_are_over)
     states = sorted((run.name, run.state_name or "", (run.state and run.state.message) or "") for run in runs.values())
     assert [state[:2] for state in states] == [
         ("execution 0", "Completed"),
@@ -242,11 +244,11 @@ async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, 
     async with get_client() as client:
         flow = await last_run(client)
         mine = FlowRunFilter(id={"any_": [flow.id]})  # type: ignore[arg-type]
-        for _ in range(100):
-            found = await client.read_task_runs(flow_run_filter=mine)
-            if len(found) >= 4:
-                break
-            await asyncio.sleep(0.1)
+
+        async def four_are_there() -> bool:
+            return len(await client.read_task_runs(flow_run_filter=mine)) >= 4
+
+        await becomes(four_are_there)
         await asyncio.sleep(0.5)
         assert len(await client.read_task_runs(flow_run_filter=mine)) == 4
 
@@ -313,6 +315,7 @@ async def test_a_timeout_ends_what_is_being_asked(chat):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(300)
 def test_without_the_extra_the_error_says_what_to_install(chat, tmp_path, server):
     """In a process of its own, where LiteLLM cannot be found."""
     program = """
@@ -337,7 +340,7 @@ except ConfigurationError as error:
 print(asyncio.run(batch(["SUBMIT(1)"]))[0].output)
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert done.stdout.count("pip install 'rlm-batch[rlm]'") == 2, done.stderr
     assert done.stdout.rstrip().endswith("1")
 
