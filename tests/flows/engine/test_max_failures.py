@@ -1,11 +1,13 @@
 """What a person gets of a run in which too much fails: an early end, and a word at once."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlm_batch import CodeError, ConfigurationError, ExecutionsFailed, Failure, NotRun, Result, batch, chunks, sweep
 from rlm_batch.flows.engine.events import FlowListener
+from rlm_batch.sandbox.result import Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -43,9 +45,26 @@ async def test_no_execution_is_begun_once_as_many_have_failed_and_the_next_run_b
     assert [type(outcome.error) for outcome in again[1::2]] == [CodeError] * 10
 
 
-async def test_what_is_under_way_is_finished() -> None:
-    code = "import time\nif x == 0: time.sleep(0.3); raise ValueError\ntime.sleep(1.5); SUBMIT(x=x)"
-    outcomes = await batch(code, inputs(9), max_failures=1, max_workers=3, on_failure="return")
+async def test_what_is_under_way_is_finished(tmp_path: Path) -> None:
+    """The first fails when two others have begun, which go on when the run has heard of it."""
+    code = f"""
+import os, time
+os.chdir({str(tmp_path)!r})
+open(f"begun-{{x}}", "w").close()
+while not (all(map(os.path.exists, ("begun-1", "begun-2"))) if x == 0 else os.path.exists("failed")):
+    time.sleep(0.02)
+if x == 0: raise ValueError
+SUBMIT(x=x)
+"""
+
+    class Listener(FlowListener):
+        def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
+            (tmp_path / "failed").touch()
+
+    run = batch.with_listener(Listener())
+    outcomes = await run(
+        code, inputs(9), provider="local:none", max_failures=1, max_workers=3, timeout=60, on_failure="return"
+    )
     assert [type(outcome) for outcome in outcomes[:3]] == [Failure, Result, Result]
     assert [type(outcome.error) for outcome in outcomes[3:]] == [NotRun] * 6
 
