@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from rlm_batch.flows.child_process import build_module_command
 
 from ..infra.csrf import get_csrf_headers
+from ..infra.ports import choose_port
 from ..infra.servers import SERVICES, Servers
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.requires("postgres", "redis")]
@@ -48,9 +48,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A worker with the command of compose.yaml, on a machine of its own as far as its home goes; it gives its log."""
     home = tmp_path_factory.mktemp("worker")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = choose_port()
     given = {
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": servers.url or servers.urls[1],

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import pytest
 from rlm_batch.deployments.up import find_allowed_paths
 
 from ..infra.csrf import get_csrf_headers
+from ..infra.ports import choose_port
 from ..infra.postgres import Postgres
 
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
@@ -34,7 +34,7 @@ class Up:
 
     def __init__(self, home: Path, *options: str, **settings: str) -> None:
         self.home = home
-        self.port = free_port()
+        self.port = choose_port()
         self.said = ""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         environment |= {"HOME": str(home), "RLM_BATCH_RESULTS": str(home / "results"), "COLUMNS": "200", **settings}
@@ -126,12 +126,6 @@ class Up:
         self._reader.join(10)
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture
@@ -247,7 +241,12 @@ def test_a_sweep_of_ones_own_runs_by_its_schedule_and_whoever_wants_reads_what_i
         finally:
             downstream.terminate()
             downstream.wait(60)
-        (run,) = [found for found in up.list_sweeps() if found["name"] == read[1]]
+        until = time.monotonic() + START
+        while True:  # the event is sent before the state is set
+            (run,) = [found for found in up.list_sweeps() if found["name"] == read[1]]
+            if run["state_type"] == "COMPLETED" or time.monotonic() > until:
+                break
+            time.sleep(0.2)
         assert (run["state_type"], run["auto_scheduled"]) == ("COMPLETED", True)
         assert run["state"]["message"].startswith(
             "2 of 2 trials succeeded; best loss 0 in trial 1 with lr=0.01; results"

@@ -4,7 +4,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from .bound_process import start_bound_process
+from .ports import choose_port
 
 END_SIGNAL = signal.SIGQUIT  # an immediate end, whoever is connected; its shared memory goes with it
 
@@ -40,9 +40,7 @@ class Postgres:
         self._programs = found
         self._process: subprocess.Popen[bytes] | None = None
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self._port = listener.getsockname()[1]
+        self._port = choose_port()
 
     @property
     def url(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from .bound_process import start_bound_process
+from .ports import choose_port
 
 
 class RedisServer:
@@ -18,9 +19,7 @@ class RedisServer:
     """
 
     def __init__(self) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = int(listener.getsockname()[1])
+        self.port = choose_port()
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="redis-"))

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import httpx
 import yaml
 
 from .bound_process import start_bound_process
+from .ports import choose_port
 from .postgres import Postgres
 from .redis_server import RedisServer
 
@@ -40,8 +40,8 @@ class Servers:
         self._settings = {**(settings or {})}
         if auth is not None:
             self._settings["PREFECT_SERVER_API_AUTH_STRING"] = auth
-        self._ports = [_free_port() for _ in range(count)]
-        self._front = _free_port()
+        self._ports = [choose_port() for _ in range(count)]
+        self._front = choose_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.postgres, self.redis = Postgres(), RedisServer()
 
@@ -155,9 +155,3 @@ class Servers:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
