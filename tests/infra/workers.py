@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.deployments.server import WORK_POOL, PrefectServer
@@ -217,6 +217,13 @@ def its_own(folder: Path, api_url: str) -> dict[str, str]:
         "PREFECT_API_URL": api_url,
         "PREFECT_WORKER_QUERY_SECONDS": QUERY_SECONDS,
     }
+
+
+async def wait_until_online(name: str) -> None:
+    """Returns once the server has heard of that worker. Raises TimeoutError if it has not by `ONLINE_TIMEOUT`."""
+    async with get_client() as client, asyncio.timeout(ONLINE_TIMEOUT):
+        while name not in {worker.name for worker in await client.read_workers_for_work_pool(WORK_POOL)}:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.2)
 
 
 class Fleet:

@@ -76,7 +76,7 @@ def values(files: ShardFiles) -> dict[int, Any]:
 
 
 async def test_a_shard_writes_the_outcomes_of_its_numbers_to_the_ledger_of_its_job(results):
-    files = files_of(results, "SUBMIT(y=1 // (x - 12))")
+    files = files_of(results, "import time; time.sleep(0.3); SUBMIT(y=1 // (x - 12))")  # time for the second sandbox
     await run(files)
     assert values(files) == {10: -1, 11: -1, 13: 1, 14: 0, 15: 0}
     heartbeat = files.read_heartbeat()

@@ -1,6 +1,7 @@
 """A job in shards gives what it would give in one process, whatever happens to its workers."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -18,12 +20,10 @@ from prefect.filesystems import RemoteFileSystem
 
 from rlm_batch import CodeError, ExecutionsFailed, Failure, NotRun, PrepareError, Result, batch, chunks, sweep
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.deployments.server import WORK_POOL
 from rlm_batch.sandbox.errors import DeadlineExceeded
 from rlm_batch.tasks.ledger.ledger import Ledger
 
-from ...infra.workers import ONLINE_TIMEOUT, Worker, its_own
-from ..conftest import becomes, last_run
+from ...infra.workers import Worker, its_own, wait_until_online
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -43,16 +43,6 @@ def worker(server: str, s3_process: Any, tmp_path_factory: pytest.TempPathFactor
         yield found
 
 
-async def wait_until_online(name: str) -> None:
-    """Returns once the server has heard of that worker, which imports Prefect first, on cores that are shared."""
-    async with get_client() as client:
-
-        async def is_online() -> bool:
-            return name in {worker.name for worker in await client.read_workers_for_work_pool(WORK_POOL)}
-
-        await becomes(is_online, ONLINE_TIMEOUT)
-
-
 @pytest.fixture
 def shared(worker: Worker, tmp_path: Path) -> Path:
     """A directory that the worker reaches by the same name."""
@@ -64,8 +54,14 @@ def counted(ledger: Path) -> Counter[str]:
     return Counter(line.key for line in Ledger(ledger).read_lines() if line.is_success)
 
 
-async def shards_of(run_id: Any) -> list[Any]:
-    children = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run_id]))
+def read_job_id(ledger: Path) -> str:
+    """The flow run of the one job that has written to the ledger."""
+    (run,) = ledger.glob("run-*.json")
+    return json.loads(run.read_text())["flow_run_id"]
+
+
+async def shards_of(run_id: str) -> list[Any]:
+    children = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[UUID(run_id)]))
     async with get_client() as client:
         return await client.read_flow_runs(flow_run_filter=children)
 
@@ -97,8 +93,8 @@ SUBMIT(y=x * x)
     (failure,) = caught.value.failures
     assert (failure.meta.index, type(failure.error)) == (7, CodeError)
     async with get_client() as client:
-        job = await last_job(client)
-    runs = await shards_of(job.id)
+        job = await client.read_flow_run(UUID(read_job_id(shared)))
+    runs = await shards_of(str(job.id))
     assert sorted(run.name for run in runs) == [f"{job.name} {number} of 3" for number in (1, 2, 3)]
     assert {run.state_name for run in runs} == {"Completed"}
 
@@ -107,14 +103,6 @@ SUBMIT(y=x * x)
     assert [result["y"] for result in results] == [x * x for x in range(12)]
     assert len(counted(shared)) == 12
     assert set(counted(shared).values()) == {1}
-
-
-async def last_job(client: Any) -> Any:
-    """The flow run that began last and is no shard."""
-    run = await last_run(client)
-    while run.parent_task_run_id is not None:
-        run = await client.read_flow_run((await client.read_task_run(run.parent_task_run_id)).flow_run_id)
-    return run
 
 
 @pytest.mark.full
@@ -207,7 +195,10 @@ async def test_a_shard_whose_process_is_killed_is_begun_again_with_the_rest(work
         )
     )
     await until(lambda: len(counted(shared)) > 20, job)
-    os.kill(next(iter(worker.flow_runs())), signal.SIGKILL)
+    shards = {str(run.id) for run in await shards_of(read_job_id(shared))}
+    # The worker may run others too, by the deployments' own schedule.
+    await until(lambda: shards & set(worker.flow_runs().values()), job)
+    os.kill(next(pid for pid, run in worker.flow_runs().items() if run in shards), signal.SIGKILL)
     results = await job
     assert [result["x"] for result in results] == list(range(120))
     assert set(counted(shared).values()) == {1}
@@ -253,9 +244,9 @@ async def test_what_a_deadline_leaves_undone_fails_and_its_shards_are_cancelled(
     undone = [result for result in results if isinstance(result, Failure)]
     assert 0 < len(undone) < 400
     assert {type(failure.error) for failure in undone} == {DeadlineExceeded}
-    async with get_client() as client:
-        job = await last_job(client)
-    assert all(run.state.is_final() for run in await shards_of(job.id))
+    runs = await shards_of(read_job_id(shared))
+    assert len(runs) == 2
+    assert all(run.state.is_final() for run in runs)
 
 
 async def until(true: Any, job: "asyncio.Task[Any] | None" = None) -> None:

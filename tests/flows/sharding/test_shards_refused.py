@@ -28,6 +28,7 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
         deployment = await found.read_deployment_by_name(work_pool.SHARD_DEPLOYMENT)
         await found.delete_deployment(deployment.id)
         await found.delete_work_pool(POOL)
+    await deploy(reset=True)  # or the other tests of this server would find the deployments on a pool that is gone
 
 
 async def refusal(**parameters: Any) -> str:

@@ -37,9 +37,10 @@ def reached(port):
         return False
 
 subprocess.Popen(["sleep", "600"], start_new_session=True)
-if not os.fork():
+if not (child := os.fork()):
     subprocess.Popen(["sleep", "600"])
     os._exit(0)
+os.waitpid(child, 0)
 asked, other = sys.argv[1:]
 print(json.dumps({"asked": reached(asked), "other": reached(other), "name": socket.gethostname()}), flush=True)
 time.sleep(600)
