@@ -1,13 +1,14 @@
 """A Prefect server for the tests of this room, with the settings that we ship."""
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rlm_batch.flows.engine.events import FlowListener
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +33,22 @@ async def becomes(true: Callable[[], Awaitable[Any]], seconds: float = 90) -> No
     raise TimeoutError
 
 
-async def sandboxes_are_open(count: int) -> None:
-    """Waits until there are so many local ones."""
+class OutputListener(FlowListener):
+    """Notes which executions have written something: their code has begun."""
 
-    async def so() -> bool:
-        return len(list(Path(tempfile.gettempdir()).glob("rlm-batch-*"))) >= count
+    def __init__(self) -> None:
+        self._indices: set[int] = set()
 
-    await becomes(so)
+    def on_output(self, index: int, stream: str, text: str) -> None:
+        self._indices.add(index)
+
+    async def wait_for(self, count: int) -> None:
+        """Waits until so many have."""
+
+        async def have_written() -> bool:
+            return len(self._indices) >= count
+
+        await becomes(have_written)
 
 
 async def last_run(client: Any) -> Any:

@@ -27,7 +27,7 @@ from rlm_batch import (
 from rlm_batch.blocks.registry import resolve_provider
 
 from ...infra.requirements import mark_level
-from ..conftest import sandboxes_are_open
+from ..conftest import OutputListener
 from .job import DOUBLE, SUM, THREE, runs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("volumes")]
@@ -218,12 +218,12 @@ async def test_a_deadline_ends_the_whole_job_and_what_is_complete_stays():
     code = "import time\nsave_to_volume(chunk_id, 'x')\ntime.sleep(data)\nSUBMIT(x=1)"
     given = {"quick": 0, "slow": 60}
     report = await chunks(
-        code, given, volume_name="late", max_workers=1, deadline=8, reduce="SUBMIT(x=1)", on_failure="return"
+        code, given, volume_name="late", max_workers=1, deadline=20, reduce="SUBMIT(x=1)", on_failure="return"
     )
     assert report["quick"].x == 1
     assert isinstance(report["slow"].error, DeadlineExceeded)
     assert isinstance(report.reduction.error, NotRun)
-    again = await chunks(code, given, volume_name="late", max_workers=1, deadline=8, on_failure="return")
+    again = await chunks(code, given, volume_name="late", max_workers=1, deadline=20, on_failure="return")
     assert runs(again) == set()
     assert isinstance(again["slow"].error, DeadlineExceeded)
 
@@ -248,13 +248,13 @@ async def test_what_chunks_write_belongs_to_the_volumes_group_and_to_nobody_else
 
 
 async def test_cancelling_the_flow_ends_promptly_and_leaves_no_sandbox():
-    code = "import time; time.sleep(60)"
-    task = asyncio.create_task(chunks(code, {str(i): i for i in range(6)}, volume_name="cancelled", max_workers=2))
-    await sandboxes_are_open(2)
-    await asyncio.sleep(0.3)  # for their code to begin
+    code, output = "import time; print('begun', flush=True); time.sleep(60)", OutputListener()
+    given = {str(i): i for i in range(6)}
+    task = asyncio.create_task(chunks.with_listener(output)(code, given, volume_name="cancelled", max_workers=2))
+    await output.wait_for(2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):  # the code alone would take sixty
             await task
 
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from rlm_batch.flows.child_process import build_module_command
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ...infra.logged_process import run_logged_process
-from ..conftest import becomes, sandboxes_are_open
+from ...infra.prefect_database import make_prefect_home
+from ..conftest import OutputListener, becomes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting a server or a worker is most of it
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,7 +96,7 @@ def test_a_script_that_is_told_to_end_while_it_removes_a_sandbox_removes_it(tmp_
 @pytest.mark.full
 async def test_a_deadline_leaves_no_sandbox_at_its_provider(daytona: Any) -> None:
     code = ["import time; time.sleep(600)"] * 3
-    outcomes = await batch(code, provider="daytona", timeout=600, deadline=5, on_failure="return")
+    outcomes = await batch(code, provider="daytona", timeout=600, deadline=20, on_failure="return")
     assert all(isinstance(outcome, Failure) for outcome in outcomes)
     assert daytona.state()["sandboxes"] == []
     assert daytona.state()["created"] == 3
@@ -118,7 +120,12 @@ def engines(processes: dict[int, str], run: FlowRun) -> list[int]:
     """The processes of a flow run."""
     wanted = str(run.id).encode()
     found = [pid for pid, command in processes.items() if "prefect.engine" in command]
-    return [pid for pid in found if wanted in Path(f"/proc/{pid}/environ").read_bytes()]
+    of_run: list[int] = []
+    for pid in found:
+        with suppress(OSError):  # it ended meanwhile
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes():
+                of_run.append(pid)
+    return of_run
 
 
 @pytest.mark.full
@@ -213,11 +220,14 @@ async def test_a_batch_goes_on_when_the_server_does_not_answer_for_some_seconds(
     async def under_way() -> bool:
         return written(ledger) >= 2
 
+    async def goes_on() -> bool:
+        return written(ledger) > 4
+
     await becomes(under_way)
     os.kill(pid, signal.SIGSTOP)
     try:
-        await asyncio.sleep(4)  # and executions begin and end meanwhile
-        assert written(ledger) > 4
+        await asyncio.sleep(4)
+        await becomes(goes_on)  # executions begin and end meanwhile
     finally:
         os.kill(pid, signal.SIGCONT)
     assert [result.x for result in await running] == list(range(24))
@@ -242,7 +252,7 @@ async def some_written(tmp_path: Path) -> bool:
 async def test_a_batch_ends_well_although_its_server_is_killed_and_comes_back_after_twenty_seconds(
     tmp_path: Path,
 ) -> None:
-    with PrefectServer(tmp_path / "home") as first:
+    with PrefectServer(make_prefect_home(tmp_path / "home")) as first:
         url, port = first.url, int(first.url.split(":")[2].partition("/")[0])
         command = begun(tmp_path, url, 60)
         try:
@@ -271,7 +281,7 @@ async def test_a_batch_ends_well_although_its_server_is_killed_and_comes_back_af
 async def test_a_server_that_stays_away_ends_the_command_with_a_sentence_and_what_was_done_is_kept(
     tmp_path: Path,
 ) -> None:
-    with PrefectServer(tmp_path / "home") as first:
+    with PrefectServer(make_prefect_home(tmp_path / "home")) as first:
         command = begun(tmp_path, first.url, 60)
         try:
             await becomes(lambda: some_written(tmp_path))
@@ -342,12 +352,15 @@ async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_
 
 
 @pytest.mark.full
-async def test_the_second_of_two_runs_on_one_ledger_is_told(results: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = str(results / "shared")
-    first = asyncio.create_task(batch(["import time; time.sleep(4)"], provider="local:none", results_path=place))
-
-    await sandboxes_are_open(1)
+async def test_the_second_of_two_runs_on_one_ledger_is_told(
+    results: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, go, output = str(results / "shared"), tmp_path / "go", OutputListener()
+    code = f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    first = asyncio.create_task(batch.with_listener(output)([code], provider="local:none", results_path=place))
+    await output.wait_for(1)
     await batch(["SUBMIT(1)"], provider="local:none", results_path=place)
+    go.touch()
     await first
     told = [record.getMessage() for record in caplog.records if "another run is writing" in record.getMessage()]
     assert len(told) == 1

@@ -11,11 +11,13 @@ import pytest
 
 from rlm_batch import ExecutionsFailed, batch, rlm
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.flows.engine.events import FlowListener
+from rlm_batch.tasks.tracing import span_sender
+from rlm_batch.tasks.tracing.span_sender import SEND_SECONDS
 
 from ...infra.scripted_turns import make_script
-from ...infra.workers import Worker
+from ...infra.workers import Worker, wait_until_online
 from ...standins.otlp import SpanReceiver
+from ..conftest import OutputListener
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full]
 
@@ -31,6 +33,7 @@ SUBMIT(answers=llm_query_batched([f"a secret question {x}", "another"]))
 def receiver(chat, monkeypatch) -> Iterator[SpanReceiver]:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     monkeypatch.setenv("OPENAI_API_BASE", chat.url)
+    monkeypatch.setattr(span_sender, "SEND_SECONDS", 20.0)  # for cores that are shared
     with SpanReceiver() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         yield receiver
@@ -108,19 +111,9 @@ async def test_a_recursive_query_is_an_agent_with_the_calls_of_its_turns_and_of_
 
 
 async def test_executions_that_are_cancelled_have_ended_with_an_error_when_the_run_is_over(receiver):
-    started: set[int] = set()
-    all_started = asyncio.Event()
-
-    class Listener(FlowListener):
-        def on_output(self, index: int, stream: str, text: str) -> None:
-            started.add(index)
-            if len(started) == 2:
-                all_started.set()
-
-    code = "import time; print('started', flush=True); time.sleep(60)"
-    run = asyncio.create_task(batch.with_listener(Listener())([code] * 2, max_workers=2))
-    async with asyncio.timeout(60):
-        await all_started.wait()
+    code, output = "import time; print('started', flush=True); time.sleep(60)", OutputListener()
+    run = asyncio.create_task(batch.with_listener(output)([code] * 2, max_workers=2))
+    await output.wait_for(2)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
@@ -143,6 +136,8 @@ async def test_executions_that_are_cancelled_have_ended_with_an_error_when_the_r
 async def test_an_endpoint_that_takes_no_spans_costs_a_run_a_line_and_two_seconds(
     receiver, trouble, reason, monkeypatch, caplog, capfd
 ):
+    if reason == "within 2 s":
+        monkeypatch.setattr(span_sender, "SEND_SECONDS", SEND_SECONDS)
     receiver.hangs, receiver.status = trouble == "hangs", 500 if trouble == "fails" else 200
     if trouble == "refuses":
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:a-secret@127.0.0.1:9/?key=a-secret")
@@ -181,7 +176,9 @@ async def test_the_runs_of_shards_are_in_the_trace_of_their_job(receiver, server
         "RLM_BATCH_ALLOWED_PATHS": str(tmp_path),
     }
     port = int(receiver.url.rpartition(":")[2])
-    with Worker(tmp_path / "machine", server, "worker-of-traces", limit=2, ports=[port], environment=environment):
+    machine = tmp_path / "machine"
+    with Worker(machine, server, "worker-of-traces", limit=2, ports=[port], environment=environment) as worker:
+        await wait_until_online(worker.name)
         results = await batch(
             "SUBMIT(x=x)", inputs=[{"x": x} for x in range(4)], shards=2, results_path=str(tmp_path / "shared")
         )

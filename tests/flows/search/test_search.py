@@ -229,7 +229,7 @@ async def test_a_study_goes_to_a_storage_for_optunas_own_tools(tmp_path: Path) -
 async def test_a_deadline_leaves_what_was_not_asked_for_without_a_point(tmp_path: Path) -> None:
     code = "import time\ntime.sleep(30 if x > 0.2 else 0)\nSUBMIT(loss=x)"
     report = await run_sweep(
-        code, space=ONE, trials=40, objective="loss", deadline=2, max_workers=2, on_failure="return",
+        code, space=ONE, trials=40, objective="loss", deadline=10, max_workers=2, on_failure="return",
         results_path=tmp_path / "job", **OPTIONS,
     )  # fmt: skip
     asked = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, AskedTrial)]
