@@ -27,6 +27,8 @@ from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.result import Result
 from rlm_batch.tasks.ledger.run_record import RunRecord
 
+from ..conftest import becomes
+
 pytestmark = pytest.mark.anyio
 
 
@@ -149,10 +151,12 @@ async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Pa
     async with get_client() as client:
         wanted = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
         runs: list[Any] = []
-        for _ in range(100):  # the server takes them in a batch
-            if runs := await client.read_task_runs(task_run_filter=wanted):
-                break
-            await asyncio.sleep(0.2)
+
+        async def are_there() -> bool:  # the server takes them in a batch
+            runs[:] = await client.read_task_runs(task_run_filter=wanted)
+            return bool(runs)
+
+        await becomes(are_there)
     assert {record.task_run_id for record in found} == {run.id for run in runs}
 
 
