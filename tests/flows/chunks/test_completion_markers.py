@@ -155,6 +155,7 @@ SUBMIT(fine=True)
 
 
 @pytest.mark.full
+@pytest.mark.timeout(300)
 def test_a_host_that_is_killed_half_way_runs_only_what_was_not_complete(tmp_path, server, volumes):
     """kill -9 in the middle, and again from the start: markers say what is complete, whatever the ledger has."""
     data = tmp_path / "rows.jsonl"
@@ -179,7 +180,7 @@ executed = sum(1 for outcome in report.results.values() if outcome.meta.sandbox_
 print(report.reduction.words, report.reduction.rows, len(report.results), executed)
 """
     host = subprocess.Popen([sys.executable, "-c", program], env={**os.environ}, stdout=subprocess.PIPE)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     markers = lambda: len(list((volumes / "killed").glob(".rlm-batch/complete/*/*.json")))  # noqa: E731
     # All four wait for the file in their sandboxes: none of these is just being made or removed.
     boxes = lambda: len(list(Path(tempfile.gettempdir()).glob("rlm-batch-*/sandbox.json")))  # noqa: E731
@@ -192,7 +193,7 @@ print(report.reduction.words, report.reduction.rows, len(report.results), execut
     asyncio.run(reap())
     Volume("killed").put("go", "")
     again = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ}, stdout=subprocess.PIPE, text=True, check=True, timeout=100
+        [sys.executable, "-c", program], env={**os.environ}, stdout=subprocess.PIPE, text=True, check=True, timeout=150
     )
     words = sum(n % 7 for n in range(400))
     assert again.stdout.split() == [str(words), "400", "40", "28"]
@@ -373,13 +374,15 @@ async def test_a_key_that_anybody_could_guess_ends_a_job_before_it_begins(volume
 async def test_markers_of_15_mb_do_not_hold_up_the_next_job(volumes, caplog):
     """Eight of them were read for 77 s, and ended it."""
     jobs = {str(number): [number] for number in range(8)}
+    began = time.monotonic()
     await chunks(DOUBLE, jobs, volume_name="large")
+    plain = time.monotonic() - began
     markers = find_markers(volumes / "large")
     for path in markers:
         path.write_text('{"files":[' + "[]," * 5_000_000 + "[]]}")
     began = time.monotonic()
     again = await chunks(DOUBLE, jobs, volume_name="large", timeout=20)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 10 + 4 * plain
     assert runs(again) == set(jobs)
     assert "8 of 8 completion markers on the volume were not read" in caplog.text
     assert max(path.stat().st_size for path in find_markers(volumes / "large")) < 10_000
@@ -394,14 +397,16 @@ async def test_what_could_not_be_read_in_time_is_run_again(volumes, monkeypatch,
 
 
 async def test_what_is_not_the_jobs_own_among_the_markers_is_not_read(volumes):
+    began = time.monotonic()
     await chunks(DOUBLE, THREE, volume_name="crowded")
+    plain = time.monotonic() - began
     (folder,) = (volumes / "crowded" / ".rlm-batch" / "complete").iterdir()
     (folder / "first.json").write_text('{"files":[' + "[]," * 300_000 + "[]]}")
     for number in range(1000):
         os.link(folder / "first.json", folder / f"{number:032x}.json")
     began = time.monotonic()
     again = await chunks(DOUBLE, THREE, volume_name="crowded")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 10 + 4 * plain
     assert runs(again) == set()
 
 

@@ -112,7 +112,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
     provider: tuple[str, SandboxProvider], client: PrefectClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     name, block = provider
-    server, now = await get_server_id(), time.time()
+    server, now, begun = await get_server_id(), time.time(), time.monotonic()
     live = await client.create_flow_run(somebodys, state=Running())
     waiting = await client.create_flow_run(somebodys, state=Pending())
     over = await client.create_flow_run(somebodys, state=Completed())
@@ -189,7 +189,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
         }
         silence = re.search(r"silent for (\d+) s", "".join(listener.sentences))
         assert silence is not None
-        assert 0 <= int(silence[1]) < 40
+        assert 0 <= int(silence[1]) <= time.monotonic() - begun  # and not 40 and more, as its sandboxes' labels say
         assert await reap(name) == []
         # What Prefect calls in a worker when a run's process has gone, by keyword.
         named = live.model_copy(update={"parameters": {"provider": name}})
