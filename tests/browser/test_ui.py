@@ -174,7 +174,7 @@ class TestAgainstAWorker:
         page.see("asleep")  # what the code writes is in the run's log while it runs
         page.click("Cancel", "button")
         page.click("Confirm", ".p-modal__footer button")
-        until(lambda: not sandboxes(), 30)
+        until(lambda: not sandboxes(), 120)  # the code alone would take three hundred
         page.see("Cancelled", "interrupted; the results so far are in", "Flow run was cancelled.")
         log = ask(ui, "logs/filter", logs={"flow_run_id": {"any_": [created["id"]]}})
         assert [line["message"] for line in log if re.search("Crash|Finished in state", line["message"])] == []

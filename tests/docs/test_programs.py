@@ -103,6 +103,7 @@ RUN_PAGES = [
 ]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", RUN_PAGES)
 def test_the_commands_of_a_page_run_one_after_the_other(
     page: str,
