@@ -196,9 +196,14 @@ async def test_a_shard_whose_process_is_killed_is_begun_again_with_the_rest(work
     )
     await until(lambda: len(counted(shared)) > 20, job)
     shards = {str(run.id) for run in await shards_of(read_job_id(shared))}
-    # The worker may run others too, by the deployments' own schedule.
-    await until(lambda: shards & set(worker.flow_runs().values()), job)
-    os.kill(next(pid for pid, run in worker.flow_runs().items() if run in shards), signal.SIGKILL)
+
+    def find_processes() -> list[int]:  # the worker may run others too, by the deployments' own schedule
+        processes[:] = [pid for pid, run in worker.flow_runs().items() if run in shards]
+        return processes
+
+    processes: list[int] = []
+    await until(find_processes, job)
+    os.kill(processes[0], signal.SIGKILL)
     results = await job
     assert [result["x"] for result in results] == list(range(120))
     assert set(counted(shared).values()) == {1}
