@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from rlm_batch.flows.child_process import build_module_command
 
 from ..infra.csrf import get_csrf_headers
-from ..infra.ports import choose_port
+from ..infra.logged_process import choose_port
 from ..infra.servers import SERVICES, Servers
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.requires("postgres", "redis")]

@@ -20,7 +20,7 @@ import pytest
 from rlm_batch.deployments.up import find_allowed_paths
 
 from ..infra.csrf import get_csrf_headers
-from ..infra.ports import choose_port
+from ..infra.logged_process import choose_port
 from ..infra.postgres import Postgres
 
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from .bound_process import start_bound_process
-from .ports import choose_port
+from .logged_process import choose_port
 
 END_SIGNAL = signal.SIGQUIT  # an immediate end, whoever is connected; its shared memory goes with it
 

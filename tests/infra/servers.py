@@ -15,7 +15,7 @@ import httpx
 import yaml
 
 from .bound_process import start_bound_process
-from .ports import choose_port
+from .logged_process import choose_port
 from .postgres import Postgres
 from .redis_server import RedisServer
 
