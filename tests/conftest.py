@@ -254,7 +254,8 @@ def no_process_left() -> Iterator[None]:
     ):
         time.sleep(0.01)
     for pid in left:
-        os.kill(pid, 9)
+        with suppress(ProcessLookupError):
+            os.kill(pid, 9)
     assert not left, f"left behind: {left}"
 
 
@@ -272,6 +273,7 @@ def local(request: pytest.FixtureRequest) -> "LocalSandbox":
 def running_daytona() -> Iterator[DaytonaStandin]:
     """A local Daytona for the whole run, so that its process is there before any test looks for what was left."""
     with DaytonaStandin(boot_s=0.0) as running:
+        STANDINS.add(running.process.pid)
         yield running
 
 

@@ -36,13 +36,13 @@ async def opened(provider: DaytonaSandbox) -> None:
 
 
 def refusal(provider: DaytonaSandbox) -> RlmBatchError:
-    """What opening a sandbox raises, with the seconds that it took on its `took`."""
+    """What opening a sandbox raises, without having been waited for."""
     asyncio.run(_warm(provider))
     begun = time.monotonic()
     with pytest.raises(RlmBatchError) as caught:
         asyncio.run(opened(provider))
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     return caught.value
 
 

@@ -176,7 +176,7 @@ async def test_a_start_that_the_proxy_has_repeated_runs_once_and_its_outcome_is_
 async def test_a_driver_whose_log_cannot_be_followed_has_an_unknown_outcome(
     standin: Any, counter: ExecutionCounter, block: DaytonaSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "GIVE_UP_SECONDS", 1.0)
+    monkeypatch.setattr(channel, "GIVE_UP_SECONDS", 5.0)
     standin.set(fault_rate=1.0, faults=["502"], fault_where="^WS ")
     with pytest.raises(OutcomeUnknown, match="its log cannot be followed") as caught:
         await count(block, counter)
