@@ -114,8 +114,15 @@ async def test_cold_starts_that_are_cancelled_are_waited_for_and_removed_and_who
     block = modal_sandbox()
     await (await block.open(block.labels(""))).remove()
     modal_standin.ask("faults", rules=[{"method": "SandboxCreateV2", "delay": 2.0}])
+
+    def count_creations() -> int:
+        return modal_standin.ask("state")["counts"]["SandboxCreateV2"]
+
+    before = count_creations()
     opening = [asyncio.create_task(block.open(block.labels(""))) for _ in range(3)]
-    await asyncio.sleep(0.3)
+    while count_creations() < before + 3:
+        assert not any(task.done() for task in opening)
+        await asyncio.sleep(0.02)
     for task in opening:
         task.cancel()
     await asyncio.gather(*opening, return_exceptions=True)
@@ -252,14 +259,14 @@ async def test_a_host_that_is_killed_leaves_nothing_after_the_lifetime(modal_san
 async def test_a_host_that_is_killed_leaves_nothing_after_its_silence_and_the_idle_timeout(
     modal_sandbox: Make, modal_standin: Any
 ) -> None:
-    killed_host(modal_standin, "2", "3600", "1")
+    killed_host(modal_standin, "6", "3600", "4")
     assert sandboxes(modal_standin)
-    assert await gone(modal_standin, 20)
+    assert await gone(modal_standin, 40)
 
 
 @pytest.mark.full
 async def test_a_driver_that_is_busy_keeps_its_sandbox_from_being_idle(modal_sandbox: Make) -> None:
-    async with modal_sandbox(idle_timeout=1).interpreter() as interpreter:
-        assert (await interpreter.execute("import time; time.sleep(3); SUBMIT(x=1)")).x == 1
-        await asyncio.sleep(2)
+    async with modal_sandbox(idle_timeout=4).interpreter() as interpreter:
+        assert (await interpreter.execute("import time; time.sleep(6); SUBMIT(x=1)")).x == 1
+        await asyncio.sleep(5)
         assert (await interpreter.execute("SUBMIT(x=2)")).x == 2
