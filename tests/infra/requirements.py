@@ -21,7 +21,9 @@ from .isolation_levels import find_missing_support
 from .podman.store import find_missing_podman
 from .postgres import find_programs
 
-ORDINARY_UID = 54321  # whom a host is run as that is an ordinary user although the tests run as root
+# Whom a host is run as that is an ordinary user although the tests run as root: a user whom no system hands out, and
+# another one for each worker, for a user's limits, priorities and signals reach all of that user's processes.
+ORDINARY_UID = 54321 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Fixtures, and what every test that asks for one needs.
 FIXTURES = {

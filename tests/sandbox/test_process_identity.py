@@ -11,6 +11,7 @@ import pytest
 
 from rlm_batch.sandbox.process_identity import is_process_alive, read_own_identity
 
+from ..infra.requirements import ORDINARY_UID
 from ..standins.mount_namespace import Mount, make_command
 
 pytestmark = [pytest.mark.requires("linux"), pytest.mark.usefixtures("no_process_left"), pytest.mark.timeout(60)]
@@ -91,7 +92,7 @@ def test_where_proc_is_another_namespaces_or_is_not_there_a_process_has_no_ident
 @pytest.mark.requires("root")
 def test_a_process_that_an_ordinary_user_may_not_signal_is_alive() -> None:
     own = read_own_identity()
-    code = ASK.replace("print(", "import os\nos.setuid(54321)\nprint(")
+    code = ASK.replace("print(", f"import os\nos.setuid({ORDINARY_UID})\nprint(")
     with subprocess.Popen(
         [sys.executable, "-c", code, own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

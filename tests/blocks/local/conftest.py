@@ -19,9 +19,9 @@ import pytest
 from rlm_batch import LocalSandbox
 
 from ...infra.isolation_levels import find_strongest_level
-from ...infra.requirements import mark_level
+from ...infra.requirements import ORDINARY_UID, mark_level
 from .boxes import KINDS, LIFETIMES, OLDER, Box, Boxes, make_box, mark_kind, name_of
-from .hosts import ENVIRONMENT_SECRET, ORDINARY, Host, Hosts, copy_python, start_as_ordinary
+from .hosts import ENVIRONMENT_SECRET, Host, Hosts, copy_python, start_as_ordinary
 from .targets import FILE_SECRET, Files, Marked, Servers, Victim
 
 
@@ -35,7 +35,7 @@ def ordinary() -> Iterator[dict[str, Any]]:
     for candidate in (base, "/usr/bin/python3", "/usr/local/bin/python3"):
         prefix = start_as_ordinary(candidate)
         if prefix is not None:
-            yield {"uid": ORDINARY, "python": os.path.realpath(candidate), "prefix": prefix}
+            yield {"uid": ORDINARY_UID, "python": os.path.realpath(candidate), "prefix": prefix}
             return
     folder = Path(tempfile.mkdtemp(prefix="python-", dir="/tmp"))
     folder.chmod(0o755)
@@ -44,7 +44,7 @@ def ordinary() -> Iterator[dict[str, Any]]:
         prefix = start_as_ordinary(candidate)
         if prefix is None:
             pytest.skip(f"{base} lies where no other user can reach it, and a copy of it does not start")
-        yield {"uid": ORDINARY, "python": candidate, "prefix": prefix}
+        yield {"uid": ORDINARY_UID, "python": candidate, "prefix": prefix}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -71,7 +71,7 @@ def new_host(open_folder: Path, request: pytest.FixtureRequest) -> Hosts:
             home, settings = open_folder / "home", request.getfixturevalue("ordinary")
             if not home.exists():
                 home.mkdir(mode=0o700)
-                os.chown(home, ORDINARY, ORDINARY)
+                os.chown(home, ORDINARY_UID, ORDINARY_UID)
         secret = {"HOST_SECRET": ENVIRONMENT_SECRET}
         return Host(settings, os.environ | {"HOME": str(home), "TMPDIR": str(folders)} | secret)
 

@@ -13,15 +13,16 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
+from ...infra.requirements import ORDINARY_UID
+
 HOST = Path(__file__).with_name("local_host.py")
-ORDINARY = 54321  # a user whom no system hands out
 ENVIRONMENT_SECRET = "of the environment"
 
 
 def start_as_ordinary(python: str) -> str | None:
     """The prefix of that Python if an ordinary user can start it and it reads our marshalled code; None if not."""
     program = "import _ctypes, sqlite3, sys, importlib.util as u; print(u.MAGIC_NUMBER.hex(), sys.base_prefix)"
-    who: dict[str, Any] = {"user": ORDINARY, "group": ORDINARY, "extra_groups": []}
+    who: dict[str, Any] = {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []}
     command = [python, "-I", "-S", "-c", program]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd="/", env={}, **who)

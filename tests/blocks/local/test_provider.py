@@ -26,6 +26,7 @@ from rlm_batch.blocks.local.isolation_level import resolve_level
 from rlm_batch.sandbox.errors import RlmBatchError
 
 from ...infra.isolation_levels import find_strongest_level
+from ...infra.requirements import ORDINARY_UID
 from .hosts import copy_python
 
 if TYPE_CHECKING:
@@ -303,7 +304,7 @@ async def test_what_another_user_has_planted_is_neither_listed_nor_removed(
     record = {"labels": {"managed-by": "rlm-batch"}, "pid": process.pid, "started": started}
     (folder / "sandbox.json").write_text(json.dumps(record))
     for path in (folder, folder / "work", folder / "sandbox.json"):
-        os.chown(path, 54321, 54321)
+        os.chown(path, ORDINARY_UID, ORDINARY_UID)
     (tmp_path / "rlm-batch-00000000000b").symlink_to(tmp_path)
     try:
         assert await LocalSandbox().list_sandboxes() == []
