@@ -240,7 +240,10 @@ def test_zygotes_of_other_walls_that_are_idle_are_few(volumes: Path, zygotes: Zy
         with LocalInterpreter(isolation="bubblewrap", volume_name=f"data-{number}") as interpreter:
             interpreter.execute("pass")
     # Each is three processes: bubblewrap, itself, and the one that is forked ahead.
-    assert len(find_zygotes(os.getpid())) <= 3 * (MAX_IDLE_ZYGOTES + 1)
+    until = time.monotonic() + 5
+    while len(pids := find_zygotes(os.getpid())) > 3 * (MAX_IDLE_ZYGOTES + 1) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert len(pids) <= 3 * (MAX_IDLE_ZYGOTES + 1)
 
 
 @pytest.mark.requires("bubblewrap", "root")
@@ -308,19 +311,27 @@ def count_own_mounts(pids: set[int]) -> Counter[str]:
 @pytest.mark.strongest_first
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.full)])
 def test_many_sandboxes_opened_and_closed_leave_nothing(local: LocalSandbox, count: int, zygotes: Zygotes) -> None:
-    def take_stock() -> dict[str, object]:
+    def take_stock() -> Counter[str]:
         gc.collect()
         pids = find_zygotes(os.getpid())
-        stock: dict[str, object] = {
-            "processes": len(pids) + len(list_marked(os.getpid())),
-            "descriptors": len(os.listdir("/proc/self/fd")),
-        }
-        if os.geteuid() == 0:  # to others of their own user the zygotes are closed
-            stock |= {
-                "zygotes' descriptors": sorted(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
-            }
-            links = {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in pids for kind in ("mnt", "net", "pid")}
-            stock["namespaces"] = len(links)
+        stock = Counter(zygotes=len(pids), sandboxes=len(list_marked(os.getpid())))
+        stock["descriptors"] = len(os.listdir("/proc/self/fd"))
+        links = set[str]()
+        for pid in pids if os.geteuid() == 0 else ():  # to others of their own user the zygotes are closed
+            with suppress(FileNotFoundError):  # it ended meanwhile
+                stock["zygotes' descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
+                links |= {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("mnt", "net", "pid")}
+        stock["namespaces"] = len(links)
+        return stock
+
+    def wait_for_rest() -> Counter[str]:
+        """The stock once it stays the same, with a zygote, the one that it has forked ahead, and its bubblewrap."""
+        least = 3 if local.isolation == "bubblewrap" else 2
+        before, stock, until = Counter[str](), take_stock(), time.monotonic() + 30
+        while stock != before or stock["zygotes"] < least:
+            assert time.monotonic() < until, stock
+            time.sleep(1)
+            before, stock = stock, take_stock()
         return stock
 
     def list_zygotes_mounts() -> Counter[str]:
@@ -332,14 +343,13 @@ def test_many_sandboxes_opened_and_closed_leave_nothing(local: LocalSandbox, cou
 
     for _ in range(3):
         run_one()
-    time.sleep(0.2)
-    before, mounts = take_stock(), list_zygotes_mounts()
+    before, mounts = wait_for_rest(), list_zygotes_mounts()
     for _ in range(count):
         run_one()
-    until = time.monotonic() + 5
-    while (after := take_stock()) != before and time.monotonic() < until:
+    until = time.monotonic() + 10
+    while (more := take_stock() - before) and time.monotonic() < until:
         time.sleep(0.1)
-    assert after == before
+    assert not more  # fewer descriptors are another's in this process, as of a client that is kept for a while
     assert not list_zygotes_mounts() - mounts  # a mount of another test's may be gone
 
 
