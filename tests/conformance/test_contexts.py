@@ -106,13 +106,16 @@ async def test_a_timeout_interrupts_and_keeps_the_state(provider: SandboxProvide
 
     tools = {"forever": forever, "quick": lambda: None}
 
+    few = asyncio.Semaphore(3)  # each has a second to be interrupted in, and all are busy
+
     async def interrupted(interpreter: Interpreter, name: str) -> None:
-        await interpreter.execute("kept = []", context=name)
-        for i in range(2):
-            with pytest.raises(ExecutionTimeout) as caught:
-                await interpreter.execute(f"kept.append({i})\n{WAITING[name]}", context=name, timeout=0.4)
-            assert "lost" not in str(caught.value), name
-        assert (await interpreter.execute("SUBMIT(kept=kept)", context=name)).kept == [0, 1], name
+        async with few:
+            await interpreter.execute("kept = []", context=name)
+            for i in range(2):
+                with pytest.raises(ExecutionTimeout) as caught:
+                    await interpreter.execute(f"kept.append({i})\n{WAITING[name]}", context=name, timeout=0.4)
+                assert "lost" not in str(caught.value), name
+            assert (await interpreter.execute("SUBMIT(kept=kept)", context=name)).kept == [0, 1], name
 
     async with provider.interpreter(timeout=20, tools=tools) as interpreter:
         await asyncio.gather(*(interrupted(interpreter, name) for name in WAITING))
@@ -167,9 +170,20 @@ async def test_a_crash_loses_the_state_and_says_so(interpreter: Interpreter) -> 
 
 
 async def test_a_process_that_ends_between_two_executions_has_lost_the_state(interpreter: Interpreter) -> None:
-    code = "import os, threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), os._exit(4))).start()"
-    await interpreter.execute(code, context="c")
-    await asyncio.sleep(0.6)
+    code = """
+        import fcntl, os, threading, time
+        held = open("held", "w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        def end():
+            while not os.path.exists("go"):
+                time.sleep(0.02)
+            os._exit(4)
+        threading.Thread(target=end).start()
+        """
+    await interpreter.execute(dedent(code), context="c")
+    code = "import fcntl\nopen('go', 'w').close()\nfcntl.flock(open('held'), fcntl.LOCK_EX)"  # which its end lets go of
+    await interpreter.execute(code)
+    await asyncio.sleep(0.3)  # for the driver to be told of its end
     with pytest.raises(StateLost, match="status 4"):
         await interpreter.execute("SUBMIT()", context="c")
 

@@ -48,8 +48,8 @@ async def ask(
 
 @pytest.mark.every_provider
 async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: SandboxProvider, chat: ChatServer):
-    for prompt, delay in zip(THREE, (2.0, 1.5, 1.0), strict=True):
-        chat.rule(prompt, Reply(f"summary of {prompt.split()[-1]}", delay=delay))
+    for prompt, delay in zip(THREE, (0.6, 0.4, 0.2), strict=True):
+        chat.rule(prompt, Reply(f"summary of {prompt.split()[-1]}", delay=delay, gate=3))
     code = """
         summaries = rlm_query_batched(prompts, concurrency=3)
         SUBMIT(summaries=summaries)
@@ -66,7 +66,7 @@ async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: S
 async def test_no_more_is_under_way_than_was_asked_for_and_the_host_allows(
     provider: SandboxProvider, chat: ChatServer, asked: int | None, cap: int, seen: int
 ):
-    chat.delay = 0.4
+    chat.script = lambda request: Reply(f"answer to: {request.messages[-1]}", delay=0.2, gate=seen)
     code = "SUBMIT(answers=llm_query_batched([str(i) for i in range(12)], concurrency=asked))"
     found = await ask(provider, chat, code, {"asked": asked}, batch_concurrency=cap)
     assert found.answers == [f"answer to: {i}" for i in range(12)]
@@ -127,7 +127,7 @@ async def test_wrong_arguments_are_errors_of_the_code_and_reach_no_model(provide
 
 
 async def test_threads_and_coroutines_of_the_code_ask_at_the_same_time(provider: SandboxProvider, chat: ChatServer):
-    chat.delay = 0.3
+    chat.script = lambda request: Reply(f"answer to: {request.messages[-1]}", gate=3)
     code = """
         import asyncio
         from concurrent.futures import ThreadPoolExecutor
@@ -309,7 +309,7 @@ async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvid
             await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.wait([task])
-        await asyncio.sleep(0.3)  # for what was on its way already
+        await asyncio.sleep(1.2)  # for what was on its way already
         at_the_end = chat.stats.requests
         await asyncio.sleep(0.8)  # three rounds of answers
         assert chat.stats.requests == at_the_end

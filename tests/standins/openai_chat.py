@@ -19,10 +19,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+GATE_SECONDS = 15.0  # that a reply waits for others at most
+
 
 @dataclass(frozen=True)
 class Reply:
     """What a prompt is answered with, after `delay` seconds.
+
+    With a `gate` these begin once so many requests have been under way at the same time, or after 15 s.
 
     A `status` other than 200 is an error of the API with `text` as its message; `drop` closes the connection without
     an answer; `garbled` sends a body that is no JSON; `no_usage` leaves the count of tokens out, and `usage` is
@@ -31,6 +35,7 @@ class Reply:
 
     text: str = ""
     delay: float | None = None
+    gate: int = 0
     status: int = 200
     retry_after: float | None = None
     drop: bool = False
@@ -176,6 +181,9 @@ class ChatServer:
         stats = self.stats
         stats.longest_prompt = max(stats.longest_prompt, sum(map(len, texts)))
         reply = self._reply(request)
+        until = request.at + GATE_SECONDS
+        while stats.most_at_once < reply.gate and time.monotonic() < until:  # noqa: ASYNC110 - a count, of all connections
+            await asyncio.sleep(0.01)
         delay = self.delay if reply.delay is None else reply.delay
         if delay:
             await asyncio.sleep(delay)
