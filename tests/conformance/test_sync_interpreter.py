@@ -77,7 +77,7 @@ def test_output_is_heard_as_it_comes_and_a_listener_that_raises_or_blocks_loses_
     result = interpreter.execute("for _ in range(3): print('y', flush=True)\nSUBMIT(x=2)", on_output=fail)
     assert (result.x, result.meta.stdout) == (2, "y\ny\ny\n")
     assert caplog.text.count("on_output raised OSError: stdout: the disk is full; it is called no more") == 1
-    slow = interpreter.execute("print('z')\nSUBMIT(x=3)", timeout=0.5, on_output=lambda *_: time.sleep(0.7))
+    slow = interpreter.execute("print('z')\nSUBMIT(x=3)", timeout=2, on_output=lambda *_: time.sleep(2.5))
     assert (slow.x, slow.meta.stdout) == (3, "z\n")
 
     again = list[Exception]()

@@ -50,13 +50,13 @@ async def test_a_timeout_says_where_the_code_was_and_what_it_had_printed(interpr
         wait()
         """
     with pytest.raises(ExecutionTimeout) as caught:
-        await interpreter.execute(dedent(code), timeout=0.5)
+        await interpreter.execute(dedent(code), timeout=2)
     error = caught.value
     assert "line 3, in wait" in error.traceback
     assert "(line 3)" in error.summary
     assert error.stdout == "begun\n"
     assert error.meta is not None
-    assert error.meta.seconds >= 0.5
+    assert error.meta.seconds >= 2
 
 
 @pytest.mark.every_provider

@@ -289,7 +289,7 @@ async def test_a_call_under_way_ends_with_its_execution(provider: SandboxProvide
         finally:
             ended.set()
 
-    async with provider.interpreter(timeout=0.5, tools={"wait": wait}) as interpreter:
+    async with provider.interpreter(timeout=1.5, tools={"wait": wait}) as interpreter:
         with pytest.raises(ExecutionTimeout, match="line 1"):
             await interpreter.execute("wait()")
         await asyncio.wait_for(ended.wait(), 5)

@@ -161,7 +161,7 @@ def start():
     return process
 """
     box.run(start + "before = start()\ntime.sleep(0.1)", context="c")
-    answer = box.run("after = start()\ntime.sleep(60)", context="c", timeout=0.5)
+    answer = box.run("after = start()\ntime.sleep(60)", context="c", timeout=2)
     assert answer["error"]["error"] == "ExecutionTimeout"
     found = box.outputs("SUBMIT(before=before.poll(), after=after.wait(5))", context="c")
     assert found == {"before": None, "after": -9}

@@ -77,7 +77,7 @@ async def test_a_pattern_that_leads_out_is_refused_before_anything_starts(tmp_pa
 async def test_files_come_home_from_code_that_timed_out_or_crashed(interpreter: Interpreter, tmp_path: Path) -> None:
     for code, error in {"while True: pass": ExecutionTimeout, "import os; os._exit(3)": CodeCrashed}.items():
         with pytest.raises(error) as failure:
-            await interpreter.execute(f"open('{error.__name__}', 'w').write('x')\n{code}", collect=["**"], timeout=0.5)
+            await interpreter.execute(f"open('{error.__name__}', 'w').write('x')\n{code}", collect=["**"], timeout=2)
         assert failure.value.meta is not None
         (path,) = failure.value.meta.collected
         assert Path(path).read_text() == "x"

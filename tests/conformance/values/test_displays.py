@@ -95,7 +95,7 @@ async def test_a_value_or_display_that_is_too_large_is_cut_and_named(interpreter
 async def test_a_repr_that_ends_or_loops_ends_its_own_execution_alone(interpreter: Interpreter) -> None:
     code = "class A:\n    def __repr__(self):\n        {}\ndisplay(1)\nA()"
     with pytest.raises(ExecutionTimeout, match=r"line 3") as timeout:
-        await interpreter.execute(code.format("while True: pass"), timeout=0.5)
+        await interpreter.execute(code.format("while True: pass"), timeout=2)
     assert timeout.value.meta is not None
     assert timeout.value.meta.displays == ({"text/plain": "1"},)
     with pytest.raises(CodeCrashed, match=r"exit\(7\)"):

@@ -24,7 +24,7 @@ def start_context(launch: Launch, cwd: Path) -> Any:
 
 
 def interrupt(driver: Any, number: int, code: str) -> None:
-    driver.send(driver.execution(number, code, context="c", timeout=0.4))
+    driver.send(driver.execution(number, code, context="c", timeout=1.0))
     header, body = driver.until("end", number)
     assert header["status"] == "timeout", (header, body)
 
@@ -61,7 +61,7 @@ def test_what_was_imported_before_stays_as_it_is(launch: Launch, tmp_path: Path)
 
 
 def test_an_import_in_another_thread_goes_on(launch: Launch, tmp_path: Path) -> None:
-    write_package(tmp_path / "slow", __init__="import time\nfrom . import part\ntime.sleep(1.5)\nX = 4\n", part="")
+    write_package(tmp_path / "slow", __init__="import time\nfrom . import part\ntime.sleep(3)\nX = 4\n", part="")
     driver = start_context(launch, tmp_path)
     code = """
 import threading, time

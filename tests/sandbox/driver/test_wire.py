@@ -78,7 +78,7 @@ def test_a_driver_that_has_nothing_to_say_beats(launch: Launch, tmp_path: Path) 
 
 
 def test_a_silent_host_is_taken_for_dead(launch: Launch, tmp_path: Path) -> None:
-    one = launch().start(tmp_path, heartbeat=0.2, silence=1)
+    one = launch().start(tmp_path, heartbeat=0.2, silence=4)
     one.send(one.execution(1, STAYING))
     one.send(one.execution(2, STAYING, context="c"))
     one.until("output", 1)
@@ -105,7 +105,7 @@ def test_without_a_heartbeat_silence_ends_nothing(launch: Launch, tmp_path: Path
 
 
 def test_a_lifetime_ends_the_driver_whatever_the_host_says(launch: Launch, tmp_path: Path) -> None:
-    one = launch().start(tmp_path, lifetime=1)
+    one = launch().start(tmp_path, lifetime=4)
     one.send(one.execution(1, STAYING))
     one.until("output", 1)
     assert one.ends()
@@ -187,12 +187,15 @@ def test_more_executions_than_there_are_descriptors_for_are_refused_and_the_rest
         resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
 
     one = launch(preexec_fn=few).start(tmp_path)
+    wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.1)\n"
     for i in range(1, 201):
-        one.send(one.execution(i, "import time; time.sleep(1); SUBMIT(x=1)"))
-    until = time.monotonic() + 30
+        one.send(one.execution(i, wait + "SUBMIT(x=1)"))
+    until = time.monotonic() + 60
     while len(ends := [header["status"] for header, _ in one.heard if header["op"] == "end"]) < 200:
         assert time.monotonic() < until
         assert one.listen(1)
+        if "setup" in ends:
+            (tmp_path / "go").touch()
     assert set(ends) == {"submitted", "setup"}
     one.send(one.execution(300, "SUBMIT(x=1)"))
     assert one.submitted(300) == {"x": 1}
