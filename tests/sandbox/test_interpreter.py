@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,8 @@ def opening(**settings: Any) -> Open:
 
 def tell(pids: set[int], number: int) -> None:
     for pid in pids:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 class Deaf(Sandbox):

@@ -140,6 +140,15 @@ def wait_for(marked: Marked, count: int) -> None:
     assert seen >= count
 
 
+def wait_for_more(find: Callable[[], dict[int, str]], count: int) -> dict[int, str]:
+    """The processes that it finds, once there are more than so many."""
+    until = time.monotonic() + 20
+    while len(found := find()) <= count and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(found) > count
+    return found
+
+
 def below_zygotes(host: Host) -> dict[int, str]:
     """The processes of a host's sandboxes: what stays while the host does is not among them."""
     zygotes = find_zygotes(host.pid)
@@ -168,8 +177,7 @@ def test_no_process_outlives_its_host(own_host: Host, box_type: type[Box], marke
         box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600, context="stays")
         box.send("while True: pass", timeout=600)
     wait_for(marked, 6 * len(boxes))
-    known = below(own_host.pid)
-    assert len(known) > 10 * len(boxes)
+    known = wait_for_more(lambda: below(own_host.pid), 10 * len(boxes))
     own_host.process.send_signal(number)
     own_host.process.wait()
     assert ended(known, marked) == ({}, [])
@@ -225,8 +233,7 @@ def test_a_sandbox_that_runs_can_be_removed_by_another_host(
     before = below_zygotes(own_host)
     running = [box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600) for box in boxes]
     wait_for(marked, 3 * len(boxes))
-    known = below_zygotes(own_host)
-    assert len(known) > len(before) + 3 * len(boxes)
+    known = wait_for_more(lambda: below_zygotes(own_host), len(before) + 3 * len(boxes))
     another = hosts("root" if own_host.uid == 0 else "user")
     for sandbox in ids:
         another.delete_sandbox(sandbox)

@@ -1,9 +1,12 @@
 """A driver that has stopped reading, as one that is frozen: nothing waits for it for ever."""
 
 import asyncio
+import fcntl
 import os
 import signal
+import struct
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -33,6 +36,11 @@ def clean(no_process_left: None) -> None:
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen driver ends by SIGKILL alone, after two graces."""
     monkeypatch.setattr(handle, "END_GRACE_SECONDS", 0.5)
+
+
+def count_unread(pipe: int) -> int:
+    """The bytes that are in a pipe."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
 
 
 @pytest.fixture
@@ -114,6 +122,9 @@ async def test_a_driver_that_took_its_input_while_the_host_stood_still_is_kept()
     sending = asyncio.ensure_future(LocalChannel(writes, stall_seconds=0.2).send(TEXT.encode()))
     await asyncio.sleep(0.05)
     time.sleep(1)  # noqa: ASYNC251 - as a tool does that is no coroutine, and as Ctrl-Z does
+    until = time.monotonic() + 10
+    while count_unread(writes) and time.monotonic() < until:
+        time.sleep(0.02)  # noqa: ASYNC251
     await sending
     os.close(writes)
     assert reader.wait(15) == 0

@@ -250,9 +250,10 @@ def test_a_flood_of_output_keeps_no_sibling_waiting(
     own_box: Boxes, marked: Marked, after: bool, then: str, ends: str
 ) -> None:
     box = own_box()
-    flooding = box.send(NAMED + FLOOD % {"after": after, "then": then}, timeout=1.5, mark=marked.mark)
+    timeout = 1.5 if ends == "ExecutionTimeout" else 20
+    flooding = box.send(NAMED + FLOOD % {"after": after, "then": then}, timeout=timeout, mark=marked.mark)
     time.sleep(0.3)
-    assert [box.run("SUBMIT(works=True)", timeout=5).get("outputs") for _ in range(3)] == [{"works": True}] * 3
+    assert [box.run("SUBMIT(works=True)", timeout=15).get("outputs") for _ in range(3)] == [{"works": True}] * 3
     answer = box.host.wait(flooding)
     assert answer.get("error", {}).get("error") == ends, answer
 
@@ -280,9 +281,9 @@ os._exit(3)
 )
 def test_a_flood_of_the_channel_keeps_no_sibling_waiting(own_box: Boxes, marked: Marked, data: str) -> None:
     box = own_box()
-    flooding = box.send(NAMED + CHANNEL_FLOOD % data, timeout=5, mark=marked.mark)
+    flooding = box.send(NAMED + CHANNEL_FLOOD % data, timeout=20, mark=marked.mark)
     time.sleep(0.3)
-    assert [box.run("SUBMIT(works=True)", timeout=5).get("outputs") for _ in range(3)] == [{"works": True}] * 3
+    assert [box.run("SUBMIT(works=True)", timeout=15).get("outputs") for _ in range(3)] == [{"works": True}] * 3
     assert box.host.wait(flooding)["error"]["error"] == "CodeCrashed"
 
 

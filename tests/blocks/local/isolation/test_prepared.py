@@ -165,7 +165,7 @@ def test_an_execution_ends_for_want_of_memory_of_the_sandbox_before_what_is_prep
     leave = "if os.fork() == 0:\n    own = os.urandom(1 << 20) * 250\n    time.sleep(1000)"
     box = own_box(prepare=f"import os, time\nprepared = os.getpid()\n{leave}", total_memory_mib=400)
     before = box.outputs("SUBMIT(prepared=prepared)")
-    running = [box.send("own = os.urandom(1 << 20) * 90\ntime.sleep(3)\nSUBMIT(x=1)") for _ in range(2)]
+    running = [box.send("own = os.urandom(1 << 20) * 90\ntime.sleep(6)\nSUBMIT(x=1)") for _ in range(2)]
     answers = [box.host.wait(number) for number in running]
     ended = [answer for answer in answers if "outputs" not in answer]
     if "watcher" in answers[0]["layers"]:  # a control group's kernel takes the largest: what was left running
