@@ -1,5 +1,6 @@
 """Control groups: where this process may make some, and one for each sandbox, with its limits."""
 
+import errno
 import os
 import signal
 import time
@@ -14,8 +15,11 @@ GROUP_PREFIX = "rlm-batch-"  # of a group's name, which is its sandbox's id
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000  # in which a group may use its share of the processors; the kernel's default
 ROUND_SECONDS = 0.01
+MAKE_TRIES = 10  # of a group that other processes, which start, take for one that was left behind
 REMOVE_SECONDS = 1.0  # for those that were killed to leave their group
 MIB = 1024 * 1024
+# What the kernel says of a group that is just removed: before a file of it is opened, after, and while it is made.
+VANISHED = (errno.ENOENT, errno.ENODEV, errno.EEXIST)
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def enable_controllers(path: Path) -> list[str]:
 
 
 def _can_hold_group(parent: Path, controller: str, version: int) -> bool:
-    group = parent / f"{GROUP_PREFIX}probe-{uuid.uuid4().hex[:12]}"
+    group = parent / f"probe-of-{GROUP_PREFIX}{uuid.uuid4().hex[:12]}"  # which nobody takes for a sandbox's
     try:
         group.mkdir()
     except OSError:
@@ -141,26 +145,22 @@ class SandboxGroup:
     def create(self) -> None:
         """Makes it, with its limits. Raises OSError."""
         for directory, limits in self.directories.items():
-            directory.mkdir(exist_ok=True)
-            for name, value in limits.items():
-                # Where the kernel does not count what is swapped out there is no such file.
-                if "sw" not in name or (directory / name).exists():
-                    (directory / name).write_text(str(value))
+            _make(directory, limits)
 
     def add(self, pid: int) -> None:
         """Moves a process in, and what it has started. Raises OSError.
 
         The first move of a while takes the kernel some 10 ms, in which it waits for all processors.
         """
-        for directory in self.directories:
-            for is_last_try in (False, True):
+        for directory, limits in self.directories.items():
+            for tries_left in reversed(range(MAKE_TRIES)):
                 try:
                     _move(pid, directory)
                     break
-                except FileNotFoundError:  # another host has just taken it for one that was left behind
-                    if is_last_try:
+                except OSError as error:
+                    if error.errno not in VANISHED or not tries_left:
                         raise
-                    self.create()
+                    _make(directory, limits)
 
     def has_new_memory_kill(self) -> bool:
         """Whether the kernel has killed for want of memory in this group since this was last asked."""
@@ -178,6 +178,20 @@ class SandboxGroup:
     def remove(self) -> None:
         """Kills what is in it, and removes it. One that has gone is no error."""
         remove_groups([str(directory) for directory in self.directories])
+
+
+def _make(directory: Path, limits: dict[str, int | str]) -> None:
+    for tries_left in reversed(range(MAKE_TRIES)):
+        try:
+            directory.mkdir(exist_ok=True)
+            for name, value in limits.items():
+                # Where the kernel does not count what is swapped out there is no such file.
+                if "sw" not in name or (directory / name).exists():
+                    (directory / name).write_text(str(value))
+            return
+        except OSError as error:
+            if error.errno not in VANISHED or not tries_left:
+                raise
 
 
 def _move(pid: int, directory: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -305,6 +305,51 @@ def test_an_empty_group_is_removed_by_the_next_process() -> None:
     cgroups.find_parents.cache_clear()
     assert "memory" in cgroups.find_parents()
     assert not group.exists()
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[cgroups.Parent]:
+    """A group for memory whose empty groups another process removes, the first times that one has been made there."""
+    parent = cgroups.find_parents()["memory"]
+    own = cgroups.Parent(parent.path / f"tests-of-totals-{os.getpid()}", parent.version)
+    own.path.mkdir()
+    cgroups.enable_controllers(own.path)
+    make, removals = Path.mkdir, iter(range(3))
+
+    def make_and_lose(path: Path, *args: Any, **options: Any) -> None:
+        make(path, *args, **options)
+        if path.parent == own.path and next(removals, None) is not None:
+            cgroups._remove_empty_groups(own.path)  # type: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(Path, "mkdir", make_and_lose)
+    yield own
+    for group in own.path.glob("*/"):
+        group.rmdir()
+    own.path.rmdir()
+
+
+@pytest.mark.requires("root", "memory groups")
+def test_a_group_that_a_starting_process_removes_as_it_is_made_is_made_again(crowded: cgroups.Parent) -> None:
+    directory = crowded.path / f"{cgroups.GROUP_PREFIX}0"
+    limit = "memory.limit_in_bytes" if crowded.version == 1 else "memory.max"
+    group = cgroups.SandboxGroup({directory: {limit: 64 << 20}})
+    group.create()
+    assert (directory / limit).read_text() == f"{64 << 20}\n"
+    directory.rmdir()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            group.add(process.pid)
+            assert (directory / "cgroup.procs").read_text() == f"{process.pid}\n"
+            assert (directory / limit).read_text() == f"{64 << 20}\n"
+        finally:
+            process.kill()
+
+
+@pytest.mark.requires("root", "memory groups")
+def test_where_groups_can_be_made_is_found_out_although_another_process_removes_those_that_are_empty(
+    crowded: cgroups.Parent,
+) -> None:
+    assert cgroups._can_hold_group(crowded.path, "memory", crowded.version)  # type: ignore[reportPrivateUsage]
 
 
 def make_delegated_tree(folder: Path, busy: str) -> Path:
