@@ -18,6 +18,7 @@ async def test_forty_executions_at_once_keep_their_results(interpreter: Interpre
         assert result.meta.stdout == f"{i}\n"
 
 
+@pytest.mark.local_first
 async def test_many_executions_one_after_the_other(interpreter: Interpreter) -> None:
     for i in range(100):
         assert (await interpreter.execute("SUBMIT(i=i)", {"i": i})).i == i
@@ -41,6 +42,7 @@ async def test_sandboxes_do_not_share_files(provider: SandboxProvider) -> None:
         assert there == [True, False]
 
 
+@pytest.mark.local_first
 async def test_ten_sandboxes_at_once(provider: SandboxProvider) -> None:
     async def one(i: int) -> tuple[int, str]:
         async with provider.interpreter(timeout=20) as interpreter:
@@ -58,6 +60,7 @@ async def test_starting_twice_does_nothing(interpreter: Interpreter) -> None:
     assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
 
 
+@pytest.mark.local_first
 @pytest.mark.own_machine
 async def test_a_large_result_of_one_does_not_hold_up_another(interpreter: Interpreter) -> None:
     large = [interpreter.execute("SUBMIT(text='x' * 1_000_000)") for _ in range(8)]

@@ -73,7 +73,6 @@ ENDS = {
 }
 
 
-@pytest.mark.every_provider
 async def test_how_one_execution_ends_touches_neither_the_others_nor_what_is_prepared(
     provider: SandboxProvider,
 ) -> None:
@@ -260,7 +259,6 @@ async def test_each_execution_draws_numbers_of_its_own(provider: SandboxProvider
     assert len({*first, *second}) == 40
 
 
-@pytest.mark.every_provider
 async def test_with_a_seed_each_draws_the_same_again_by_its_number(provider: SandboxProvider) -> None:
     first = await draw(provider, 7)
     assert len({*first}) == 20

@@ -214,7 +214,6 @@ async def test_the_lock_shows_a_process_that_is_still_there(interpreter: Interpr
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.every_provider
 async def test_what_an_execution_left_running_is_gone_after_it(interpreter: Interpreter, end: str) -> None:
     for name, leaving in LEAVING.items():
         code = dedent(leaving) + UNTIL_HELD + ENDS[end]

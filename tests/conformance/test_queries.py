@@ -46,7 +46,6 @@ async def ask(
         return await interpreter.execute(dedent(code), variables, queries=access.queries(interpreter))
 
 
-@pytest.mark.every_provider
 async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: SandboxProvider, chat: ChatServer):
     for prompt, delay in zip(THREE, (0.6, 0.4, 0.2), strict=True):
         chat.rule(prompt, Reply(f"summary of {prompt.split()[-1]}", delay=delay, gate=3))

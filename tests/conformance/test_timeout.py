@@ -30,7 +30,6 @@ async def forever() -> None:
     await asyncio.sleep(1000)
 
 
-@pytest.mark.every_provider
 async def test_endless_code_ends_with_its_timeout_wherever_it_is(provider: SandboxProvider) -> None:
     async with provider.interpreter(timeout=0.5, tools={"forever": forever}) as interpreter:
         executions = [interpreter.execute(code) for code in ENDLESS.values()]
@@ -59,7 +58,6 @@ async def test_a_timeout_says_where_the_code_was_and_what_it_had_printed(interpr
     assert error.meta.seconds >= 2
 
 
-@pytest.mark.every_provider
 async def test_code_that_ignores_the_interrupt_is_killed(interpreter: Interpreter) -> None:
     stubborn = """
         import time

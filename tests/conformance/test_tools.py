@@ -179,7 +179,6 @@ async def test_wrong_arguments_are_a_type_error(provider: SandboxProvider) -> No
     assert "missing" in (await run(provider, code, add=lambda a, b: a + b))["said"]
 
 
-@pytest.mark.every_provider
 async def test_sixteen_threads_call_at_once_and_none_waits_for_the_slow_one(provider: SandboxProvider) -> None:
     fast_calls = 0
     all_done = asyncio.Event()

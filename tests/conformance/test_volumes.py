@@ -228,7 +228,6 @@ async def test_a_save_that_is_interrupted_leaves_nothing_that_looks_complete(san
     assert result.ours == []
 
 
-@pytest.mark.every_provider
 async def test_many_executions_save_beside_each_other(sandbox: Sandboxes) -> None:
     async with sandbox() as one, sandbox() as two:
         await asyncio.gather(

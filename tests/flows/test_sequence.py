@@ -67,8 +67,8 @@ async def test_with_stop_on_error_off_the_next_step_goes_on_from_what_there_is()
     "step",
     [
         "import os; os._exit(3)",
-        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-        "import ctypes; ctypes.string_at(0)",
+        pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", marks=pytest.mark.full),
+        pytest.param("import ctypes; ctypes.string_at(0)", marks=pytest.mark.full),
     ],
 )
 @pytest.mark.parametrize("stop_on_error", [True, False])

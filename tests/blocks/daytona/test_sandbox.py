@@ -220,7 +220,7 @@ def test_code_runs_in_a_clone_at_a_commit(repository: Repository) -> None:
         assert interpreter.execute(HERE).outputs == {"text": "first", "name": "first", "cwd": "my-repo", "head": commit}
 
 
-@pytest.mark.parametrize("git_cli", [False, True])
+@pytest.mark.parametrize("git_cli", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("ref", "name"), [("v2", "released"), ("commit", "released"), ("commit", "side")])
 def test_code_runs_in_a_clone_at_what_is_not_on_the_default_branch(
     repository: Repository, standin: Any, ref: str, name: str, git_cli: bool

@@ -51,6 +51,7 @@ async def test_they_come_in_the_order_given_and_before_all_others(
     assert result.outputs == {"area": 3, "whose": "mine"}
 
 
+@pytest.mark.local_first
 async def test_an_edit_meanwhile_changes_nothing(provider: SandboxProvider, source: Path) -> None:
     found = provider.with_files([str(source)])
     before = (await found.fingerprint())["python_path"]

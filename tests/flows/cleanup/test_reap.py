@@ -84,7 +84,8 @@ async def place(name: str, request: pytest.FixtureRequest) -> tuple[str, Sandbox
     return "modal-sandbox/reaped", block
 
 
-@pytest.fixture(params=PROVIDERS)
+# Of the clouds one is enough at once: what removes is the same.
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.full] if name == "modal" else []) for name in PROVIDERS])
 async def provider(request: pytest.FixtureRequest) -> tuple[str, SandboxProvider]:
     return await place(request.param, request)
 

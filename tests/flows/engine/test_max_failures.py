@@ -26,7 +26,7 @@ def inputs(count: int) -> list[dict[str, int]]:
     return [{"x": x} for x in range(count)]
 
 
-@pytest.mark.parametrize("per_task", [1, 50])
+@pytest.mark.parametrize("per_task", [1, pytest.param(50, marks=pytest.mark.full)])
 @pytest.mark.parametrize("max_failures", [3, 0.15])
 async def test_no_execution_is_begun_once_as_many_have_failed_and_the_next_run_begins_them(
     max_failures: float, per_task: int
