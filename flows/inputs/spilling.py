@@ -22,24 +22,47 @@ FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
 MAX_FILE_NAME = 250  # characters of what may be a file's name
 SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # of files that have a list of codes, as of inputs
 TEXTS = ("code", "reduce", "prepare")  # that are one text, and refer to a file as lists of code do
+UNFILED = ("grid", "space")  # parameters that hold values, and cannot refer to a file
+INTEGERS = range(-(2**63), 2**64)  # that Prefect's server can list a run with: with another one it lists none at all
 
 
 def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters, with a reference to a file in the place of each list or text that is too long for Prefect.
+    """The parameters, with a reference to a file in the place of each list or text that Prefect cannot hold.
 
-    The files are below the results root, and named after their content. Raises ConfigurationError.
+    That is for its length, or for values in it: integers of more than 64 bits, and text that is no UTF-8. The files are
+    below the results root, and named after their content. Raises ConfigurationError.
     """
     short = dict(parameters)
+    for name in UNFILED:
+        if not _can_record(short.get(name)):
+            raise ConfigurationError(
+                f"{name} has an integer of more than 64 bits, or text with a lone surrogate, and Prefect's server can "
+                "hold neither: write the integer as text, or list the trials as points"
+            )
     for name in LISTS:
         if isinstance(short.get(name), (list, dict)):
             short[name] = _spill_long_list(short[name], name)
     for name in TEXTS:
-        if _is_long_text(text := short.get(name)):
+        text = short.get(name)
+        if isinstance(text, str) and not _can_record(text):
+            raise ConfigurationError(f"{name} has text with a lone surrogate, which is not UTF-8: replace or drop it")
+        if _is_long_text(text):
             short[name] = f"@{_spill_text(text)}"
     if _is_long_text(text := short.get("context")):
         del short["context"]
         short["context_file"] = _spill_text(text)
     return short
+
+
+def _can_record(value: Any) -> bool:
+    """Whether Prefect's client and server take the value, which is JSON, as a run's parameter."""
+    if isinstance(value, str):
+        return value.isascii() or value == value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, int):
+        return value in INTEGERS
+    if isinstance(value, dict):
+        return all(_can_record(name) and _can_record(item) for name, item in value.items())  # type: ignore[reportUnknownVariableType]
+    return not isinstance(value, (list, tuple)) or all(map(_can_record, value))  # type: ignore[reportUnknownArgumentType]
 
 
 def _is_long_text(value: Any) -> TypeGuard[str]:
@@ -55,7 +78,7 @@ def _spill_long_list(value: list[Any] | dict[Any, Any], name: str) -> list[Any] 
         lines = [json.dumps(item, separators=(",", ":")) + "\n" for item in items]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} must be JSON, and is not: {error}") from None
-    if sum(map(len, lines)) <= PARAMETER_LIMIT:
+    if sum(map(len, lines)) <= PARAMETER_LIMIT and _can_record(value):
         return value
     path = _write_once("".join(lines).encode("ascii"), ".jsonl")
     return f"@{path}" if name in LISTS_OF_CODE else path

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, batch, chunks, sequence, sweep
@@ -41,6 +42,8 @@ def test_a_files_name_in_the_place_of_code_is_refused_before_a_server_is_needed(
         (sequence, {"steps": 3, "python_path": 3}, r"steps.*; python_path: Input should be a valid list"),
         (sweep, {"code": "", "grid": {}, "mounts": ["/data"]}, r"mounts: Input should be a valid dictionary"),
         (chunks, {"code": "", "data": [1], "mounts": {"/usr": "."}}, r"/usr is a place that a sandbox needs"),
+        (batch, {"code": "SUBMIT('\ud800')"}, r"code has text with a lone surrogate"),
+        (sweep, {"code": "", "grid": {"x": [1, 2**64]}}, r"grid has an integer of more than 64 bits"),
     ],
 )
 def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused_before_a_server_is_needed(
@@ -55,3 +58,13 @@ def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused_before_a_server_is_
 def test_a_later_step_may_look_like_a_files_name() -> None:
     steps = ["class particle: py = 2.0", "particle.py", "SUBMIT(momentum=particle.py)"]
     assert sequence.sync(steps)[2].momentum == 2.0
+
+
+@pytest.mark.anyio
+async def test_integers_of_any_size_leave_the_servers_list_of_runs_readable() -> None:
+    """With one of more than 64 bits in the parameters of one run, Prefect's server would list none."""
+    large = 10**30
+    results = await batch("SUBMIT(x=x)", [{"x": large}, {"x": -large}])
+    assert [result.x for result in results] == [large, -large]
+    async with get_client() as client:
+        assert await client.read_flow_runs()
