@@ -22,7 +22,6 @@ FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
 MAX_FILE_NAME = 250  # characters of what may be a file's name
 SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # of files that have a list of codes, as of inputs
 TEXTS = ("code", "reduce", "prepare")  # that are one text, and refer to a file as lists of code do
-UNFILED = ("grid", "space")  # parameters that hold values, and cannot refer to a file
 INTEGERS = range(-(2**63), 2**64)  # that Prefect's server can list a run with: with another one it lists none at all
 
 
@@ -33,20 +32,19 @@ def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     below the results root, and named after their content. Raises ConfigurationError.
     """
     short = dict(parameters)
-    for name in UNFILED:
-        if not _can_record(short.get(name)):
+    for name, value in parameters.items():
+        if (name not in LISTS or isinstance(value, str)) and not _can_record(value):
             raise ConfigurationError(
-                f"{name} has an integer of more than 64 bits, or text with a lone surrogate, and Prefect's server can "
-                "hold neither: write the integer as text, or list the trials as points"
+                f"{name} has text with a lone surrogate, which is not UTF-8: replace or drop it"
+                if isinstance(value, str)
+                else f"{name} has an integer of more than 64 bits, or text with a lone surrogate, and Prefect's server "
+                "can hold neither: give such values in inputs, points or data, or take others"
             )
     for name in LISTS:
         if isinstance(short.get(name), (list, dict)):
             short[name] = _spill_long_list(short[name], name)
     for name in TEXTS:
-        text = short.get(name)
-        if isinstance(text, str) and not _can_record(text):
-            raise ConfigurationError(f"{name} has text with a lone surrogate, which is not UTF-8: replace or drop it")
-        if _is_long_text(text):
+        if _is_long_text(text := short.get(name)):
             short[name] = f"@{_spill_text(text)}"
     if _is_long_text(text := short.get("context")):
         del short["context"]

@@ -58,6 +58,7 @@ async def test_a_batch_of_twelve_among_faults_is_right_and_runs_each_once(block:
     assert faults
 
 
+@pytest.mark.full
 async def test_workers_that_keep_their_sandboxes_get_through_faults_too(block: str, modal_standin: Any) -> None:
     await finishes(modal_standin, block, 12, max_workers=3, reuse_sandboxes=True)
 
@@ -73,6 +74,7 @@ async def test_a_batch_of_a_hundred_among_faults_is_right_and_runs_each_once(
     assert reuse or faults["SandboxCreateV2"] > 10
 
 
+@pytest.mark.full
 async def test_a_sandbox_that_is_lost_under_way_is_repeated_only_if_that_was_allowed(
     block: str, modal_standin: Any
 ) -> None:

@@ -91,6 +91,7 @@ async def test_a_commit_that_fails_is_an_error_and_no_result(
         await one.execute(SAVE, {"name": "b.txt", "text": "y"})
 
 
+@pytest.mark.full
 async def test_twenty_chunks_at_once_save_each_its_own_file(
     modal_sandbox: Make, modal_standin: Any, volume: str
 ) -> None:

@@ -47,7 +47,7 @@ async def test_three_chunks_are_doubled_onto_a_volume_by_three_workers():
     assert "count" in str(report)
 
 
-@pytest.fixture(params=["daytona", "modal"])
+@pytest.fixture(params=["daytona", pytest.param("modal", marks=pytest.mark.full)])
 async def remote(request: pytest.FixtureRequest) -> str:
     """A provider whose sandboxes and volumes are not this machine's, as a flow's parameter names it."""
     if request.param == "daytona":

@@ -313,7 +313,7 @@ SUBMIT()
 """
 
 
-@pytest.mark.parametrize("way", ["keep", "strip"])
+@pytest.mark.parametrize("way", ["keep", pytest.param("strip", marks=pytest.mark.full)])
 async def test_code_that_writes_over_markers_gives_no_other_chunk_a_result(volumes, way):
     first = await chunks(DOUBLE, THREE, volume_name="attacked", reduce=SUM)
     await chunks(FORGE, {"forger": way}, volume_name="attacked")
@@ -371,6 +371,7 @@ async def test_a_key_that_anybody_could_guess_ends_a_job_before_it_begins(volume
     assert list(volumes.iterdir()) == []
 
 
+@pytest.mark.full
 async def test_markers_of_15_mb_do_not_hold_up_the_next_job(volumes, caplog):
     """Eight of them were read for 77 s, and ended it."""
     jobs = {str(number): [number] for number in range(8)}
@@ -388,6 +389,7 @@ async def test_markers_of_15_mb_do_not_hold_up_the_next_job(volumes, caplog):
     assert max(path.stat().st_size for path in find_markers(volumes / "large")) < 10_000
 
 
+@pytest.mark.full
 async def test_what_could_not_be_read_in_time_is_run_again(volumes, monkeypatch, caplog):
     await chunks(DOUBLE, THREE, volume_name="slow")
     monkeypatch.setattr(completion_markers, "READ_SECONDS", 0.0)
@@ -410,6 +412,7 @@ async def test_what_is_not_the_jobs_own_among_the_markers_is_not_read(volumes):
     assert runs(again) == set()
 
 
+@pytest.mark.full
 async def test_a_chunk_that_submits_as_much_as_it_may_is_complete_as_well(volumes):
     code = """SUBMIT(quotes='"' * 500_000, numbers=[1] * 20_000, text='\u00fc' * 1000, depth=1)"""
     first = await chunks(code, {"0": 1, "1": 2}, volume_name="much")

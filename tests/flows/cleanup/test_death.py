@@ -317,6 +317,7 @@ async def small_disk(tmp_path: Path) -> AsyncIterator[Path]:
     await (await asyncio.create_subprocess_exec("umount", str(place))).wait()
 
 
+@pytest.mark.full
 async def test_a_batch_whose_disk_fills_up_says_so_and_keeps_each_line_and_goes_on_when_there_is_room(
     small_disk: Path,
 ) -> None:
