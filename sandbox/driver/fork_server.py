@@ -9,7 +9,7 @@ import time
 
 from .child.fork_service import MAX_MESSAGE_BYTES, encode_descriptors
 from .child_process import build_child, close_all, fork_child, open_pipes
-from .processes import has_ended, kill_session
+from .processes import describe_end, has_ended, kill_session, read_end, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FORK_TIMEOUT_SECONDS = 10.0  # for a fork that takes a millisecond, unless there are gigabytes to be mapped
 LOOK_SECONDS = 0.1  # between two looks at whether the process still lives
+END_SECONDS = 1.0  # for one that was killed; others wait meanwhile
 
 
 class ForkServer:
@@ -97,7 +98,12 @@ class ForkServer:
 
     def _give_up(self) -> OSError:
         kill_session(self.process.pid)
-        self.loss = self.loss or "the process that prepare had run in makes no more forks"
+        until = time.monotonic() + END_SECONDS
+        while (end := read_end(self.process.pid)) is None and time.monotonic() < until:
+            time.sleep(0.001)
+        # It may have been about to end by itself.
+        why = "makes no more forks" if end is None or end[1] == signal.SIGKILL else describe_end(*end)
+        self.loss = self.loss or f"the process that prepare had run in {why}"
         return OSError(errno.ESRCH, self.loss)
 
 

@@ -98,6 +98,14 @@ def count_memory_kills() -> int:
         return 0
 
 
+def read_end(pid: int) -> tuple[int | None, int | None] | None:
+    """The exit status of a child that has ended, or its signal; it stays unreaped. None while it has not."""
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if end is None:
+        return None
+    return (end.si_status, None) if end.si_code == os.CLD_EXITED else (None, end.si_status)
+
+
 def describe_end(code: int | None, number: int | None) -> str:
     """How a process has ended, by its exit status or its signal: what stands after its name."""
     return f"was killed by signal {number}" if number else f"exited with status {code}"
