@@ -5,7 +5,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -28,17 +28,15 @@ INTEGERS = range(-(2**63), 2**64)  # that Prefect's server can list a run with: 
 def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters, with a reference to a file in the place of each list or text that Prefect cannot hold.
 
-    That is for its length, or for values in it: integers of more than 64 bits, and text that is no UTF-8. The files are
-    below the results root, and named after their content. Raises ConfigurationError.
+    That is for its length, or for integers of more than 64 bits in it. The files are below the results root, and named
+    after their content. Raises ConfigurationError, also for such integers elsewhere and for text that is no UTF-8.
     """
     short = dict(parameters)
     for name, value in parameters.items():
-        if (name not in LISTS or isinstance(value, str)) and not _can_record(value):
+        if not (name in LISTS and isinstance(value, (list, dict))) and _has_large_integer(name, value):
             raise ConfigurationError(
-                f"{name} has text with a lone surrogate, which is not UTF-8: replace or drop it"
-                if isinstance(value, str)
-                else f"{name} has an integer of more than 64 bits, or text with a lone surrogate, and Prefect's server "
-                "can hold neither: give such values in inputs, points or data, or take others"
+                f"{name} has an integer of more than 64 bits, which Prefect's server cannot hold: give it as text, or "
+                "in inputs, points or data"
             )
     for name in LISTS:
         if isinstance(short.get(name), (list, dict)):
@@ -52,15 +50,30 @@ def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     return short
 
 
-def _can_record(value: Any) -> bool:
-    """Whether Prefect's client and server take the value, which is JSON, as a run's parameter."""
-    if isinstance(value, str):
-        return value.isascii() or value == value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, int):
-        return value in INTEGERS
+def _has_large_integer(name: str, value: Any) -> bool:
+    """Whether the value, which is JSON, has one that Prefect's server cannot hold.
+
+    Raises ConfigurationError for text that is no UTF-8, which neither Prefect nor a sandbox takes.
+    """
+    scalars = list(_list_scalars(value))
+    if any(isinstance(scalar, str) and not _is_utf8(scalar) for scalar in scalars):
+        raise ConfigurationError(f"{name} has text with a lone surrogate, which is not UTF-8: replace or drop it")
+    return any(isinstance(scalar, int) and scalar not in INTEGERS for scalar in scalars)
+
+
+def _list_scalars(value: Any) -> Iterator[Any]:
+    """What is in lists and dicts, the names of these among it."""
     if isinstance(value, dict):
-        return all(_can_record(name) and _can_record(item) for name, item in value.items())  # type: ignore[reportUnknownVariableType]
-    return not isinstance(value, (list, tuple)) or all(map(_can_record, value))  # type: ignore[reportUnknownArgumentType]
+        value = [*value, *value.values()]  # type: ignore[reportUnknownVariableType]
+    if isinstance(value, (list, tuple)):
+        for item in value:  # type: ignore[reportUnknownVariableType]
+            yield from _list_scalars(item)
+    else:
+        yield value
+
+
+def _is_utf8(text: str) -> bool:
+    return text.isascii() or text == text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _is_long_text(value: Any) -> TypeGuard[str]:
@@ -76,7 +89,7 @@ def _spill_long_list(value: list[Any] | dict[Any, Any], name: str) -> list[Any] 
         lines = [json.dumps(item, separators=(",", ":")) + "\n" for item in items]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} must be JSON, and is not: {error}") from None
-    if sum(map(len, lines)) <= PARAMETER_LIMIT and _can_record(value):
+    if sum(map(len, lines)) <= PARAMETER_LIMIT and not _has_large_integer(name, value):
         return value
     path = _write_once("".join(lines).encode("ascii"), ".jsonl")
     return f"@{path}" if name in LISTS_OF_CODE else path

@@ -24,7 +24,7 @@ def main(watched: bool = False, first: str = "", is_warm: bool = False) -> None:
         fork_supervisor()
     # What reads or writes later where the wire was finds /dev/null.
     reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
-    _close_wire()
+    _close_wire(os.open(os.devnull, os.O_RDWR))
     try:
         Supervisor(reads, writes, is_warm).run(first.encode("utf-8"))
     except BrokenPipeError:
@@ -42,8 +42,8 @@ def _end(left: str) -> None:
     os._exit(EXIT_LEFT if left else 0)
 
 
-def _close_wire() -> None:
-    null = os.open(os.devnull, os.O_RDWR)
+def _close_wire(null: int) -> None:
+    """Puts /dev/null, which is open there, in the wire's place."""
     os.dup2(null, 0)
     os.dup2(null, 1)
     if null > 2:
@@ -54,17 +54,19 @@ def fork_supervisor(*fds: int) -> None:
     """Forks. The child returns, as the supervisor; the parent stays, and ends what that leaves behind if it is killed.
 
     For sandboxes that have no process namespace, where what code has moved to a session of its own would live on. The
-    parent closes the descriptors.
+    parent closes the descriptors. Raises OSError.
     """
     confinement = Confinement({})
     confinement.request_term_on_parent_end()
     confinement.adopt_orphans()
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # what fails does so while this is one process
     pid = os.fork()
     if pid == 0:
+        os.close(null)
         return
     # Comes once for each thread of the host that this process was handed on to when they ended.
     signal.signal(signal.SIGTERM, lambda _number, _frame: send_signal(pid, signal.SIGKILL))
-    _close_wire()  # it is the supervisor's: its end has to be seen
+    _close_wire(null)  # it is the supervisor's: its end has to be seen
     for fd in fds:
         os.close(fd)
     while os.waitpid(-1, 0)[0] != pid:

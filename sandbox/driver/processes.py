@@ -35,9 +35,20 @@ def kill_session(pid: int) -> None:
     send_signal(pid, signal.SIGKILL)
 
 
+def read_end(pid: int) -> tuple[int | None, int | None] | None:
+    """The exit status of a child that has ended, or its signal; None while it has not. It stays unreaped.
+
+    Raises ChildProcessError for what is no child of this process.
+    """
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if end is None:
+        return None
+    return (end.si_status, None) if end.si_code == os.CLD_EXITED else (None, end.si_status)
+
+
 def has_ended(pid: int) -> bool:
     """Whether a child of this process has ended; it stays unreaped. Raises ChildProcessError for what is no child."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return read_end(pid) is not None
 
 
 def list_children() -> list[int]:
@@ -96,14 +107,6 @@ def count_memory_kills() -> int:
             return int(file.read().partition("oom_kill ")[2].partition("\n")[0])
     except (OSError, ValueError):
         return 0
-
-
-def read_end(pid: int) -> tuple[int | None, int | None] | None:
-    """The exit status of a child that has ended, or its signal; it stays unreaped. None while it has not."""
-    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if end is None:
-        return None
-    return (end.si_status, None) if end.si_code == os.CLD_EXITED else (None, end.si_status)
 
 
 def describe_end(code: int | None, number: int | None) -> str:

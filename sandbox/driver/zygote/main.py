@@ -84,22 +84,23 @@ class _Zygote:
                 )
                 if not data:
                     os._exit(0)  # the host has gone, and with this process all that it has forked goes
-                if len(fds) == DESCRIPTORS:
-                    self._open_sandbox(data, fds)
+                if len(fds) != DESCRIPTORS:
+                    for cut in fds:  # of more than this process may have open; who asked sees them closed
+                        os.close(cut)
                     continue
-                for cut in fds:  # of more than this process may have open; who asked sees them closed
-                    os.close(cut)
-            if self._spare is None:
+                self._open_sandbox(data, fds)
+                # Not where one has ended: what it failed of would fail of the next, and so on.
                 try:
-                    self._spare = self._fork_spare()
+                    self._spare = self._spare or self._fork_spare()
                 except OSError:
                     pass  # who asks for a sandbox is told, if it is still the case
 
     def _open_sandbox(self, data: bytes, fds: list[int]) -> None:
         """Hands the request to the process that waits for one."""
         status = socket.socket(fileno=fds[3])
+        self._tell_ends()
         try:
-            spare, self._spare = self._spare or self._fork_spare(), None
+            spare, self._spare = self._spare or self._fork_spare(is_asked=True), None
             with spare[1]:
                 socket.send_fds(spare[1], [data], fds)
             self._sandboxes[spare[0]] = status
@@ -109,8 +110,11 @@ class _Zygote:
         for fd in fds[:3]:
             os.close(fd)
 
-    def _fork_spare(self) -> tuple[int, socket.socket]:
-        """A process that is on its way to be a sandbox, and where it waits for its request. Raises OSError."""
+    def _fork_spare(self, is_asked: bool = False) -> tuple[int, socket.socket]:
+        """A process that is on its way to be a sandbox, and where it waits for its request. Raises OSError.
+
+        `is_asked`: the request is there already.
+        """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             try:
@@ -122,13 +126,13 @@ class _Zygote:
                 return pid, ours
             try:
                 ours.close()
-                self._become_sandbox(its)
+                self._become_sandbox(its, is_asked)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)  # on its own standard error
             finally:
                 os._exit(FAILED)
 
-    def _become_sandbox(self, waiting: socket.socket) -> None:
+    def _become_sandbox(self, waiting: socket.socket, is_asked: bool) -> None:
         """Leaves everything of the zygote's and of other sandboxes behind, and becomes the driver, once it is asked."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -149,6 +153,8 @@ class _Zygote:
                 enter_namespaces()
             rehearse_start()
         except OSError as error:
+            if not is_asked:
+                return  # who asks later gets one that tries anew
             failure = error
         data, fds, _, _ = socket.recv_fds(waiting, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         waiting.close()

@@ -8,6 +8,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, batch, chunks, sequence, sweep
 
+from ..conftest import last_run
+
 NO_SERVER = "http://127.0.0.1:9/api"  # the port of discard, where nobody answers
 
 
@@ -43,6 +45,11 @@ def test_a_files_name_in_the_place_of_code_is_refused_before_a_server_is_needed(
         (sweep, {"code": "", "grid": {}, "mounts": ["/data"]}, r"mounts: Input should be a valid dictionary"),
         (chunks, {"code": "", "data": [1], "mounts": {"/usr": "."}}, r"/usr is a place that a sandbox needs"),
         (batch, {"code": "SUBMIT('\ud800')"}, r"code has text with a lone surrogate"),
+        (
+            batch,
+            {"code": "SUBMIT()", "inputs": [{"x": 2**64, "y": ["\ud800"]}]},
+            r"inputs has text with a lone surrogate",
+        ),
         (sweep, {"code": "", "grid": {"x": [1, 2**64]}}, r"grid has an integer of more than 64 bits"),
     ],
 )
@@ -67,4 +74,4 @@ async def test_integers_of_any_size_leave_the_servers_list_of_runs_readable() ->
     results = await batch("SUBMIT(x=x)", [{"x": large}, {"x": -large}])
     assert [result.x for result in results] == [large, -large]
     async with get_client() as client:
-        assert await client.read_flow_runs()
+        assert (await last_run(client)).parameters["inputs"].startswith("/")
