@@ -116,6 +116,7 @@ def test_a_run_that_fails_early_says_what_failed_and_what_was_not_run(run, tmp_p
     )
 
 
+@pytest.mark.full
 def test_code_that_prepares_is_a_file_of_its_own(run, tmp_path):
     (tmp_path / "setup.py").write_text("print('loading')\nbase = 40")
     (tmp_path / "code.py").write_text("SUBMIT(y=base + 2)")
@@ -386,6 +387,7 @@ def test_a_search_prints_its_trials_and_how_it_went_and_can_be_reported_and_gone
     assert "loss as it was reported" in page
 
 
+@pytest.mark.full
 def test_several_objectives_on_the_command_line_have_a_front(run, tmp_path):
     (tmp_path / "model.py").write_text("SUBMIT(error=1 / units, size=units, fit=-units)")
     (tmp_path / "space.json").write_text('[{"units": {"low": 1, "high": 9}}, {"units": [16, 32]}]')

@@ -99,7 +99,6 @@ asyncio.run(main())
 }
 
 
-@pytest.mark.every_provider
 async def test_a_timeout_interrupts_and_keeps_the_state(provider: SandboxProvider) -> None:
     async def forever() -> None:
         await asyncio.sleep(1000)

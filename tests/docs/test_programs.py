@@ -20,10 +20,13 @@ CODE = [block for block in blocks("python") if "rlm_batch" not in block.text]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+# The pages of a first hour; what stands on the others is run by the full tests.
+FIRST_PAGES = ("README.md", "docs/start.md")
 WITH_NEEDS = [
     pytest.param(
         block,
         marks=[
+            *([] if block.page in FIRST_PAGES else [pytest.mark.full]),
             *(
                 [pytest.mark.requires("namespaces")]
                 if re.search("(Daytona|Modal).*volume", block.text, re.DOTALL)
@@ -87,8 +90,6 @@ OURS = {page: [line for line in commands(page) if line.startswith("rlm-batch ")]
 RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page, lines in OURS.items()}
 
 
-# The pages of a first hour; the commands of the others are run by the full tests.
-FIRST_PAGES = ("README.md", "docs/start.md")
 MOUNTING_PAGES = ("docs/shapes.md",)  # where only bubblewrap can mount
 RUN_PAGES = [
     pytest.param(

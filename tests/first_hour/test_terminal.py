@@ -71,6 +71,7 @@ def test_an_interrupted_script_says_where_its_results_are_and_run_again_it_does_
     assert results[0].drawn < results[1].drawn, "the first was there"
 
 
+@pytest.mark.full
 def test_whoever_reads_the_output_may_stop_before_its_end(run: Run, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "code.py").write_text("SUBMIT(text='x' * 90_000)")
     (tmp_path / "inputs.jsonl").write_text('{"x": 1}\n' * 4)

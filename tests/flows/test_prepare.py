@@ -40,6 +40,7 @@ async def test_each_worker_prepares_once_and_keeps_its_sandbox(tmp_path):
     assert len({result.meta.sandbox_id for result in results}) <= 2
 
 
+@pytest.mark.full
 async def test_a_sweep_and_a_chunked_job_prepare_too(volumes):
     prepare = "import json\nweights = [3, 1, 2]"
     report = await sweep("SUBMIT(loss=weights[i])", grid={"i": [0, 1, 2]}, objective="loss", prepare=prepare)
@@ -156,6 +157,7 @@ async def test_what_cannot_be_is_refused_in_a_sentence_before_anything_runs(resu
     assert not results.exists() or not os.listdir(results)
 
 
+@pytest.mark.full
 async def test_a_chunk_whose_prepared_process_is_lost_once_it_has_run_is_complete_and_does_not_run_again(
     volumes, tmp_path
 ):

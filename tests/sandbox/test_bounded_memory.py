@@ -40,6 +40,7 @@ async def test_fifty_megabytes_of_prints_fill_no_memory(local: LocalSandbox, pro
         assert max(memory(pid, "VmHWM") for pid in set(processes()) - before) < 60 * MIB
 
 
+@pytest.mark.full
 async def test_executions_leave_nothing_in_the_hosts_memory_or_the_drivers(processes: Processes) -> None:
     before = set(processes())
     async with LocalSandbox(isolation="none").interpreter(timeout=60) as interpreter:

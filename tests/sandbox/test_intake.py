@@ -145,6 +145,7 @@ async def test_the_calls_of_a_sandbox_have_256_threads_and_the_others_wait_for_o
     assert most == 256
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_calls_with_many_lists_wait_for_each_other() -> None:
     under_way, most, lock = 0, 0, threading.Lock()

@@ -53,6 +53,7 @@ async def test_code_runs_in_a_clone_that_it_may_write(container: ContainerSandbo
     assert not (repository / "own").exists()
 
 
+@pytest.mark.full
 async def test_a_clone_that_its_disk_has_no_room_for_says_so(container: ContainerSandbox, repository: Path) -> None:
     (repository / "large").write_bytes(bytes(4 << 20))
     commit_all(repository)
@@ -133,6 +134,7 @@ async def test_a_place_that_an_engine_cannot_mount_is_refused(
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.full
 async def test_volumes_of_an_image_may_be_where_ours_are(
     container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

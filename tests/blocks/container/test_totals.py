@@ -116,6 +116,7 @@ async def test_code_that_the_kernel_kills_for_want_of_memory_says_which_setting_
     assert error.summary.endswith("give the sandbox more with memory_mib")
 
 
+@pytest.mark.full
 async def test_a_thousand_files_together_get_no_more_than_the_disk_of_the_container(
     container: ContainerSandbox,
 ) -> None:

@@ -375,6 +375,7 @@ def test_chunks_on_a_shared_volume(repository: Repository, standin: Any) -> None
     }
 
 
+@pytest.mark.full
 def test_the_sweep_finds_what_it_finds_locally(repository: Repository) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -240,7 +240,7 @@ for _ in range(20):
 @pytest.mark.parametrize(
     ("after", "then", "ends"),
     [
-        (False, "flood()", "ExecutionTimeout"),
+        pytest.param(False, "flood()", "ExecutionTimeout", marks=pytest.mark.full),
         (False, "os._exit(3)", "CodeCrashed"),
         (True, "time.sleep(0.2)\nos._exit(3)", "CodeCrashed"),
     ],

@@ -251,7 +251,11 @@ def test_zygotes_of_other_walls_that_are_idle_are_few(volumes: Path, zygotes: Zy
 @pytest.mark.parametrize(
     ("calls", "found"),
     [
-        (["unshare"], "bubblewrap; each sandbox starts a Python of its own (the sandbox could not be forked"),
+        pytest.param(
+            ["unshare"],
+            "bubblewrap; each sandbox starts a Python of its own (the sandbox could not be forked",
+            marks=pytest.mark.full,
+        ),
         (["unshare", "clone namespaces", "clone3"], "landlock; each sandbox is forked from a zygote"),
     ],
     ids=["no nested namespaces", "no namespaces"],

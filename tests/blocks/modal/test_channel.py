@@ -108,6 +108,7 @@ async def test_bytes_that_are_no_text_stop_nothing(modal_sandbox: Make) -> None:
     assert "ok" in result.meta.stdout
 
 
+@pytest.mark.full
 async def test_twenty_megabytes_go_in(modal_sandbox: Make) -> None:
     async with modal_sandbox().interpreter(timeout=60) as interpreter:
         text = "0123456789" * 2_000_000

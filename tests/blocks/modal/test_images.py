@@ -102,6 +102,7 @@ async def test_a_gpu_takes_the_other_backend_and_the_same_tests_hold(modal_sandb
     assert "SandboxCreateV2" not in counts
 
 
+@pytest.mark.full
 async def test_two_blocks_of_one_process_share_their_handles(modal_sandbox: Make, modal_standin: Any) -> None:
     async def use() -> None:
         async with modal_sandbox(volume_name="shared-handles", app_name="shared-handles").interpreter():

@@ -107,7 +107,10 @@ PROGRAMS = {
 
 
 @pytest.mark.requires("namespaces")
-@pytest.mark.parametrize("name", PROGRAMS)
+# What they have in common is in the first; what a shape of job does, in the tests of the flows.
+@pytest.mark.parametrize(
+    "name", ["three tasks", *(pytest.param(name, marks=pytest.mark.full) for name in PROGRAMS if name != "three tasks")]
+)
 def test_a_program_runs_as_it_is_and_warns_of_nothing(name: str, modal_standin: Any, no_process_left: None) -> None:
     program, expected = PROGRAMS[name]
     hello = modal_standin.hello

@@ -87,13 +87,17 @@ async def test_large_chunks_and_two_writers_of_a_file_are_the_same_elsewhere(rem
 
 @pytest.mark.parametrize(
     "provider",
-    [pytest.param(f"local:{level}", marks=mark_level(level)) for level in ("bubblewrap", "landlock", "none")],
+    [
+        pytest.param(f"local:{level}", marks=[*mark_level(level), *([pytest.mark.full] if level == "none" else [])])
+        for level in ("bubblewrap", "landlock", "none")
+    ],
 )
 async def test_a_volume_is_the_same_on_every_level_of_isolation(provider):
     report = await chunks(DOUBLE, THREE, volume_name="levels", provider=provider, reduce=SUM)
     assert report.reduction.total == 90
 
 
+@pytest.mark.full
 @pytest.mark.requires("bubblewrap")  # only it mounts
 async def test_code_may_write_straight_below_the_mount_path():
     await LocalSandbox(volume_name="direct", volume_mount_path="/home/daytona/memory").save("mounted", overwrite=True)  # type: ignore[misc]
@@ -228,6 +232,7 @@ async def test_a_deadline_ends_the_whole_job_and_what_is_complete_stays():
     assert isinstance(again["slow"].error, DeadlineExceeded)
 
 
+@pytest.mark.full
 async def test_the_reduction_finds_what_many_chunks_submitted():
     given = {str(number): number for number in range(40)}
     code = "SUBMIT(text='x' * 20_000, number=data)"

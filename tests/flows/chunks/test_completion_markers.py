@@ -86,6 +86,7 @@ async def test_markers_are_read_in_a_task_run_that_prefects_tag_limits_can_hold(
     assert [set(run.tags) for run in task_runs] == [{"sandbox", "sandbox:local"}]
 
 
+@pytest.mark.full
 async def test_a_ledger_alone_is_no_evidence_where_there_is_a_volume(tmp_path, volumes):
     ledger = str(tmp_path / "ledger")
     await chunks(DOUBLE, THREE, volume_name="gone", results_path=ledger)
@@ -212,6 +213,7 @@ async def test_a_marker_that_code_has_made_up_breaks_nothing(volumes):
     assert runs(again) == {"0", "1", "2"}
 
 
+@pytest.mark.full
 async def test_a_chunk_that_submits_too_deep_a_value_fails_alone_and_the_deepest_allowed_is_complete(volumes):
     code = """
 import sys
@@ -233,6 +235,7 @@ SUBMIT(value=value)
     assert again.results["deepest"].outputs == first.results["deepest"].outputs
 
 
+@pytest.mark.full
 async def test_nan_goes_through_chunks_their_markers_and_the_reduction(volumes, results):
     code = "import os\nSUBMIT(first=data[0], random=os.urandom(8).hex())"
     data = {"a": [math.inf, 1.0], "b": [math.nan], "c": [2.0]}
@@ -323,6 +326,7 @@ async def test_code_that_writes_over_markers_gives_no_other_chunk_a_result(volum
     assert runs(again) == {"0", "1", "2"}
 
 
+@pytest.mark.full
 async def test_a_marker_without_a_signature_counts_where_a_ledger_has_the_same_result(volumes, results, caplog):
     code = "import os\nSUBMIT(random=os.urandom(8).hex())"
     first = await chunks(code, THREE, volume_name="older")
@@ -346,6 +350,7 @@ async def test_markers_without_a_signature_are_taken_by_whoever_trusts_them(volu
     assert [again[n].random for n in THREE] == [first[n].random for n in THREE]
 
 
+@pytest.mark.full
 async def test_machines_that_share_a_key_take_each_others_markers(volumes, results, monkeypatch):
     code = "import os\nSUBMIT(random=os.urandom(8).hex())"
     monkeypatch.setenv("RLM_BATCH_MARKER_KEY", "the key of several machines" * 2)
@@ -398,6 +403,7 @@ async def test_what_could_not_be_read_in_time_is_run_again(volumes, monkeypatch,
     assert "3 of 3 completion markers on the volume were not read" in caplog.text
 
 
+@pytest.mark.full
 async def test_what_is_not_the_jobs_own_among_the_markers_is_not_read(volumes):
     began = time.monotonic()
     await chunks(DOUBLE, THREE, volume_name="crowded")
@@ -421,6 +427,7 @@ async def test_a_chunk_that_submits_as_much_as_it_may_is_complete_as_well(volume
     assert [again[n].outputs for n in (0, 1)] == [first[n].outputs for n in (0, 1)]
 
 
+@pytest.mark.full
 async def test_a_file_in_the_place_of_the_markers_is_told_by_name(volumes):
     await chunks(DOUBLE, THREE, volume_name="replaced")
     (folder,) = (volumes / "replaced" / ".rlm-batch" / "complete").iterdir()

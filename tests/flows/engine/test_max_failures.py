@@ -27,7 +27,7 @@ def inputs(count: int) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize("per_task", [1, pytest.param(50, marks=pytest.mark.full)])
-@pytest.mark.parametrize("max_failures", [3, 0.15])
+@pytest.mark.parametrize("max_failures", [pytest.param(3, marks=pytest.mark.full), 0.15])
 async def test_no_execution_is_begun_once_as_many_have_failed_and_the_next_run_begins_them(
     max_failures: float, per_task: int
 ) -> None:

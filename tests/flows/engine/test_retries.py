@@ -260,6 +260,7 @@ async def test_a_worker_that_waits_long_for_a_retry_gives_its_sandbox_back_meanw
         await flow
 
 
+@pytest.mark.full
 async def test_of_executions_that_share_a_task_run_each_has_its_own_retries_and_a_failure_shows_in_its_state(
     counter: ExecutionCounter, server: str
 ) -> None:

@@ -52,6 +52,7 @@ async def test_with_one_worker_the_points_are_optunas() -> None:
     assert [(trial.params, trial.values) for trial in again.trials] == [(t.params, t.values) for t in study.trials]
 
 
+@pytest.mark.full
 async def test_random_draws_the_same_points_with_any_number_of_workers_and_others_with_another_seed() -> None:
     parameters: dict[str, Any] = {"space": SPACE, "trials": 8, "sampler": "random", **OPTIONS}
     first = await run_sweep(CODE, max_workers=1, **parameters)
@@ -163,6 +164,7 @@ SUBMIT(loss=x)
     assert list_points(report) == [failure.meta.variables for failure in failed.value.results]
 
 
+@pytest.mark.full
 async def test_other_code_or_another_space_begins_anew_on_the_same_ledger(tmp_path: Path) -> None:
     parameters: dict[str, Any] = {"trials": 3, "objective": "loss", "results_path": tmp_path / "job", **OPTIONS}
     await run_sweep("SUBMIT(loss=x)", space=ONE, **parameters)
@@ -226,6 +228,7 @@ async def test_a_study_goes_to_a_storage_for_optunas_own_tools(tmp_path: Path) -
     assert grid.study().best_params == {"x": 1}
 
 
+@pytest.mark.full
 async def test_a_deadline_leaves_what_was_not_asked_for_without_a_point(tmp_path: Path) -> None:
     code = "import time\ntime.sleep(30 if x > 0.2 else 0)\nSUBMIT(loss=x)"
     report = await run_sweep(

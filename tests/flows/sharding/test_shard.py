@@ -120,6 +120,7 @@ async def test_why_a_shard_cannot_be_run_is_told_to_its_job(results):
     assert heartbeat.error[0] == "ConfigurationError"
 
 
+@pytest.mark.full
 async def test_a_shard_prepares_its_sandboxes_and_its_seeds_are_by_the_numbers_of_the_job(results):
     prepare: dict[str, Any] = {"prepare": "import random\nbase = 100", "prepare_seed": 3}
     files = files_of(results, "SUBMIT(y=[base + x, random.random()])")

@@ -144,6 +144,7 @@ def test_a_host_that_reads_no_more_is_noticed(launch: Launch, tmp_path: Path) ->
     assert one.ends()
 
 
+@pytest.mark.full
 def test_calls_that_the_host_does_not_read_yet_do_not_fill_the_drivers_memory(launch: Launch, tmp_path: Path) -> None:
     one = launch().start(tmp_path)
     calls = 64
