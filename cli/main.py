@@ -3,6 +3,7 @@
 0: all well. 1: some executions failed. 2: wrong usage or set-up. 130: interrupted. 141: nobody reads.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -23,6 +24,9 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ.setdefault(name, value)
     # For the same reason: a log line that a server which is gone has not got is an error of logging, to Prefect.
     logging.raiseExceptions = False
+    from ..flows.child_process import GARBAGE_THRESHOLD
+
+    gc.set_threshold(GARBAGE_THRESHOLD)
     from cyclopts import CycloptsError
 
     from ..sandbox.errors import RlmBatchError

@@ -19,6 +19,7 @@ import certifi
 import pytest
 
 from rlm_batch.cli.main import QUIET_PREFECT
+from rlm_batch.flows.child_process import GARBAGE_THRESHOLD
 from rlm_batch.sandbox.process_identity import read_own_identity
 
 from .infra.execution_counter import ExecutionCounter
@@ -62,6 +63,7 @@ atexit.register(shutil.rmtree, HOME, ignore_errors=True)  # the first to be regi
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(GARBAGE_THRESHOLD)  # before the tests import what they test
     config.addinivalue_line("markers", "requires(*names): what the test needs, of tests/infra/requirements.py")
     strongest = "strongest_first: on the strongest level of isolation that is here, on the others at full size"
     config.addinivalue_line("markers", strongest)

@@ -10,6 +10,7 @@ request: a new sandbox is there some 1.5 ms sooner for it.
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import gc
 import json
@@ -99,10 +100,12 @@ class _Zygote:
         """Hands the request to the process that waits for one."""
         status = socket.socket(fileno=fds[3])
         self._tell_ends()
+        spare, self._spare = self._spare, None
         try:
-            spare, self._spare = self._spare or self._fork_spare(is_asked=True), None
-            with spare[1]:
-                socket.send_fds(spare[1], [data], fds)
+            if spare is None or not _hand_over(spare[1], data, fds):
+                spare = self._fork_spare(is_asked=True)
+                if not _hand_over(spare[1], data, fds):
+                    raise OSError(errno.ESRCH, "the new process was ended")
             self._sandboxes[spare[0]] = status
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
@@ -207,6 +210,16 @@ class _Zygote:
             if sandbox is not None:
                 _send_words(sandbox, f"ended {os.waitstatus_to_exitcode(status)}")
                 sandbox.close()
+
+
+def _hand_over(waiting: socket.socket, data: bytes, fds: list[int]) -> bool:
+    """Whether the process that waits at a socket's other end got a request: not where it has ended. Raises OSError."""
+    with waiting:
+        try:
+            socket.send_fds(waiting, [data], fds)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+    return True
 
 
 def _send_words(status: socket.socket, words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import marshal
 import os
 import random
 import resource
@@ -23,8 +24,9 @@ import pytest
 
 from rlm_batch import LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost, SandboxStartError
 from rlm_batch.blocks.local.inventory import MARK_BASE
-from rlm_batch.blocks.local.launch import launcher
+from rlm_batch.blocks.local.launch import launcher, zygote
 from rlm_batch.blocks.local.launch.launcher import MAX_IDLE_ZYGOTES, Zygotes
+from rlm_batch.sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 
 from ...conftest import find_zygotes, list_children
 from ...infra.podman.store import PLACE as PODMAN_STORE
@@ -71,6 +73,26 @@ attempt("folders", lambda: os.listdir("/.sandboxes")[0])
 SUBMIT(done=done)
 """
 
+# A zygote in which the first process that is forked ahead, after that of the first sandbox, cannot put up its walls.
+FAILING_AHEAD = """
+namespace = {"__name__": "driver"}
+exec("driver", namespace)
+main = namespace["main"]
+zygote, rehearse, forks = main.__globals__["_Zygote"], main.__globals__["rehearse_start"], []
+
+def fork_spare(*arguments, fork=zygote._fork_spare, **more):
+    forks.append(arguments)
+    return fork(*arguments, **more)
+
+def rehearse_start():
+    if len(forks) == 2:
+        raise OSError(24, "Too many open files")
+    rehearse()
+
+zygote._fork_spare = fork_spare
+main.__globals__["rehearse_start"] = rehearse_start
+"""
+
 
 @pytest.fixture
 def zygotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygotes]:
@@ -101,6 +123,13 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def set_file_limit(pids: set[int], limit: tuple[int, int]) -> None:
+    """How many files the processes may have open from now on, those that end meanwhile left out."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
 
 
 async def wait_until_gone(pids: list[int]) -> list[int]:
@@ -207,19 +236,50 @@ async def test_a_zygote_that_may_open_no_more_files_refuses_one_sandbox_and_keep
     async with local.interpreter() as interpreter:
         assert (await interpreter.execute("x = 1; SUBMIT(x)", context="c")).output == 1
         pids = find_zygotes(os.getpid())
-        limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
-        for pid in pids:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[pid][1]))
+        limit = max(resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids)
+        set_file_limit(pids, (3, limit[1]))
         with pytest.raises(SandboxStartError, match=r"did not start|could not be forked"):
             await local.interpreter().execute("SUBMIT(2)")
         for _ in range(2):  # what one has forked in the middle of this has its low limit
-            for pid in pids | find_zygotes(os.getpid()):
-                with suppress(ProcessLookupError):
-                    resource.prlimit(pid, resource.RLIMIT_NOFILE, max(limits.values()))
+            set_file_limit(pids | find_zygotes(os.getpid()), limit)
         async with local.interpreter() as other:
             assert (await other.execute("SUBMIT(2)")).output == 2
         assert find_zygotes(os.getpid()) & pids
         assert (await interpreter.execute("SUBMIT(x + 2)", context="c")).output == 3
+
+
+async def test_what_the_process_ahead_failed_of_is_no_reason_to_refuse_the_next_sandbox(
+    local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = marshal.loads(build_driver_code(ZYGOTE_MODULES))
+    program = compile(FAILING_AHEAD, "failing", "exec")
+    constants = tuple(driver if constant == "driver" else constant for constant in program.co_consts)
+    code = marshal.dumps(program.replace(co_consts=constants))
+    monkeypatch.setattr(zygote, "build_driver_code", lambda _modules: code)
+    for number in range(3):
+        async with local.interpreter() as interpreter:
+            assert (await interpreter.execute(f"SUBMIT({number})")).output == number
+        await asyncio.sleep(0.05)  # until the one ahead has failed
+    assert find_zygotes(os.getpid())  # none of them had a Python of its own for want of it
+
+
+async def test_a_process_ahead_that_was_killed_is_replaced(local: LocalSandbox, zygotes: Zygotes) -> None:
+    async with local.interpreter() as interpreter:
+        await interpreter.execute("pass")
+    await asyncio.sleep(0.05)  # until the one ahead waits
+    children, found = list_children(), find_zygotes(os.getpid())
+    [ahead] = [pid for pid in found if not found & set(children.get(pid, ()))]
+    [parent] = [pid for pid in found if ahead in children.get(pid, ())]
+    if local.isolation != "bubblewrap":
+        os.kill(parent, signal.SIGSTOP)  # its first process, which has not ended yet
+    try:
+        os.kill(ahead, signal.SIGKILL)
+        assert not await wait_until_gone([ahead])
+        async with local.interpreter() as interpreter:
+            assert (await interpreter.execute("SUBMIT(2)")).output == 2
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(parent, signal.SIGCONT)
 
 
 # -------------------------------------------------------------------------------------------------- walls that change
