@@ -42,6 +42,7 @@ def test_a_local_interpreter_imports_no_prefect() -> None:
     assert run_script("LocalInterpreter", "isolation=none") == "[]"
 
 
+@pytest.mark.full
 def test_a_daytona_interpreter_imports_its_sdk_and_no_prefect(running_daytona: object, daytona: Any) -> None:
     assert run_script("DaytonaInterpreter") == "['daytona']"
 

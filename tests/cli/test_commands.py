@@ -59,6 +59,7 @@ def test_what_the_only_execution_prints_is_seen_as_it_comes(run, tmp_path):
     assert lines.index("end") < next(number for number, line in enumerate(lines) if "1 of 1 done" in line)
 
 
+@pytest.mark.full
 def test_of_many_executions_the_last_line_of_each_is_in_the_table_and_all_of_them_below_it(run, tmp_path):
     (tmp_path / "code.py").write_text("print('first', x)\nprint('last', x)\nSUBMIT(y=x)")
     (tmp_path / "inputs.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
@@ -88,6 +89,7 @@ def test_json_has_whole_values_a_line_for_each_execution_and_nothing_else(run, t
     assert done.stderr.splitlines()[-1].startswith("Results: ")
 
 
+@pytest.mark.full
 def test_settings_of_the_provider_are_options(run, tmp_path):
     code = "import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20, volume=VOLUME)"
     (tmp_path / "code.py").write_text(code)
@@ -103,6 +105,7 @@ def test_settings_of_the_provider_are_options(run, tmp_path):
         assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_a_run_that_fails_early_says_what_failed_and_what_was_not_run(run, tmp_path):
     (tmp_path / "code.py").write_text("raise ValueError(x)")
     (tmp_path / "inputs.jsonl").write_text("".join(f'{{"x": {x}}}\n' for x in range(40)))
@@ -129,6 +132,7 @@ def test_code_that_prepares_is_a_file_of_its_own(run, tmp_path):
     assert "rlm-batch: prepare raised ModuleNotFoundError (line 1): No module named" in done.stderr
 
 
+@pytest.mark.full
 def test_code_imports_modules_of_directories_that_are_named(run, tmp_path):
     for name in ("src", "lib"):
         (tmp_path / name).mkdir()
@@ -289,6 +293,7 @@ def test_code_of_any_length_and_beginning_is_code(run, tmp_path):
     assert "Reduction: n=1" in done.stdout
 
 
+@pytest.mark.full
 def test_isolation_none_is_there_where_a_person_insists_and_says_so(run, tmp_path):
     (tmp_path / "look.py").write_text("SUBMIT(x=x)")
     done = run("sweep", "look.py", "--grid", "x=1", "--isolation", "none")
@@ -364,6 +369,7 @@ def _parts(path):
     return Path(path).glob("part-*.jsonl")
 
 
+@pytest.mark.full
 def test_a_search_prints_its_trials_and_how_it_went_and_can_be_reported_and_gone_on_with(run, tmp_path):
     (tmp_path / "train.py").write_text("for step in range(9):\n    report(x + 1 / (step + 1), step)\nSUBMIT(loss=x)")
     words = ["sweep", "train.py", "--space", "x=0.0..1.0", "--space", "opt=a,b", "--sampler", "random", "--seed", "1"]

@@ -51,6 +51,7 @@ def test_chunks_prints_a_row_for_each_and_the_reduction_and_the_files_come_home(
     assert "inputs/rows.jsonl" in run("volume", "ls", "doubled", "inputs").stdout
 
 
+@pytest.mark.full
 def test_chunks_from_a_file_of_ids_say_which_wrote_the_same_file(run, tmp_path):
     (tmp_path / "same.py").write_text("save_to_volume('same.txt', data)\nSUBMIT(n=len(data))")
     (tmp_path / "chunks.jsonl").write_text('{"id": "a", "data": "x"}\n{"id": "b", "data": "yy"}\n')
@@ -59,6 +60,7 @@ def test_chunks_from_a_file_of_ids_say_which_wrote_the_same_file(run, tmp_path):
     assert "same.txt on the volume was written by the chunks a, b" in done.stderr
 
 
+@pytest.mark.full
 def test_a_failing_chunk_exits_with_1_and_the_reduction_is_not_run(run, tmp_path):
     (tmp_path / "divide.py").write_text("SUBMIT(y=1 / data[0])")
     (tmp_path / "reduce.py").write_text("SUBMIT(n=len(results))")
@@ -159,7 +161,10 @@ def test_what_is_here_is_overwritten_only_with_consent(run, refused, volumes, tm
     assert (tmp_path / "home" / "results" / "b.txt").read_text() == "new"
 
 
-@pytest.mark.parametrize(("answer", "status", "text"), [("y", 0, "new"), ("n", 2, "old"), ("", 2, "old")])
+@pytest.mark.parametrize(
+    ("answer", "status", "text"),
+    [("y", 0, "new"), ("n", 2, "old"), pytest.param("", 2, "old", marks=pytest.mark.full)],
+)
 def test_at_a_terminal_it_is_asked(volumes, tmp_path, answer, status, text):
     (volumes / "here").mkdir()
     (volumes / "here" / "a.txt").write_text("new")

@@ -34,7 +34,6 @@ LITTLE_MEMORY = 256  # MiB
 QUICK_IN_CONTAINERS = (
     "test_fields_come_back_as_items_and_attributes",
     "test_prints_of_every_kind_come_back",
-    "test_out_of_memory_says_so_and_names_the_setting_for_more",
     "test_what_is_saved_in_one_sandbox_is_loaded_in_the_next",
 )
 

@@ -82,6 +82,7 @@ async def test_cancelling_at_any_moment_leaves_the_sandbox_usable(interpreter: I
         assert (await interpreter.execute("SUBMIT(x=1)", context=context)).x == 1
 
 
+@pytest.mark.full
 async def test_cancelling_while_a_large_variable_is_sent_leaves_the_sandbox_usable(interpreter: Interpreter) -> None:
     other = asyncio.ensure_future(interpreter.execute("import time; time.sleep(0.5); SUBMIT(x=1)"))
     variables = {"text": "x" * 30_000_000}

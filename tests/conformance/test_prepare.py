@@ -359,6 +359,7 @@ async def test_what_it_left_running_stays_when_the_process_between_has_ended(pro
             assert (await one.execute(dedent(look))).is_there
 
 
+@pytest.mark.full
 async def test_with_a_seed_the_code_of_a_recursive_query_draws_by_who_asks_and_how_many_that_has_asked(
     provider: SandboxProvider, chat: ChatServer
 ) -> None:

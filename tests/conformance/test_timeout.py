@@ -96,6 +96,7 @@ async def test_a_thread_that_never_ends_is_ended(interpreter: Interpreter) -> No
         await interpreter.execute(code, timeout=0.5)
 
 
+@pytest.mark.full
 async def test_a_flood_of_output_does_not_hold_up_the_timeout(interpreter: Interpreter) -> None:
     flood = "import subprocess; subprocess.run(['sh', '-c', 'yes & yes & yes >&2 & yes >&2 & wait'])"
     other = interpreter.execute("import time; time.sleep(0.2); SUBMIT(fine=1)")

@@ -74,7 +74,6 @@ async def test_code_may_write_straight_below_the_mount_path(sandbox: Sandboxes) 
         assert (await second.execute("SUBMIT(open(VOLUME + '/artifacts/chunk.txt').read())")).output == "direct"
 
 
-@pytest.mark.every_provider
 async def test_a_file_is_replaced_by_a_later_sandbox(sandbox: Sandboxes) -> None:
     for text in ("first", "second", "a third that is longer", ""):
         async with sandbox() as interpreter:

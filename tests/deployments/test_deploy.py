@@ -200,6 +200,7 @@ def test_what_a_person_has_changed_is_kept_until_it_is_put_back(deployed: Deploy
     assert different(on_server(), before) == {}
 
 
+@pytest.mark.full
 def test_parameters_that_this_version_does_not_take_are_one_sentence(deployed: DeployReport) -> None:
     async def change(client: PrefectClient) -> None:
         found = await client.read_deployment_by_name("batch/local")

@@ -143,6 +143,7 @@ def test_what_changes_something_needs_a_token_that_the_server_gave(server: str) 
     assert httpx.post(f"{server}/flows/", json={"name": "x"}, headers=get_csrf_headers(server), timeout=60).is_success
 
 
+@pytest.mark.full
 def test_an_automation_can_pause_another_although_the_server_has_no_token_of_its_own(server: str) -> None:
     event = f"tests.{uuid4()}"
     trigger = {"type": "event", "expect": [event], "posture": "Reactive", "threshold": 1, "within": 0}

@@ -33,6 +33,7 @@ results = asyncio.run(batch(CODE, inputs, results_path="results", provider="loca
 """
 
 
+@pytest.mark.full
 def test_an_interrupted_script_says_where_its_results_are_and_run_again_it_does_the_rest(
     server: str, no_process_left: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

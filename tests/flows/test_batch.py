@@ -61,6 +61,7 @@ async def test_each_failure_is_its_own_error_and_the_others_finish(reuse):
         assert message in str(failure.error)
 
 
+@pytest.mark.full
 async def test_memory_without_end_is_out_of_memory_and_the_next_execution_works(results):
     from rlm_batch import LocalSandbox
 
@@ -94,6 +95,7 @@ async def test_one_piece_of_code_runs_over_inputs_from_a_list_and_from_files(tmp
         assert (one.y, text.y, one.kind, text.kind) == (2, "aa", "int", "str")
 
 
+@pytest.mark.full
 async def test_a_file_of_csv_is_read_as_its_job_began_to_read_it_and_nothing_runs_again(tmp_path):
     cells, results = tmp_path / "in.csv", tmp_path / "results" / "job"
     code = "import os\nSUBMIT(x=x, zip=zip, random=os.urandom(8).hex())"
@@ -110,11 +112,8 @@ async def test_a_file_of_csv_is_read_as_its_job_began_to_read_it_and_nothing_run
     assert [record["column_types"] for record in records] == [{"x": "float", "zip": "str"}] * 2
 
 
-@pytest.mark.parametrize(
-    "has_record",
-    [True, pytest.param(False, marks=pytest.mark.full)],
-    ids=["with a record", "before there were records"],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("has_record", [True, False], ids=["with a record", "before there were records"])
 async def test_a_job_of_a_version_that_knew_no_types_goes_on_with_nothing_run_again(tmp_path, has_record):
     cells, results = tmp_path / "in.csv", tmp_path / "results" / "job"
     code = "import os\nSUBMIT(kind=type(x).__name__, random=os.urandom(8).hex())"
@@ -276,6 +275,7 @@ async def test_the_server_shows_a_run_for_each_execution_with_its_state_tags_and
         assert {"sandbox", "sandbox:local"} <= set(tasks[0].tags)
 
 
+@pytest.mark.full
 async def test_prefects_tag_limits_hold_executions_and_are_not_asked_for_where_there_are_none(server, monkeypatch):
     from prefect.client.orchestration import PrefectClient, get_client
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
@@ -355,14 +355,14 @@ async def test_settings_of_the_provider_are_given_for_a_run_without_a_saved_bloc
     [
         ({"memory": 300}, "the provider local has no option 'memory': did you mean memory_mib?"),
         ({"memory_mib": 3}, "memory_mib: Input should be greater than or equal to 64"),
-        ({"memory_mib": "much"}, "memory_mib: Input should be a valid integer"),
+        pytest.param({"memory_mib": "much"}, "memory_mib: Input should be a valid integer", marks=pytest.mark.full),
         ({"packages": ["git+https://host/x"]}, "packages"),
         ({"repo_token": "hidden"}, "repo_token is no option of a single run: it is a secret"),
         ({"environment": {"KEY": "hidden"}}, "environment is no option of a single run"),
-        ({"max_sandboxes": 50}, "max_sandboxes is no option of a single run"),
+        pytest.param({"max_sandboxes": 50}, "max_sandboxes is no option of a single run", marks=pytest.mark.full),
         ({"isolation": "none"}, "isolation is no option of a single run"),
-        ({"cpus": math.inf}, "cpus: Input should be a finite number"),
-        ({"memory_mib": 10**19}, "MiB are more than a system can count"),
+        pytest.param({"cpus": math.inf}, "cpus: Input should be a finite number", marks=pytest.mark.full),
+        pytest.param({"memory_mib": 10**19}, "MiB are more than a system can count", marks=pytest.mark.full),
     ],
 )
 async def test_settings_that_the_provider_has_not_are_one_sentence(options, message):

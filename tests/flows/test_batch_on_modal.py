@@ -87,6 +87,7 @@ async def test_a_sandbox_that_is_lost_under_way_is_repeated_only_if_that_was_all
     assert (result.x, result.meta.attempt) == (1, 2)
 
 
+@pytest.mark.full
 async def test_a_batch_reports_failures_and_results_as_on_any_provider(block: str) -> None:
     fine, failed = await batch(["print('hello')\nSUBMIT(x=1)", "1 / 0"], provider=block, on_failure="return")
     assert (fine.x, fine.meta.stdout, fine.meta.provider, fine.meta.isolation) == (1, "hello\n", "modal", "modal")

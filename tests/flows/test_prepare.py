@@ -60,6 +60,7 @@ async def test_a_sweep_and_a_chunked_job_prepare_too(volumes):
     assert count_preparations(prepared) == count  # looking for markers wants none
 
 
+@pytest.mark.full
 async def test_the_steps_of_a_sequence_share_a_fork_of_it():
     steps = ["found.append(1)", "found.append(random.random()); SUBMIT(found=found)"]
     first, again = [(await sequence(steps, prepare="import random\nfound = []", prepare_seed=4))[1] for _ in range(2)]
@@ -125,6 +126,7 @@ async def test_it_is_in_the_key_and_so_is_its_seed_and_its_timeout_is_not():
         seen |= {*new}
 
 
+@pytest.mark.full
 async def test_with_a_seed_each_execution_draws_by_its_number_whoever_runs_it(tmp_path):
     async def draw(count: int, **options: Any) -> list[float]:
         inputs = [{"x": x} for x in range(count)]
@@ -178,6 +180,7 @@ SUBMIT(total=sum(data))
     assert count_preparations(tmp_path / "prepared") == 2
 
 
+@pytest.mark.full
 async def test_sandboxes_that_cannot_hold_what_is_prepared_are_refused_before_anything_runs(results):
     refused: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
         ({"processes": 2}, {}, "processes is 2, and prepare takes 3"),

@@ -135,6 +135,7 @@ except BudgetExceeded as error:
     assert chat.stats.requests == 20
 
 
+@pytest.mark.full
 async def test_max_llm_tokens_holds_for_an_execution(chat):
     model = await saved(chat, max_tokens=10)
     code = """

@@ -85,6 +85,7 @@ async def test_a_question_without_a_context_and_one_over_a_file(chat, tmp_path):
     assert (await rlm("how long", NAME, context_file=str(path))).answer == "70003Z"
 
 
+@pytest.mark.full
 async def test_a_context_on_the_volume_is_read_from_there(chat, tmp_path, monkeypatch):
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path))
     await LocalSandbox(volume_name="texts").save("with-texts", overwrite=True)  # type: ignore[misc]
@@ -158,6 +159,7 @@ async def test_what_was_paid_for_is_there_when_budget_or_time_are_used_up(chat, 
         await rlm("how many?", NAME, **parameters)
 
 
+@pytest.mark.full
 async def test_a_model_that_never_answers_well_fails_the_flow_with_the_reason(chat):
     chat.script = lambda _: "I would rather not write code."
     with pytest.raises(ExecutionsFailed, match="AdapterParseError") as failed:

@@ -106,6 +106,7 @@ async def test_a_deadline_is_for_the_whole_sequence():
     assert [type(failure.error) for failure in late] == [DeadlineExceeded, DeadlineExceeded]
 
 
+@pytest.mark.full
 async def test_a_failed_step_is_tried_again_on_the_same_state_only_if_asked():
     steps = ["tries = []", "tries.append(1)\nassert len(tries) == 2\nSUBMIT(tries=len(tries))"]
     _, failed = await sequence(steps, on_failure="return")

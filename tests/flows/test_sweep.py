@@ -94,7 +94,7 @@ def forge(body):
 """
 
 
-@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize("direction", ["minimize", pytest.param("maximize", marks=pytest.mark.full)])
 async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone(direction):
     forged = [
         '{"loss": 1e999}',
@@ -117,7 +117,7 @@ async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone
     assert len(list(open_run_ledger(found.results_path).read_outcomes())) == len(points)
 
 
-@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize("direction", [pytest.param("minimize", marks=pytest.mark.full), "maximize"])
 async def test_a_trial_that_diverged_is_a_result_after_every_other_and_is_not_run_again(direction, tmp_path):
     """A learning rate that is too large gives NaN, which is what one wants to see of it and no failure."""
     code = "loss = {1: 2.5, 2: float('nan'), 3: float('inf'), 4: -float('inf'), 5: 7.5}[x]\n"

@@ -92,6 +92,7 @@ def test_ctrl_c_ends_a_script_that_waits_for_its_code(script: Run, local: LocalS
     assert "KeyboardInterrupt" in press_ctrl_c(process)
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_a_script_that_runs_the_asynchronous_interpreter(script: Run) -> None:
     process = script(f"""
         from rlm_batch import LocalSandbox
@@ -309,6 +310,7 @@ def test_thousands_of_interrupts_of_what_the_background_does_leave_it_at_work(sc
     assert (output, errors) == ("awake\n", "")
 
 
+@pytest.mark.full
 def test_ctrl_c_before_the_start_has_begun_ends_it(script: Run) -> None:
     process = script("""
         from rlm_batch import LocalSandbox
@@ -349,6 +351,7 @@ def test_a_script_that_never_shuts_down_leaves_nothing(script: Run, end: str) ->
     assert process.returncode == {"": 0, "sys.exit(3)": 3, "1 / 0": 1}[end]
 
 
+@pytest.mark.full
 def test_a_tool_that_calls_exit_ends_neither_the_script_nor_the_code(script: Run) -> None:
     process = script("""
         from rlm_batch import LocalSandbox

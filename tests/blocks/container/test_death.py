@@ -73,7 +73,8 @@ def open_abandoned(label: str, value: str) -> str:
     return name
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("count", [2, 20])
 async def test_a_host_that_is_killed_leaves_no_container_and_touches_nobody_elses(
     container: ContainerSandbox, foreign: str, count: int
 ) -> None:
@@ -93,6 +94,7 @@ async def test_a_host_that_is_killed_leaves_no_container_and_touches_nobody_else
     assert is_there(foreign)
 
 
+@pytest.mark.full
 async def test_reap_takes_what_is_ours_and_over_and_nothing_else(
     server: str, container: ContainerSandbox, foreign: str
 ) -> None:
@@ -114,6 +116,7 @@ async def test_reap_takes_what_is_ours_and_over_and_nothing_else(
         run_podman("rm", "--force", "--time", "0", "--ignore", expired, running)
 
 
+@pytest.mark.full
 async def test_a_container_ends_at_its_lifetime_whatever_its_host_does(container: ContainerSandbox) -> None:
     provider = container.with_options({"lifetime": 1})
     interpreter = provider.interpreter(timeout=60)

@@ -92,6 +92,7 @@ async def test_the_promises_of_the_documentation_hold_in_a_container(
     assert "Error" in found.mount or found.mount == "no unshare"
 
 
+@pytest.mark.full
 async def test_the_seventh_is_time_which_ends_an_execution_and_not_the_container(container: ContainerSandbox) -> None:
     async with container.interpreter(timeout=1) as interpreter:
         with pytest.raises(ExecutionTimeout):

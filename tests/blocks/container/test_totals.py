@@ -93,6 +93,7 @@ async def run_beyond(provider: ContainerSandbox, code: str, timeout: float = 20)
     return caught.value
 
 
+@pytest.mark.full
 async def test_ten_processes_together_get_no_more_than_the_memory_of_the_container(
     container: ContainerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

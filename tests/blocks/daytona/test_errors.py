@@ -283,6 +283,7 @@ def test_importing_and_local_work_do_not_load_the_sdk() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.full
 @pytest.mark.requires("namespaces")
 def test_no_connection_but_to_loopback_is_made(daytona: Any) -> None:
     code = """if True:

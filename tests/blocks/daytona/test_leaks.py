@@ -368,6 +368,7 @@ async def test_where_daytona_knows_a_lifetime_nothing_is_set_once_more(standin: 
     await box.remove()
 
 
+@pytest.mark.full
 async def test_where_daytona_knows_no_lifetime_the_host_keeps_no_sandbox_awake_beyond_it(
     standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -334,6 +334,7 @@ def process_chunk(chunk_id: int, data: list[int], volume: str, repository: str) 
         interp.shutdown()
 
 
+@pytest.mark.full
 def test_three_pieces_of_code_at_once_each_with_a_clone(repository: Repository) -> None:
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -359,6 +360,7 @@ def test_three_pieces_of_code_at_once_each_with_a_clone(repository: Repository) 
     assert found[2].greeting == "Hello from Daytona"
 
 
+@pytest.mark.full
 def test_chunks_on_a_shared_volume(repository: Repository, standin: Any) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -220,6 +220,7 @@ async def test_a_deployments_run_mounts_only_what_its_worker_allows(
     assert (await LocalSandbox().with_files(mounts={"/data": named}).fingerprint())["mounts"]
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 @pytest.mark.usefixtures("server")
 async def test_a_flow_takes_relative_paths_and_runs_again_what_an_edit_has_changed(

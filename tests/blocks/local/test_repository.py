@@ -291,7 +291,14 @@ async def test_a_package_that_names_a_place_is_refused_by_name_and_none_is_built
     assert not (tmp_path / "built").exists()
 
 
-@pytest.mark.parametrize("needs", ["source @ file://{folder}", "source @ git+file://{folder}", "source"])
+@pytest.mark.parametrize(
+    "needs",
+    [
+        "source @ file://{folder}",
+        pytest.param("source @ git+file://{folder}", marks=pytest.mark.full),
+        pytest.param("source", marks=pytest.mark.full),
+    ],
+)
 def test_what_a_wheel_of_the_index_needs_is_not_built_either(
     needs: str, source: Path, index: Path, tmp_path: Path
 ) -> None:

@@ -208,6 +208,7 @@ async def test_bubblewrap_that_is_killed_takes_nothing_along_that_runs(zygotes: 
         assert (await interpreter.execute("SUBMIT(3)")).output == 3
 
 
+@pytest.mark.full
 @pytest.mark.strongest_first
 def test_a_process_that_was_forked_from_a_host_has_sandboxes_of_its_own(local: LocalSandbox) -> None:
     program = f"""
@@ -295,6 +296,7 @@ def test_a_volume_that_was_removed_and_made_again_is_the_new_one(local: LocalSan
         shutil.rmtree(volumes / "data")
 
 
+@pytest.mark.full
 @pytest.mark.requires("bubblewrap")
 def test_zygotes_of_other_walls_that_are_idle_are_few(volumes: Path, zygotes: Zygotes) -> None:
     for number in range(MAX_IDLE_ZYGOTES + 4):

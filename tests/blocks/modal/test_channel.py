@@ -25,6 +25,7 @@ SUBMIT(answers=answers)
 """
 
 
+@pytest.mark.full
 async def test_sixteen_threads_ask_the_host_at_once_and_none_is_lost(modal_sandbox: Make) -> None:
     together, most, lock = 0, 0, threading.Lock()
 

@@ -153,6 +153,7 @@ async def test_other_credentials_in_the_environment_count_at_once(
     assert asked == ["first", "second"]
 
 
+@pytest.mark.full
 async def test_a_creation_rate_is_waited_out(modal_sandbox: Make, modal_standin: Any) -> None:
     modal_standin.ask("set", creations_per_second=4, creation_burst=2)
     block = modal_sandbox()

@@ -114,6 +114,7 @@ async def test_two_blocks_of_one_process_share_their_handles(modal_sandbox: Make
     assert counts["SandboxCreateV2"] == 10
 
 
+@pytest.mark.full
 async def test_whoever_waits_for_an_image_may_be_cancelled_alone(
     modal_sandbox: Make, modal_standin: Any, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ async def test_more_than_fits_is_said_and_the_rest_comes_home(interpreter: Inter
     )
 
 
+@pytest.mark.full
 async def test_code_that_exchanges_what_is_read_gets_nothing_read_for_it(
     interpreter: Interpreter, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ async def test_a_field_that_is_a_float_may_be_one_and_another_may_not(interprete
         await interpreter.execute(code, output_fields=[{"name": "x", "type": "int"}])
 
 
+@pytest.mark.full
 async def test_what_names_them_counts_for_the_limit(interpreter: Interpreter) -> None:
     with pytest.raises(SubmitError, match="save_to_volume"):
         await interpreter.execute("SUBMIT(x=[float('nan')] * 60_000)")

@@ -52,7 +52,6 @@ async def test_wrong_fields_are_an_error_that_says_which(interpreter: Interprete
         assert said in str(caught.value)
 
 
-@pytest.mark.every_provider
 async def test_types_are_checked(interpreter: Interpreter) -> None:
     for kind, right, wrong in TYPES:
         fields: list[dict[str, Any]] = [{"name": "x", "type": kind}]

@@ -74,7 +74,6 @@ async def test_code_that_is_no_text_is_refused(interpreter: Interpreter) -> None
             await interpreter.execute(code)  # type: ignore[arg-type]
 
 
-@pytest.mark.every_provider
 async def test_large_variables_arrive(interpreter: Interpreter) -> None:
     for mib in (1, 20):
         text = "0123456789abcdé\n" * (mib * 65_536)

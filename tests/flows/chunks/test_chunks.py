@@ -77,6 +77,7 @@ async def test_a_chunked_job_is_the_same_elsewhere_and_is_not_run_again(remote):
     assert again.reduction.total == 44
 
 
+@pytest.mark.full
 async def test_large_chunks_and_two_writers_of_a_file_are_the_same_elsewhere(remote):
     code = "save_to_volume('same.txt', chunk_id)\nSUBMIT(size=len(data))"
     given = {"small": "x" * 10, "large": "y" * 1_000_000}

@@ -74,6 +74,7 @@ async def test_a_marker_does_not_count_once_its_files_have_gone_or_changed():
     assert runs(await chunks(code, THREE, volume_name="evidence")) == set()
 
 
+@pytest.mark.full
 async def test_markers_are_read_in_a_task_run_that_prefects_tag_limits_can_hold():
     report = await chunks(DOUBLE, THREE, volume_name="tracked")
     only = TaskRunFilter(
@@ -105,6 +106,7 @@ async def test_without_a_volume_the_ledger_is_what_is_resumed_from(tmp_path):
     assert again[3].size == 1
 
 
+@pytest.mark.full
 async def test_a_damaged_marker_is_none(volumes):
     await chunks(DOUBLE, THREE, volume_name="damaged")
     for marker in (volumes / "damaged").glob(".rlm-batch/complete/*/*.json"):
@@ -125,6 +127,7 @@ def small_volume(volumes: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.full
 async def test_a_full_volume_is_a_volume_error_and_nothing_half_written_is_left(small_volume):
     code = "save_to_volume(f'{chunk_id}.bin', b'x' * data)\nSUBMIT(fine=True)"
     given = {"fits": 1000, "too large": 2_000_000}
@@ -200,6 +203,7 @@ print(report.reduction.words, report.reduction.rows, len(report.results), execut
     assert again.stdout.split() == [str(words), "400", "40", "28"]
 
 
+@pytest.mark.full
 async def test_a_marker_that_code_has_made_up_breaks_nothing(volumes):
     await chunks(DOUBLE, THREE, volume_name="forged")
     texts = ["[]", "7", '{"files": 5}', '{"files": [5], "key": []}', '{"files": [], "outputs": 5, "key": "x"}', "null"]
@@ -254,13 +258,14 @@ async def test_nan_goes_through_chunks_their_markers_and_the_reduction(volumes, 
         assert [found[name].random for name in data] == [first[name].random for name in data]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param('{"files": [], "outputs": {"x": NaN}}', marks=pytest.mark.full),
-        pytest.param('{"files": [], "outputs": {"x": "\\ud800"}}', marks=pytest.mark.full),
-        pytest.param("[" * 200_000, marks=pytest.mark.full),
-        pytest.param("pipe", marks=pytest.mark.full),
+        '{"files": [], "outputs": {"x": NaN}}',
+        '{"files": [], "outputs": {"x": "\\ud800"}}',
+        "[" * 200_000,
+        "pipe",
         "name",
     ],
     ids=["nan", "surrogate", "nested", "pipe", "name"],
@@ -316,7 +321,8 @@ SUBMIT()
 """
 
 
-@pytest.mark.parametrize("way", ["keep", pytest.param("strip", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("way", ["keep", "strip"])
 async def test_code_that_writes_over_markers_gives_no_other_chunk_a_result(volumes, way):
     first = await chunks(DOUBLE, THREE, volume_name="attacked", reduce=SUM)
     await chunks(FORGE, {"forger": way}, volume_name="attacked")
@@ -340,6 +346,7 @@ async def test_a_marker_without_a_signature_counts_where_a_ledger_has_the_same_r
     assert "3 completion markers on the volume were not taken, as they were not signed" in caplog.text
 
 
+@pytest.mark.full
 async def test_markers_without_a_signature_are_taken_by_whoever_trusts_them(volumes, results):
     code = "import os\nSUBMIT(random=os.urandom(8).hex())"
     first = await chunks(code, THREE, volume_name="trusted")

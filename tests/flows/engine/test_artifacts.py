@@ -160,6 +160,7 @@ async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Pa
     assert {record.task_run_id for record in found} == {run.id for run in runs}
 
 
+@pytest.mark.full
 async def test_a_flood_is_cut_with_a_line_that_says_so_and_it_can_be_switched_off(results: Path):
     code = "print('x' * 3000)\nfor number in range(5000): print(number)"
     await batch([code])

@@ -54,6 +54,7 @@ async def test_files_are_beside_the_ledger_by_their_execution_and_in_its_report(
     ]
 
 
+@pytest.mark.full
 async def test_a_failed_attempt_leaves_no_files_once_another_has_succeeded(tmp_path: Path) -> None:
     ledger, volume = tmp_path / "ledger", {"volume_name": f"v-{uuid.uuid4().hex[:8]}"}
     (result,) = await batch(

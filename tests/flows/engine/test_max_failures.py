@@ -74,6 +74,7 @@ async def test_a_run_with_fewer_failures_goes_on_to_its_end() -> None:
     assert [type(outcome) for outcome in outcomes] == [Result, Failure] * 3
 
 
+@pytest.mark.full
 async def test_results_of_an_earlier_run_are_there_although_the_run_ends_early(results) -> None:
     with pytest.raises(ExecutionsFailed):
         await batch(ODD_FAILS, inputs(8), results_path=str(results / "job"))
@@ -84,6 +85,7 @@ async def test_results_of_an_earlier_run_are_there_although_the_run_ends_early(r
     assert [type(outcome.error) for outcome in outcomes[1::2]] == [CodeError, NotRun, NotRun, NotRun]
 
 
+@pytest.mark.full
 async def test_a_sweep_and_a_chunked_job_end_early_too(volumes) -> None:
     report = await sweep(
         "if lr > 1: raise ValueError('diverged')\nSUBMIT(loss=lr)",
@@ -109,6 +111,7 @@ async def test_a_sweep_and_a_chunked_job_end_early_too(volumes) -> None:
     assert "2 of 3 chunks have no result" in str(done.reduction.error)
 
 
+@pytest.mark.full
 async def test_a_word_comes_at_once_where_the_first_executions_all_fail_alike(caplog) -> None:
     heard = Warnings()
     await batch.with_listener(heard)("import nosuch", inputs(30), on_failure="return")

@@ -100,6 +100,7 @@ async def test_a_run_on_a_process_worker_is_retried_as_from_the_ui(counter: Exec
     assert len(Ledger(results / str(flow.run.id)).load_latest_lines()) == 8
 
 
+@pytest.mark.full
 async def test_a_run_that_has_no_deployment_says_how_it_is_resumed_for_prefect_cannot_retry_it(
     counter: ExecutionCounter, tmp_path: Path
 ) -> None:

@@ -128,7 +128,7 @@ async def test_a_sandbox_that_never_opens_fails_for_good_after_its_retries(
     assert counter.counts == {}
 
 
-@pytest.mark.parametrize("call", ["exec", "input"])
+@pytest.mark.parametrize("call", [pytest.param("exec", marks=pytest.mark.full), "input"])
 async def test_a_sandbox_that_is_lost_before_the_code_was_sent_is_replaced(
     daytona: Any, counter: ExecutionCounter, call: str
 ) -> None:

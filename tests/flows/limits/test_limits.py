@@ -88,7 +88,8 @@ async def hold_slots(count: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("reuse", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("reuse", [False, True])
 async def test_three_flow_runs_share_the_slots_of_one_block(block, quick, reuse):
     runs = await asyncio.gather(*(naps(5, 0.2, max_workers=4, reuse_sandboxes=reuse) for _ in range(3)))
     assert [len(run) for run in runs] == [5, 5, 5]
@@ -130,6 +131,7 @@ async def test_a_run_that_gets_fewer_slots_than_workers_goes_on_with_those(block
     assert most(spans(results)) == 1
 
 
+@pytest.mark.full
 async def test_nothing_waits_for_a_slot_where_nothing_is_to_be_run(block, quick, tmp_path):
     first = await naps(3, 0.0, results_path=str(tmp_path / "ledger"))
     async with get_client() as client:

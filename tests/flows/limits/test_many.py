@@ -50,6 +50,7 @@ async def test_a_refusal_holds_all_workers_back_for_the_time_that_the_provider_a
     assert 0 < state["counts"]["POST /api/sandbox"] - 50 <= 40  # two or three waits, a few refused at each
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 async def test_a_run_that_is_stopped_while_it_opens_its_sandboxes_leaves_none_and_opens_no_more(daytona: Any) -> None:
     daytona.set(boot_s=0.5)

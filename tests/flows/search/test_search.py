@@ -126,6 +126,7 @@ async def test_a_search_goes_on_where_it_was_with_more_trials(tmp_path: Path) ->
     assert [line.index for line in asked] == list(range(20))
 
 
+@pytest.mark.full
 async def test_a_trial_that_was_under_way_runs_with_its_point_and_one_that_was_to_end_has_ended(tmp_path: Path) -> None:
     parameters: dict[str, Any] = {
         "space": ONE, "trials": 10, "pruner": "asha", "objective": "loss", "max_workers": 1,
@@ -144,6 +145,7 @@ async def test_a_trial_that_was_under_way_runs_with_its_point_and_one_that_was_t
     assert len({(line.index, line.step) for line in reports}) == len(reports), "none is recorded twice"
 
 
+@pytest.mark.full
 async def test_a_trial_that_failed_is_run_again_with_its_point(tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
     marks = str(tmp_path / "marks")
@@ -174,6 +176,7 @@ async def test_other_code_or_another_space_begins_anew_on_the_same_ledger(tmp_pa
     assert all(point["x"] >= 5 for point in list_points(wide))
 
 
+@pytest.mark.full
 async def test_a_result_of_the_same_trial_elsewhere_is_taken_but_not_a_pruned_one(tmp_path: Path) -> None:
     code = f"open({str(tmp_path / 'count')!r}, 'a').write('.')\n" + TRAINING
     parameters: dict[str, Any] = {
@@ -207,6 +210,7 @@ async def test_several_objectives_have_a_front_in_the_place_of_a_best_trial() ->
     assert {trial.number for trial in report.study().best_trials} == front
 
 
+@pytest.mark.full
 async def test_a_grid_may_have_several_objectives_too() -> None:
     report = await run_sweep(
         "SUBMIT(a=x, b=-x, c=abs(x))", {"x": [-1, 0, 1]}, objective=["a", "c"], direction="maximize", **OPTIONS
@@ -216,6 +220,7 @@ async def test_a_grid_may_have_several_objectives_too() -> None:
         await run_sweep("SUBMIT(a=x)", {"x": [-1, 0, 1]}, objective=["a", "d"], **OPTIONS)
 
 
+@pytest.mark.full
 async def test_a_study_goes_to_a_storage_for_optunas_own_tools(tmp_path: Path) -> None:
     report = await run_sweep(CODE, space=SPACE, trials=5, objective="loss", **OPTIONS)
     url = f"sqlite:///{tmp_path}/study.db"
@@ -295,6 +300,7 @@ SUBMIT(loss=x)
     assert [(line.step, line.value) for line in lines] == [(step, trial.loss) for step in range(4)]
 
 
+@pytest.mark.full
 async def test_code_that_takes_the_end_for_an_error_is_pruned_all_the_same() -> None:
     code = """
 for step in range(50):

@@ -142,6 +142,7 @@ async def test_why_a_shard_could_not_be_prepared_is_told_to_its_job(results):
     assert "prepare raised ZeroDivisionError" in heartbeat.error[1]
 
 
+@pytest.mark.full
 async def test_a_shard_has_the_modules_data_tools_and_files_of_its_job_or_does_not_begin(results, tmp_path):
     source = tmp_path / "src"
     source.mkdir()

@@ -151,6 +151,7 @@ def test_prepare_may_handle_the_ends_of_children_as_it_likes(own_box: Boxes, han
 LARGE = "import os, time\nprepared, data = os.getpid(), os.urandom(1 << 20) * 250"
 
 
+@pytest.mark.full
 @pytest.mark.each_once
 def test_memory_that_executions_have_from_prepare_counts_once_for_the_sandbox(own_box: Boxes) -> None:
     box = own_box(prepare=LARGE, total_memory_mib=400)
@@ -160,6 +161,7 @@ def test_memory_that_executions_have_from_prepare_counts_once_for_the_sandbox(ow
     assert box.outputs("SUBMIT(prepared=prepared)") == before
 
 
+@pytest.mark.full
 @pytest.mark.each_once
 def test_an_execution_ends_for_want_of_memory_of_the_sandbox_before_what_is_prepared(own_box: Boxes) -> None:
     leave = "if os.fork() == 0:\n    own = os.urandom(1 << 20) * 250\n    time.sleep(1000)"
