@@ -138,6 +138,7 @@ async def test_without_that_word_and_the_ledger_they_do_not_count(
     assert not {outcome["outputs"]["draw"] for outcome in job.outcomes} & set(draws)
 
 
+@pytest.mark.full
 async def test_a_chunk_whose_file_is_newer_than_its_marker_is_executed_and_the_reduction_after_it(
     volume: Path, job_named: Callable[[str], Job]
 ) -> None:

@@ -115,6 +115,7 @@ async def test_a_failed_step_is_tried_again_on_the_same_state_only_if_asked():
     assert (again.tries, again.meta.attempt) == (2, 2)
 
 
+@pytest.mark.full
 async def test_a_sequence_that_is_resumed_begins_again_unless_all_of_it_is_done(tmp_path):
     ledger, mark = str(tmp_path / "ledger"), tmp_path / "mark"
     steps = [

@@ -75,6 +75,7 @@ async def test_a_space_that_is_none_is_one_sentence(space, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.full
 async def test_an_objective_that_no_trial_submitted_says_what_they_did_submit():
     with pytest.raises(ConfigurationError, match="none submitted it: they submitted lr, batch_size, loss"):
         await sweep(CODE, GRID, objective="los")

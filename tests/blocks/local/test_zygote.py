@@ -309,15 +309,12 @@ def test_zygotes_of_other_walls_that_are_idle_are_few(volumes: Path, zygotes: Zy
     assert len(pids) <= 3 * (MAX_IDLE_ZYGOTES + 1)
 
 
+@pytest.mark.full
 @pytest.mark.requires("bubblewrap", "root")
 @pytest.mark.parametrize(
     ("calls", "found"),
     [
-        pytest.param(
-            ["unshare"],
-            "bubblewrap; each sandbox starts a Python of its own (the sandbox could not be forked",
-            marks=pytest.mark.full,
-        ),
+        (["unshare"], "bubblewrap; each sandbox starts a Python of its own (the sandbox could not be forked"),
         (["unshare", "clone namespaces", "clone3"], "landlock; each sandbox is forked from a zygote"),
     ],
     ids=["no nested namespaces", "no namespaces"],
