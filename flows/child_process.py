@@ -17,8 +17,8 @@ from pathlib import Path
 POLL_INTERVAL_SECONDS = 0.2  # between two looks at who the parent is
 END_GRACE_SECONDS = 0.5  # from SIGTERM to SIGKILL, for what nobody waits for any more
 # Objects that are made before Python looks for garbage, which it does at 700 to 2,000 by itself. An import of Prefect
-# makes hundreds of thousands that stay: to go through them again and again is a twentieth of what a first run costs.
-GARBAGE_THRESHOLD = 50_000
+# makes a hundred thousand that stay: to go through them again and again is a twentieth of what a first run costs.
+GARBAGE_THRESHOLD = 10_000
 
 
 def build_module_command(*words: object, parent: int | None = None) -> list[str]:

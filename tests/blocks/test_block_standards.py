@@ -80,6 +80,7 @@ def test_no_block_that_prefect_registers_is_left_out_here() -> None:
     assert {getattr(blocks, name) for name in blocks.__all__} == set(OURS)
 
 
+@pytest.mark.full
 def test_prefect_registers_them_by_the_name_of_their_room() -> None:
     """What `prefect block register --module rlm_batch.blocks` looks through, with no Prefect for who needs none."""
     program = (

@@ -89,7 +89,6 @@ def test_json_has_whole_values_a_line_for_each_execution_and_nothing_else(run, t
     assert done.stderr.splitlines()[-1].startswith("Results: ")
 
 
-@pytest.mark.full
 def test_settings_of_the_provider_are_options(run, tmp_path):
     code = "import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20, volume=VOLUME)"
     (tmp_path / "code.py").write_text(code)

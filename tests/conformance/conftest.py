@@ -33,7 +33,6 @@ LITTLE_MEMORY = 256  # MiB
 # A container takes a hundred times as long to start as a local sandbox: on one the others wait for the full tests.
 QUICK_IN_CONTAINERS = (
     "test_fields_come_back_as_items_and_attributes",
-    "test_prints_of_every_kind_come_back",
     "test_what_is_saved_in_one_sandbox_is_loaded_in_the_next",
 )
 

@@ -27,7 +27,6 @@ async def test_stdin_is_at_its_end(interpreter: Interpreter) -> None:
         assert result.outputs == {"read": "", "raw": "", "line": "", "sub": ""}
 
 
-@pytest.mark.every_provider
 async def test_rubbish_on_every_descriptor_ends_at_worst_its_own_execution(provider: SandboxProvider) -> None:
     writing = """
         import os
@@ -63,7 +62,6 @@ async def test_rubbish_from_a_context_ends_at_worst_that_context(interpreter: In
     assert (await interpreter.execute("SUBMIT(kept=kept)", context="other")).kept == 1
 
 
-@pytest.mark.every_provider
 async def test_closing_every_descriptor_ends_at_worst_its_own_execution(interpreter: Interpreter) -> None:
     other = interpreter.execute("import time; time.sleep(0.3); SUBMIT(fine=1)")
     closing = interpreter.execute("import os; os.closerange(0, 1024); SUBMIT(x=1)")

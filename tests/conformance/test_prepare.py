@@ -39,7 +39,6 @@ def open_prepared(provider: SandboxProvider, code: str = PREPARE, **options: Any
     return provider.interpreter(timeout=20, tools={"ask": lambda x: x}, prepare=preparation, **options)
 
 
-@pytest.mark.every_provider
 async def test_each_execution_has_the_names_and_changes_its_own_copy_alone(provider: SandboxProvider) -> None:
     async with open_prepared(provider) as one:
         code = "found.append(i); SUBMIT(found=found, tripled=triple(i), process=process, own=os.getpid())"
@@ -253,7 +252,6 @@ async def draw(provider: SandboxProvider, seed: int | None, count: int = 20) -> 
     return [tuple(result.drawn) for result in results]
 
 
-@pytest.mark.every_provider
 async def test_each_execution_draws_numbers_of_its_own(provider: SandboxProvider) -> None:
     first, second = await draw(provider, None), await draw(provider, None)
     assert len({*first, *second}) == 40

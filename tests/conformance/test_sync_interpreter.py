@@ -165,7 +165,6 @@ def test_files_go_into_the_working_folder_and_come_out_of_it_and_no_link_leads_e
             interpreter.upload("x", 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.every_provider
 def test_it_is_prepared_when_it_starts_and_anew_after_its_end(make: Make) -> None:
     with make(prepare=Preparation("import random\nsteps = ['prepared']", seed=3)) as interpreter:
         first = interpreter.execute("steps.append(1); SUBMIT(steps=steps, drawn=random.random())")
@@ -176,7 +175,6 @@ def test_it_is_prepared_when_it_starts_and_anew_after_its_end(make: Make) -> Non
         assert (again.steps, again.drawn) == (["prepared", 2], first.drawn)
 
 
-@pytest.mark.every_provider
 def test_what_fails_to_prepare_it_fails_its_start_and_leaves_no_sandbox(make: Make) -> None:
     interpreter = make(prepare=Preparation("print('on')\n1 / 0"))
     for attempt in (interpreter.start, lambda: interpreter.execute("SUBMIT()")):

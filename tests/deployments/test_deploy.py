@@ -256,12 +256,10 @@ def test_without_a_server_the_sentence_says_what_to_do(server: str) -> None:
     assert f"the Prefect server at {url} does not answer" in str(refused.value)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("parameter", "said"),
-    [
-        ("max_workers=0", "minimum of 1"),
-        pytest.param("direction=upwards", "['minimize', 'maximize']", marks=pytest.mark.full),
-    ],
+    [("max_workers=0", "minimum of 1"), ("direction=upwards", "['minimize', 'maximize']")],
 )
 def test_a_value_that_the_schema_refuses_makes_no_run(deployed: DeployReport, parameter: str, said: str) -> None:
     command = [PREFECT, "deployment", "run", "sweep/local", "-p", parameter]

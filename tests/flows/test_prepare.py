@@ -126,7 +126,6 @@ async def test_it_is_in_the_key_and_so_is_its_seed_and_its_timeout_is_not():
         seen |= {*new}
 
 
-@pytest.mark.full
 async def test_with_a_seed_each_execution_draws_by_its_number_whoever_runs_it(tmp_path):
     async def draw(count: int, **options: Any) -> list[float]:
         inputs = [{"x": x} for x in range(count)]

@@ -97,6 +97,7 @@ def test_no_part_of_large_json_takes_long() -> None:
         assert max(pauses) < 0.1  # a few milliseconds, and the garbage collector
 
 
+@pytest.mark.full
 def test_more_lists_than_a_garbage_collector_looks_through_in_a_moment_are_refused() -> None:
     assert read("[" + "[]," * (MAX_CONTAINERS - 2) + "[]]") != "refused"
     assert read("[" + "[]," * MAX_CONTAINERS + "[]]") == "refused"

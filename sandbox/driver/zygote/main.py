@@ -30,6 +30,7 @@ from .rehearsal import rehearse_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 MAX_REQUEST_BYTES = 16 * 1024
@@ -103,7 +104,7 @@ class _Zygote:
         spare, self._spare = self._spare, None
         try:
             if spare is None or not _hand_over(spare[1], data, fds):
-                spare = self._fork_spare(is_asked=True)
+                spare = self._fork_spare(fds)
                 if not _hand_over(spare[1], data, fds):
                     raise OSError(errno.ESRCH, "the new process was ended")
             self._sandboxes[spare[0]] = status
@@ -113,10 +114,10 @@ class _Zygote:
         for fd in fds[:3]:
             os.close(fd)
 
-    def _fork_spare(self, is_asked: bool = False) -> tuple[int, socket.socket]:
+    def _fork_spare(self, asked: Sequence[int] = ()) -> tuple[int, socket.socket]:
         """A process that is on its way to be a sandbox, and where it waits for its request. Raises OSError.
 
-        `is_asked`: the request is there already.
+        `asked` are the descriptors of a request that is there already.
         """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
@@ -129,13 +130,15 @@ class _Zygote:
                 return pid, ours
             try:
                 ours.close()
-                self._become_sandbox(its, is_asked)
+                for fd in asked:  # it gets its own with the request; what is known of nowhere would stay in the code's
+                    os.close(fd)
+                self._become_sandbox(its)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)  # on its own standard error
             finally:
                 os._exit(FAILED)
 
-    def _become_sandbox(self, waiting: socket.socket, is_asked: bool) -> None:
+    def _become_sandbox(self, waiting: socket.socket) -> None:
         """Leaves everything of the zygote's and of other sandboxes behind, and becomes the driver, once it is asked."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -156,9 +159,8 @@ class _Zygote:
                 enter_namespaces()
             rehearse_start()
         except OSError as error:
-            if not is_asked:
-                return  # who asks later gets one that tries anew
             failure = error
+            waiting.shutdown(socket.SHUT_RD)  # who has asked is told; who asks later gets one that tries anew
         data, fds, _, _ = socket.recv_fds(waiting, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         waiting.close()
         if not data or len(fds) != DESCRIPTORS:
@@ -217,7 +219,7 @@ def _hand_over(waiting: socket.socket, data: bytes, fds: list[int]) -> bool:
     with waiting:
         try:
             socket.send_fds(waiting, [data], fds)
-        except (BrokenPipeError, ConnectionResetError):
+        except ConnectionError:
             return False
     return True
 

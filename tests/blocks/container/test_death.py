@@ -116,7 +116,6 @@ async def test_reap_takes_what_is_ours_and_over_and_nothing_else(
         run_podman("rm", "--force", "--time", "0", "--ignore", expired, running)
 
 
-@pytest.mark.full
 async def test_a_container_ends_at_its_lifetime_whatever_its_host_does(container: ContainerSandbox) -> None:
     provider = container.with_options({"lifetime": 1})
     interpreter = provider.interpreter(timeout=60)

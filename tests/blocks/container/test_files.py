@@ -62,6 +62,7 @@ async def test_a_clone_that_its_disk_has_no_room_for_says_so(container: Containe
         await provider.interpreter(timeout=20).start()
 
 
+@pytest.mark.full
 async def test_modules_of_ones_own_and_files_go_in_and_out(container: ContainerSandbox, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("NAME = 'mine'\n")
     provider = container.with_files([str(tmp_path)])

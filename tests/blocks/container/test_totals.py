@@ -151,6 +151,7 @@ async def test_a_fork_bomb_ends_with_its_execution(container: ContainerSandbox) 
         assert (await interpreter.execute(WORKS, timeout=20)).works
 
 
+@pytest.mark.full
 async def test_threads_count_as_processes_do(container: ContainerSandbox) -> None:
     error = await run_beyond(container.with_options({"processes": 40}), THREADS)
     assert "can't start new thread" in str(error)

@@ -231,6 +231,7 @@ def put_wheel(index: Path, name: str, needs: str = "") -> Path:
     return path
 
 
+@pytest.mark.full
 @pytest.mark.strongest_first
 async def test_packages_are_there_and_cannot_be_written_unless_nothing_is_isolated(
     local: LocalSandbox, index: Path, cache: Path

@@ -60,6 +60,7 @@ async def test_a_gpu_or_a_region_that_there_is_not_is_named(modal_sandbox: Make,
     assert repr(*setting.values()) in text
 
 
+@pytest.mark.full
 async def test_an_image_that_does_not_build_says_what_pip_said(modal_sandbox: Make, modal_standin: Any) -> None:
     block = modal_sandbox(packages=[NO_PACKAGE])
     text = await refused(block, ConfigurationError)

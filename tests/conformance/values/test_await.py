@@ -54,7 +54,6 @@ def outcome(result: Result) -> tuple[str, Any]:
     return result.meta.stdout, result.outputs if result.meta.submitted else result.meta.value
 
 
-@pytest.mark.every_provider
 async def test_code_awaits_at_its_top_level(interpreter: Interpreter) -> None:
     for code, expected in CODES.items():
         for context in (None, "c", "c"):

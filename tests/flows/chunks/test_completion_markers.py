@@ -321,8 +321,7 @@ SUBMIT()
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("way", ["keep", "strip"])
+@pytest.mark.parametrize("way", ["keep", pytest.param("strip", marks=pytest.mark.full)])
 async def test_code_that_writes_over_markers_gives_no_other_chunk_a_result(volumes, way):
     first = await chunks(DOUBLE, THREE, volume_name="attacked", reduce=SUM)
     await chunks(FORGE, {"forger": way}, volume_name="attacked")

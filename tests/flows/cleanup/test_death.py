@@ -83,7 +83,6 @@ asyncio.run(batch(["SUBMIT()"] * 20, provider="local:none", max_workers=2, log_o
 """
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("server")
 def test_a_script_that_is_told_to_end_while_it_removes_a_sandbox_removes_it(tmp_path: Path) -> None:
     """Prefect's own handler raises wherever the program is just then."""

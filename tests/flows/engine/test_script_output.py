@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = """
 import asyncio
 from rlm_batch import batch
@@ -13,7 +11,6 @@ asyncio.run(batch(["print('hello')\\nraise ValueError('x')", "print('two')"], ma
 """
 
 
-@pytest.mark.full
 def test_a_failure_is_told_once_output_with_its_number_and_the_end_without_frames_of_prefect(
     server: str, results: Path
 ) -> None:
