@@ -188,4 +188,5 @@ async def test_the_runs_of_shards_are_in_the_trace_of_their_job(receiver, server
     assert [shard.parent for shard in shards] == [run.id] * 2
     executions = receiver.find("execute_tool python")
     assert sorted(span.parent for span in executions) == sorted([shard.id for shard in shards] * 2)
-    assert {span.trace for span in receiver.spans} == {run.trace}
+    # The server's schedule may have run `reap` on this worker too, in a trace of its own.
+    assert {span.trace for span in [*shards, *executions]} == {run.trace}
