@@ -129,8 +129,9 @@ class Box:
         def rename(found: re.Match[bytes]) -> bytes:
             name = found[1]
             renamed = Path("/tmp", hashlib.shake_256(self.id.encode() + name).hexdigest(len(name))[: len(name)])
-            # A short name could be somebody's, and so could one that is there already.
-            if name == own or len(name) < 8 or (renamed not in self.outside and renamed.exists()):
+            is_renamed = Path("/tmp", os.fsdecode(name)) in self.outside  # a process of the sandbox's says it
+            is_taken = renamed not in self.outside and renamed.exists()
+            if name == own or is_renamed or is_taken or len(name) < 8:  # a short name could be somebody's
                 return found[0]
             self.outside.add(renamed)
             return os.fsencode(renamed)
