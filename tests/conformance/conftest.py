@@ -19,6 +19,7 @@ from rlm_batch.sandbox.interpreter import Interpreter
 
 from ..infra.isolation_levels import find_strongest_level
 from ..infra.requirements import mark_level
+from ..standins.mount_namespace import find_refusal
 
 PROVIDER_NAMES = [
     name
@@ -78,7 +79,9 @@ def make_daytona(_name: str, memory_mib: int, request: pytest.FixtureRequest) ->
 
 def make_modal(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
     hello = request.getfixturevalue("modal_standin").hello
-    return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib)
+    # Without a root directory of its own a sandbox has its folder where the block says, on this machine.
+    place = {"workdir": str(request.getfixturevalue("tmp_path_factory").mktemp("sandbox"))} if find_refusal() else {}
+    return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib, **place)
 
 
 def make_container(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:

@@ -337,6 +337,7 @@ async def test_neither_a_default_timeout_of_sockets_nor_closed_streams_end_it(pr
             assert (result.x, result.meta.stdout) == (1, "heard\n")
 
 
+@pytest.mark.own_machine
 async def test_what_it_left_running_stays_when_the_process_between_has_ended(provider: SandboxProvider) -> None:
     prepare = """
     import subprocess, time

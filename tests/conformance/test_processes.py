@@ -207,6 +207,7 @@ while True:
 """
 
 
+@pytest.mark.own_machine
 async def test_the_lock_shows_a_process_that_is_still_there(interpreter: Interpreter) -> None:
     code = dedent(LEAVING["a daemon"]) + UNTIL_HELD
     await interpreter.execute(code, {"hold": HOLD}, context="c")
