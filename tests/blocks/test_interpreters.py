@@ -5,6 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,11 +57,13 @@ def test_a_modal_interpreter_imports_its_sdk_and_no_prefect(modal_standin: Any) 
 
 @pytest.mark.parametrize("name", ["LocalInterpreter", "DaytonaInterpreter", "ModalInterpreter"])
 def test_every_interpreter_takes_what_prepares_it(
-    name: str, running_daytona: object, modal_process: object, request: pytest.FixtureRequest
+    name: str, running_daytona: object, modal_process: object, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     request.getfixturevalue("account")(name.removesuffix("Interpreter").lower())
     make: Any = getattr(rlm_batch, name)
     options: dict[str, Any] = {"isolation": "none"} if name == "LocalInterpreter" else {}
+    if name == "ModalInterpreter":
+        options["workdir"] = str(tmp_path)  # what is there on any machine
     with make(prepare="import random\nbase = 40", prepare_timeout=20, prepare_seed=1, **options) as interpreter:
         assert interpreter.execute("SUBMIT(y=base + 2)").y == 42
     for wrong, said in (

@@ -130,11 +130,11 @@ async def test_whoever_waits_for_an_image_may_be_cancelled_alone(
 
 
 def test_the_interpreter_keeps_its_state_between_executions(
-    modal_standin: Any, monkeypatch: pytest.MonkeyPatch
+    modal_standin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MODAL_TOKEN_ID", modal_standin.hello["token_id"])
     monkeypatch.setenv("MODAL_TOKEN_SECRET", modal_standin.hello["token_secret"])
-    with ModalInterpreter(timeout=20) as interpreter:
+    with ModalInterpreter(timeout=20, workdir=str(tmp_path)) as interpreter:  # what is there on any machine
         interpreter.execute("data = [1, 2, 3]")
         result = interpreter.execute("SUBMIT(total=sum(data))")
         assert result.total == 6

@@ -54,7 +54,7 @@ class Launcher:
             words, where = make_command(words, mounts, where, has_network=not box.offline), "/"
         else:
             words[0] = str(box.folder / "bin" / "modal-sandbox-fs-tools") if words[0] == FS_TOOLS else words[0]
-            where = where if os.path.isdir(where) else str(box.folder / "root")
+            where = where if os.path.isdir(where) and os.access(where, os.X_OK) else str(box.folder / "root")
         box.commands[request.exec_id] = command = Command(
             await asyncio.create_subprocess_exec(
                 *words,
