@@ -20,11 +20,29 @@ PRCTL_OPTIONS = {
 }  # fmt: skip
 
 
-def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
-    """The system call, and what reads its error number.
+_prctl: tuple[Callable[..., int], Callable[[], int]] | None = None
+_libc: Any = None
 
-    From what ctypes is made of: ctypes itself takes longer to import than the driver.
-    """
+
+def _find_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
+    """The system call, and what reads its error number; both are made once, with their types."""
+    global _prctl
+    _prctl = _prctl or _make_prctl()
+    return _prctl
+
+
+def _load_libc() -> Any:
+    """The C library's functions, which are looked up once."""
+    global _libc
+    if _libc is None:
+        import ctypes
+
+        _libc = ctypes.CDLL(None, use_errno=True)
+    return _libc
+
+
+def _make_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
+    """From what ctypes is made of: ctypes itself takes longer to import than the driver."""
     try:
         import _ctypes
 
@@ -63,18 +81,16 @@ class Confinement:
             import ctypes
 
             self._ctypes = ctypes
-            self._libc = ctypes.CDLL(None, use_errno=True)
+            self._libc = _load_libc()
         self._limits: list[tuple[int, int]] = [
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._ruleset = -1
-        self._filter: Any = None
+        self._filter = bytes.fromhex(settings.get("seccomp") or "")
         if settings.get("landlock"):
             self._ruleset = self._build_ruleset(settings["landlock"])
         for path, device, inode, access in settings.get("mounts", ()):
             self._admit_mount(path, (device, inode), access)
-        if settings.get("seccomp"):
-            self._load_filter(bytes.fromhex(settings["seccomp"]))
 
     def _call(self, name: str, result: int) -> int:
         if result < 0:
@@ -84,14 +100,6 @@ class Confinement:
 
     def _prctl(self, name: str, *values: int) -> None:
         self._call("prctl " + name, self._prctl_call(PRCTL_OPTIONS[name], *values, *([0] * (4 - len(values)))))
-
-    def _load_filter(self, program: bytes) -> None:
-        """Lays the filter out in memory, and notes where the confined process's own id has to stand."""
-        self._program = self._ctypes.create_string_buffer(program, len(program))
-        self._own_pid_offsets = [at for at in range(4, len(program), 8) if program[at : at + 4] == self.OWN_PID]
-        length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
-        pair = (length, self._ctypes.addressof(self._program))  # struct sock_fprog
-        self._filter = self._ctypes.create_string_buffer(b"".join(n.to_bytes(8, sys.byteorder) for n in pair), 16)
 
     def _build_ruleset(self, settings: dict[str, Any]) -> int:
         """A ruleset, made once: each child that enters it gets a domain of its own, as the kernel counts them."""
@@ -190,14 +198,12 @@ class Confinement:
         if self._settings.get("uid") is not None:
             self._change_user(self._settings["uid"], self._settings.get("gid"))
         self.end_with_parent(parent)
-        if self._ruleset >= 0 or self._filter is not None:
+        if self._ruleset >= 0 or self._filter:
             self._prctl("PR_SET_NO_NEW_PRIVS", 1)
         for ruleset in self.rulesets:
             self._enter_domain(ruleset)
-        if self._filter is not None:
-            for at in self._own_pid_offsets:
-                self._program[at : at + 4] = (0 if is_forked_on else os.getpid()).to_bytes(4, sys.byteorder)
-            self._prctl("PR_SET_SECCOMP", 2, self._ctypes.addressof(self._filter))
+        if self._filter:
+            self._enter_filter(0 if is_forked_on else os.getpid())
         self.close_to_others()  # until it has an execution of its own
 
     def confine_fork(self, rulesets: list[int]) -> None:
@@ -232,6 +238,18 @@ class Confinement:
 
     def _enter_domain(self, ruleset: int) -> None:
         self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, ruleset, 0))
+
+    def _enter_filter(self, own_pid: int) -> None:
+        """Installs the filter, with that id where the confined process's own has to stand. Raises OSError."""
+        program = self._filter.replace(self.OWN_PID, own_pid.to_bytes(4, sys.byteorder))
+        length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
+        pair = (length, self._find_address(program))  # struct sock_fprog
+        fields = b"".join(field.to_bytes(8, sys.byteorder) for field in pair)
+        self._prctl("PR_SET_SECCOMP", 2, self._find_address(fields))
+
+    def _find_address(self, data: bytes) -> int:
+        """Where bytes are, for as long as somebody has them."""
+        return int(self._ctypes.cast(data, self._ctypes.c_void_p).value)
 
     def _change_user(self, uid: int, gid: int | None) -> None:
         if self._settings.get("search"):

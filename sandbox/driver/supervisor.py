@@ -154,6 +154,9 @@ class Supervisor:
     def _take_frames(self, frames: list[tuple[dict[str, Any], bytes | None]]) -> None:
         for header, body in frames:
             getattr(self, "_op_" + header["op"])(header, body)
+        has_begun = self._executions or self._processes or self._is_done
+        if self._settings and self._is_warm and not has_begun:
+            self._fork_spare()  # while the host hears that it may send code
 
     def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
         settings = self._settings = loads(body.decode("utf-8"))
@@ -226,11 +229,7 @@ class Supervisor:
             self._contexts[context] = process
         process.begin(execution, body)
         if context is None and self._executions > 1 and self._spare is None:
-            # While this one runs: the making of its process is half of what a short execution takes.
-            try:
-                self._spare = self._fork()
-            except OSError:
-                pass  # the next execution says so, if it is still the case
+            self._fork_spare()  # while this one runs
 
     def _refuse(self, execution: Execution, status: str, message: str) -> None:
         body = dumps({"message": message}).encode("utf-8")
@@ -273,6 +272,13 @@ class Supervisor:
             process = fork_child(self._settings, self._confinement, self._loop, self._list_fds)
         self._add_child(process)
         return process
+
+    def _fork_spare(self) -> None:
+        """Makes the next execution's process: half of what a short one takes."""
+        try:
+            self._spare = self._fork()
+        except OSError:
+            pass  # the execution says so, if it is still the case
 
     def _add_child(self, process: ChildProcess) -> None:
         self._processes[process.pid] = process

@@ -3,8 +3,8 @@
 It runs nothing but this program. It hears its host over a socket on descriptor 0, and ends when that closes. A request
 is a packet of JSON with descriptors: the wire to read and to write, standard error, and a socket of the new sandbox's
 own. On that socket the sandbox says that it stands, with a handle on its first process (pidfd), or why it does not, and
-the zygote how it ended. One process is always forked ahead, with the walls that are the same for all, and waits for a
-request: a new sandbox is there some 1.5 ms sooner for it.
+the zygote how it ended. When it is idle, a process is forked ahead, with the walls that are the same for all, and waits
+for a request: a new sandbox is there some 1.5 ms sooner for it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = 16 * 1024
 DESCRIPTORS = 4  # of a request
+IDLE_MILLISECONDS = 10  # since the last request: a process forked at once would take its sandbox's time
 FAILED = 71  # EX_OSERR, of a sandbox whose walls could not be put up
 
 
@@ -75,8 +76,17 @@ class _Zygote:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
+        is_spare_due = False
         while True:
-            for fd, _ in poll.poll():
+            events = poll.poll(IDLE_MILLISECONDS if is_spare_due else None)
+            if not events:
+                is_spare_due = False  # one that ends is not replaced: what it failed of would fail of the next
+                try:
+                    self._spare = self._fork_spare()
+                except OSError:
+                    pass  # who asks for a sandbox is told, if it is still the case
+                continue
+            for fd, _ in events:
                 if fd == self._wake:
                     os.read(self._wake, 4096)
                     self._tell_ends()
@@ -91,11 +101,7 @@ class _Zygote:
                         os.close(cut)
                     continue
                 self._open_sandbox(data, fds)
-                # Not where one has ended: what it failed of would fail of the next, and so on.
-                try:
-                    self._spare = self._spare or self._fork_spare()
-                except OSError:
-                    pass  # who asks for a sandbox is told, if it is still the case
+                is_spare_due = True
 
     def _open_sandbox(self, data: bytes, fds: list[int]) -> None:
         """Hands the request to the process that waits for one."""
