@@ -249,7 +249,7 @@ class Confinement:
 
     def _find_address(self, data: bytes) -> int:
         """Where bytes are, for as long as somebody has them."""
-        return int(self._ctypes.cast(data, self._ctypes.c_void_p).value)
+        return self._ctypes.cast(self._ctypes.c_char_p(data), self._ctypes.c_void_p).value or 0
 
     def _change_user(self, uid: int, gid: int | None) -> None:
         if self._settings.get("search"):

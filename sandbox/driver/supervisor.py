@@ -154,8 +154,7 @@ class Supervisor:
     def _take_frames(self, frames: list[tuple[dict[str, Any], bytes | None]]) -> None:
         for header, body in frames:
             getattr(self, "_op_" + header["op"])(header, body)
-        has_begun = self._executions or self._processes or self._is_done
-        if self._settings and self._is_warm and not has_begun:
+        if self._settings and self._is_warm and not (self._executions or self._processes or self._is_done):
             self._fork_spare()  # while the host hears that it may send code
 
     def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
@@ -472,20 +471,10 @@ class Supervisor:
             self._wire.send({"op": "files", "id": execution.id}, execution.files)
         if execution.value is not None:
             self._wire.send({"op": "value", "id": execution.id}, execution.value)
-        seconds = time.monotonic() - execution.started_at
-        header: dict[str, Any] = {"op": "end", "id": execution.id, "seconds": seconds}
-        body = execution.outcome or b"null"
-        if execution.submitted is not None:
-            header["status"], body = "submitted", execution.submitted
-        elif execution.end_cause:
-            header["status"] = execution.end_cause
-        elif execution.status:
-            header["status"] = execution.status
-        else:
-            header["status"], header["exit_code"], header["signal"] = "crashed", code, number
-            if number == signal.SIGKILL:
-                kills, self._memory_kills = self._memory_kills, count_memory_kills()
-                header["out_of_memory"] = self._memory_kills > kills
+        header, body = execution.encode_end(code, number)
+        if header["status"] == "crashed" and number == signal.SIGKILL:
+            kills, self._memory_kills = self._memory_kills, count_memory_kills()
+            header["out_of_memory"] = self._memory_kills > kills
         has_ended = code is not None or number is not None
         if process.context is not None and has_ended:
             header["state_lost"] = True

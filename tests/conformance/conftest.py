@@ -80,7 +80,9 @@ def make_daytona(_name: str, memory_mib: int, request: pytest.FixtureRequest) ->
 def make_modal(_name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
     hello = request.getfixturevalue("modal_standin").hello
     # Without a root directory of its own a sandbox has its folder where the block says, on this machine.
-    place = {"workdir": str(request.getfixturevalue("tmp_path_factory").mktemp("sandbox"))} if find_refusal() else {}
+    place: dict[str, Any] = {}
+    if find_refusal():
+        place["workdir"] = str(request.getfixturevalue("tmp_path_factory").mktemp("sandbox"))
     return ModalSandbox(token_id=hello["token_id"], token_secret=hello["token_secret"], memory_mib=memory_mib, **place)
 
 

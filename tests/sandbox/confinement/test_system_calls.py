@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlm_batch.sandbox.confinement import system_calls
-from rlm_batch.sandbox.confinement.policy import MACHINES, Policy
+from rlm_batch.sandbox.confinement.policy import MACHINES, OWN_PID, Policy
 
 TABLE = {
     name: tuple(None if number == "-" else int(number) for number in numbers)
@@ -62,7 +62,10 @@ class Filter:
     def __init__(self, arch: str, *, abi: int = 6, **kind: bool) -> None:
         self.column, self.audit = MACHINES[arch]
         self.program = Policy(readable=(), writable=(), abi=abi, **kind).build_seccomp_filter(arch)
-        assert len(bytes.fromhex(self.program)) // 8 <= 4096  # the kernel's limit
+        program = bytes.fromhex(self.program)
+        assert len(program) // 8 <= 4096  # the kernel's limit
+        # The driver writes an id over these bytes, wherever they are: in operands, and in nothing else.
+        assert {found.start() % 8 for found in re.finditer(re.escape(struct.pack("<I", OWN_PID)), program)} <= {4}
 
     def ask(self, name: str, *arguments: int) -> str:
         """What becomes of a call; "absent" where the architecture has none."""
@@ -210,7 +213,7 @@ def test_a_new_process_is_in_no_other_namespace_and_is_nobody_else_s_child(bubbl
 
 
 def test_limits_are_its_own_and_its_mark_stays(bubblewrap: Filter) -> None:
-    own, other, cpu, rss = 0x7E57A11D, 4711, 0, 5
+    own, other, cpu, rss = OWN_PID, 4711, 0, 5
     assert bubblewrap.ask("prlimit64", 0, cpu, 1 << 40, 0) == ALLOWED
     assert bubblewrap.ask("prlimit64", own, cpu, 0x1000, 0) == ALLOWED
     assert bubblewrap.ask("prlimit64", other, cpu, 0, 0x1000) == "EPERM"
