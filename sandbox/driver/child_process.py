@@ -65,17 +65,6 @@ class Execution:
         """Has it killed if it has not ended after `grace` seconds."""
         self.is_ending, self.due_at = True, time.monotonic() + grace
 
-    def encode_end(self, code: int | None, number: int | None) -> tuple[dict[str, Any], bytes]:
-        """Its end's frame; `code` and `number` are its process's exit status and signal, where that has ended."""
-        header: dict[str, Any] = {"op": "end", "id": self.id, "seconds": time.monotonic() - self.started_at}
-        if self.submitted is not None:
-            header["status"] = "submitted"
-            return header, self.submitted
-        header["status"] = self.end_cause or self.status or "crashed"
-        if header["status"] == "crashed":
-            header["exit_code"], header["signal"] = code, number
-        return header, self.outcome or b"null"
-
     def count_display(self, body: bytes) -> None:
         """Raises BadFrameError for more than our child sends."""
         self._displays += 1

@@ -86,11 +86,13 @@ class Confinement:
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._ruleset = -1
-        self._filter = bytes.fromhex(settings.get("seccomp") or "")
+        self._filter: bytes | None = None
         if settings.get("landlock"):
             self._ruleset = self._build_ruleset(settings["landlock"])
         for path, device, inode, access in settings.get("mounts", ()):
             self._admit_mount(path, (device, inode), access)
+        if settings.get("seccomp"):
+            self._filter = bytes.fromhex(settings["seccomp"])
 
     def _call(self, name: str, result: int) -> int:
         if result < 0:
@@ -198,12 +200,12 @@ class Confinement:
         if self._settings.get("uid") is not None:
             self._change_user(self._settings["uid"], self._settings.get("gid"))
         self.end_with_parent(parent)
-        if self._ruleset >= 0 or self._filter:
+        if self._ruleset >= 0 or self._filter is not None:
             self._prctl("PR_SET_NO_NEW_PRIVS", 1)
         for ruleset in self.rulesets:
             self._enter_domain(ruleset)
-        if self._filter:
-            self._enter_filter(0 if is_forked_on else os.getpid())
+        if self._filter is not None:
+            self._enter_filter(self._filter, 0 if is_forked_on else os.getpid())
         self.close_to_others()  # until it has an execution of its own
 
     def confine_fork(self, rulesets: list[int]) -> None:
@@ -239,17 +241,17 @@ class Confinement:
     def _enter_domain(self, ruleset: int) -> None:
         self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, ruleset, 0))
 
-    def _enter_filter(self, own_pid: int) -> None:
+    def _enter_filter(self, program: bytes, own_pid: int) -> None:
         """Installs the filter, with that id where the confined process's own has to stand. Raises OSError."""
-        program = self._filter.replace(self.OWN_PID, own_pid.to_bytes(4, sys.byteorder))
+        program = program.replace(self.OWN_PID, own_pid.to_bytes(4, sys.byteorder))
         length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
-        pair = (length, self._find_address(program))  # struct sock_fprog
-        fields = b"".join(field.to_bytes(8, sys.byteorder) for field in pair)
-        self._prctl("PR_SET_SECCOMP", 2, self._find_address(fields))
+        start = self._ctypes.c_char_p(program)  # both are there until the call is over
+        fields = (length, self._read_address(start))  # struct sock_fprog
+        fprog = self._ctypes.c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
+        self._prctl("PR_SET_SECCOMP", 2, self._read_address(fprog))
 
-    def _find_address(self, data: bytes) -> int:
-        """Where bytes are, for as long as somebody has them."""
-        return self._ctypes.cast(self._ctypes.c_char_p(data), self._ctypes.c_void_p).value or 0
+    def _read_address(self, pointer: Any) -> int:
+        return self._ctypes.cast(pointer, self._ctypes.c_void_p).value or 0
 
     def _change_user(self, uid: int, gid: int | None) -> None:
         if self._settings.get("search"):

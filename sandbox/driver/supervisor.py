@@ -154,8 +154,6 @@ class Supervisor:
     def _take_frames(self, frames: list[tuple[dict[str, Any], bytes | None]]) -> None:
         for header, body in frames:
             getattr(self, "_op_" + header["op"])(header, body)
-        if self._settings and self._is_warm and not (self._executions or self._processes or self._is_done):
-            self._fork_spare()  # while the host hears that it may send code
 
     def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
         settings = self._settings = loads(body.decode("utf-8"))
@@ -228,7 +226,11 @@ class Supervisor:
             self._contexts[context] = process
         process.begin(execution, body)
         if context is None and self._executions > 1 and self._spare is None:
-            self._fork_spare()  # while this one runs
+            # While this one runs: the making of its process is half of what a short execution takes.
+            try:
+                self._spare = self._fork()
+            except OSError:
+                pass  # the next execution says so, if it is still the case
 
     def _refuse(self, execution: Execution, status: str, message: str) -> None:
         body = dumps({"message": message}).encode("utf-8")
@@ -271,13 +273,6 @@ class Supervisor:
             process = fork_child(self._settings, self._confinement, self._loop, self._list_fds)
         self._add_child(process)
         return process
-
-    def _fork_spare(self) -> None:
-        """Makes the next execution's process: half of what a short one takes."""
-        try:
-            self._spare = self._fork()
-        except OSError:
-            pass  # the execution says so, if it is still the case
 
     def _add_child(self, process: ChildProcess) -> None:
         self._processes[process.pid] = process
@@ -471,10 +466,20 @@ class Supervisor:
             self._wire.send({"op": "files", "id": execution.id}, execution.files)
         if execution.value is not None:
             self._wire.send({"op": "value", "id": execution.id}, execution.value)
-        header, body = execution.encode_end(code, number)
-        if header["status"] == "crashed" and number == signal.SIGKILL:
-            kills, self._memory_kills = self._memory_kills, count_memory_kills()
-            header["out_of_memory"] = self._memory_kills > kills
+        seconds = time.monotonic() - execution.started_at
+        header: dict[str, Any] = {"op": "end", "id": execution.id, "seconds": seconds}
+        body = execution.outcome or b"null"
+        if execution.submitted is not None:
+            header["status"], body = "submitted", execution.submitted
+        elif execution.end_cause:
+            header["status"] = execution.end_cause
+        elif execution.status:
+            header["status"] = execution.status
+        else:
+            header["status"], header["exit_code"], header["signal"] = "crashed", code, number
+            if number == signal.SIGKILL:
+                kills, self._memory_kills = self._memory_kills, count_memory_kills()
+                header["out_of_memory"] = self._memory_kills > kills
         has_ended = code is not None or number is not None
         if process.context is not None and has_ended:
             header["state_lost"] = True

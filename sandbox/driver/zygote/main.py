@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = 16 * 1024
 DESCRIPTORS = 4  # of a request
-IDLE_MILLISECONDS = 10  # since the last request: a process forked at once would take its sandbox's time
+# Since it was last asked, or a sandbox ended: a process forked at once would take time from the one that was asked for.
+IDLE_MILLISECONDS = 10
 FAILED = 71  # EX_OSERR, of a sandbox whose walls could not be put up
 
 
