@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 
 from .processes import has_ended, kill_exactly, list_children, list_descendants, read_name, send_signal, signal
@@ -74,18 +73,6 @@ class OrphanKiller:
         self.next_at = now + (LATE_ROUND_SECONDS if self.is_late else ROUND_SECONDS)
         return False
 
-    def wait(self, seconds: float) -> None:
-        """Waits until the first of those that live has ended, and no longer than that."""
-        try:
-            process = os.pidfd_open(self._living[0])
-        except (AttributeError, IndexError, OSError):
-            time.sleep(seconds)
-            return
-        poll = select.poll()
-        poll.register(process, select.POLLIN)
-        poll.poll(seconds * 1000)
-        os.close(process)
-
     def describe(self) -> str:
         """Those that live, by their ids and names."""
         names = [f"{pid} ({read_name(pid)})" for pid in self._living[:MAX_NAMES]]
@@ -119,7 +106,7 @@ def kill_all_children() -> str:
                 os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return ""  # as the kernel says, and not its list
-        killer.wait(ROUND_SECONDS)
+        time.sleep(ROUND_SECONDS)
     return killer.describe()
 
 
