@@ -18,8 +18,8 @@ from .wire.names import DRIVER_FILE_PREFIX
 MODULES = (
     "wire.names", "wire.strict_json", "wire.nonfinite", "wire.submission", "wire.frames", "wire.displays", "wire.pipes",
     "wire.process_table", "wire.collection",
-    "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
-    "driver.volume_commits",
+    "driver.processes", "driver.orphans", "driver.confinement", "driver.environment", "driver.event_loop",
+    "driver.host_wire", "driver.volume_commits",
     "driver.child.submit", "driver.child.volume", "driver.child.queries", "driver.child.report",
     "driver.child.displays", "driver.child.file_changes", "driver.child.imports",
     "driver.child.evaluation.last_expression", "driver.child.thread_execution", "driver.child.channel",
@@ -28,7 +28,9 @@ MODULES = (
     "driver.collectors", "driver.fork_server", "driver.supervisor", "driver.main",
 )  # fmt: skip
 # For this machine, and not sent elsewhere.
-ZYGOTE_MODULES = (*MODULES, "driver.zygote.rehearsal", "driver.zygote.namespaces", "driver.zygote.main")
+ZYGOTE_MODULES = (
+    *MODULES, "driver.zygote.rehearsal", "driver.zygote.namespaces", "driver.zygote.child_ahead", "driver.zygote.main",
+)  # fmt: skip
 PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code
 
 # A module is in sys.modules only until the others have imported it: what the code imports is its own.

@@ -194,7 +194,7 @@ class DriverProtocol:
         self, preparation: Preparation, on_output: Callable[[str, str], None] | None = None
     ) -> tuple[PendingExecution, bytes]:
         """The code that runs before the first execution, and its frame."""
-        self.sandbox.expect_preparation()
+        self.sandbox.expect_execution(is_preparation=True)
         pending = self.preparation = self._add_pending({}, preparation.timeout, None, {}, on_output)
         body = encode_fields({"code": strip_fence(preparation.code)})
         return pending, self.encode({"op": "prepare", "id": pending.id, "timeout": pending.timeout}, body)
@@ -216,6 +216,7 @@ class DriverProtocol:
             raise SandboxLost(
                 f"the sandbox had gone before the code was sent ({self.closed_reason}): run it in a new one"
             )
+        self.sandbox.expect_execution()
         reports = Reports(should_prune)
         tools = {"report": reports.add, **tools}
         pending = self._add_pending(variables, timeout, context, tools, on_output, output_fields)

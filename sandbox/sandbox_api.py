@@ -51,8 +51,8 @@ class Sandbox(ABC):
         """Whether a driver of which nothing was heard may have begun with what it was sent, or may still do so."""
         return False
 
-    def expect_preparation(self) -> None:
-        """Hears that the first process of code in it is one that executions will be forks of, before that begins."""
+    def expect_execution(self, *, is_preparation: bool = False) -> None:
+        """Hears that code is about to run in it; `is_preparation`: in the process that executions will be forks of."""
         return
 
     def find_exceeded_limit(self) -> str:

@@ -110,9 +110,10 @@ class LocalSandboxHandle(Sandbox):
             self.watched.pid, self.watched.is_supervisor = pid, process.is_supervisor
             watcher.add(self.watched)
 
-    def expect_preparation(self) -> None:
+    def expect_execution(self, *, is_preparation: bool = False) -> None:
         if self.watched is not None:
-            self.watched.is_prepared = True
+            self.watched.is_used = True
+            self.watched.is_prepared = self.watched.is_prepared or is_preparation
 
     def find_exceeded_limit(self) -> str:
         exceeded = "" if self.watched is None else self.watched.take_exceeded_limit()

@@ -13,7 +13,7 @@ from .child.fork_service import serve_forks
 from .child.runner import CodeRunner
 from .orphans import kill_descendants
 from .output_stream import OutputStream
-from .processes import kill_session, signal
+from .processes import has_ended, kill_session, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +65,17 @@ class Execution:
         """Has it killed if it has not ended after `grace` seconds."""
         self.is_ending, self.due_at = True, time.monotonic() + grace
 
+    def encode_end(self, code: int | None, number: int | None) -> tuple[dict[str, Any], bytes]:
+        """Its end's frame; `code` and `number` are its process's exit status and signal, where that has ended."""
+        header: dict[str, Any] = {"op": "end", "id": self.id, "seconds": time.monotonic() - self.started_at}
+        if self.submitted is not None:
+            header["status"] = "submitted"
+            return header, self.submitted
+        header["status"] = self.end_cause or self.status or "crashed"
+        if header["status"] == "crashed":
+            header["exit_code"], header["signal"] = code, number
+        return header, self.outcome or b"null"
+
     def count_display(self, body: bytes) -> None:
         """Raises BadFrameError for more than our child sends."""
         self._displays += 1
@@ -101,6 +112,11 @@ class ChildProcess:
 
     def list_fds(self) -> list[int]:
         return [self.reads, self.writes, *self.outputs.values()]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the kernel says so; it stays unreaped."""
+        return has_ended(self.pid)
 
     @property
     def backlog_bytes(self) -> int:
@@ -192,6 +208,30 @@ def fork_child(
     With a socket for `requests` it runs the code that executions build on, and is forked for them. With `work` of ours
     it does that in the place of running code, as confined, and exits with status 0 where that came to its end.
     """
+
+    def run(supervisor: int, ends: list[int], ours: list[int]) -> None:
+        is_forked_on = requests is not None
+        highest = leave_supervisor([*ends, requests] if requests is not None else ends, list_supervisor_fds() + ours)
+        confine(confinement, supervisor, is_forked_on=is_forked_on)
+        os.closerange(FORK_REQUESTS + is_forked_on, highest + 1)
+        if work is not None:
+            work()
+            os._exit(0)
+        runner = CodeRunner()
+        runner.apply_settings(settings)
+        if is_forked_on:
+            runner.prepare(confinement)
+            serve_forks(runner, confinement, supervisor)
+        runner.serve(confinement)
+
+    return build_child(*fork_process(run), loop)
+
+
+def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int, list[int]]:
+    """The id of a new process, and our ends of the pipes to it. Raises OSError.
+
+    It runs the function, and ends with it: with the caller's id, its own ends, and ours, which it is to close.
+    """
     ends, ours = open_pipes()
     supervisor = os.getpid()
     try:
@@ -201,36 +241,28 @@ def fork_child(
         raise
     if pid == 0:
         try:
-            has_requests = requests is not None
-            given = ends if requests is None else [*ends, requests]
-            _become_child(supervisor, confinement, given, list_supervisor_fds() + ours)
-            if work is not None:
-                work()
-                os._exit(0)
-            runner = CodeRunner(settings)
-            if has_requests:
-                runner.prepare(confinement)
-                serve_forks(runner, confinement, supervisor)
-            runner.serve(confinement)
+            run(supervisor, ends, ours)
         except BaseException as error:
             os.write(2, f"the driver failed: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
         finally:
             os._exit(INHERIT_EXIT)
     close_all(ends)
-    return build_child(pid, ours, loop)
+    return pid, ours
 
 
-def _become_child(supervisor: int, confinement: Confinement, ends: list[int], supervisor_fds: list[int]) -> None:
-    """Leaves everything of the supervisor's behind. Ends the process if the confinement cannot be had."""
+def leave_supervisor(ends: list[int], supervisor_fds: list[int]) -> int:
+    """Leaves everything of the supervisor's behind; returns the highest descriptor that is not the child's own."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     close_all(supervisor_fds)  # first, so that there are some left for what follows
-    copies = place_descriptors(ends)
-    is_forked_on = len(ends) > 4
+    return max(*place_descriptors(ends), *supervisor_fds, *ends)
+
+
+def confine(confinement: Confinement, supervisor: int, *, is_forked_on: bool = False) -> None:
+    """Confines the calling process, a child. Ends it where that cannot be had, which its supervisor is told."""
     try:
         confinement.confine(supervisor, is_forked_on=is_forked_on)
     except OSError as error:
         report_unconfined(error)
-    os.closerange(FORK_REQUESTS + is_forked_on, max(*copies, *supervisor_fds, *ends) + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import sys
@@ -106,10 +107,12 @@ class Confinement:
     def _build_ruleset(self, settings: dict[str, Any]) -> int:
         """A ruleset, made once: each child that enters it gets a domain of its own, as the kernel counts them."""
         struct = b"".join(int(settings[attribute]).to_bytes(8, sys.byteorder) for attribute in settings["attributes"])
-        ruleset = self._call(
+        made = self._call(
             "landlock_create_ruleset",
             self._libc.syscall(self.LANDLOCK_CREATE, struct, self._ctypes.c_size_t(len(struct)), 0),
         )
+        ruleset = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 10)  # clear of where a child puts what is its own
+        os.close(made)
         for path, access in settings["rules"]:
             try:
                 path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -13,10 +13,13 @@ from .supervisor import Supervisor
 EXIT_LEFT = 75  # EX_TEMPFAIL
 
 
-def main(watched: bool = False, first: str = "", is_warm: bool = False) -> None:
+def main(
+    watched: bool = False, first: str = "", is_warm: bool = False, child: tuple[int, list[int]] | None = None
+) -> None:
     """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it, `first` frames given at once.
 
-    `is_warm` says that what most code needs has been imported.
+    `is_warm` says that what most code needs has been imported. `child` is one that was forked ahead (its id, and our
+    ends of the pipes to it), which waits for the settings.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -26,7 +29,7 @@ def main(watched: bool = False, first: str = "", is_warm: bool = False) -> None:
     reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
     _close_wire(os.open(os.devnull, os.O_RDWR))
     try:
-        Supervisor(reads, writes, is_warm).run(first.encode("utf-8"))
+        Supervisor(reads, writes, is_warm, child).run(first.encode("utf-8"))
     except BrokenPipeError:
         pass
     finally:

@@ -13,10 +13,11 @@ from ..wire.strict_json import dumps, loads
 from ..wire.submission import MAX_SUBMIT_BYTES
 from .child.fork_safety import import_common_modules
 from .child.runner import CODE_NAME
-from .child_process import NEVER, ChildProcess, Execution, fork_child
+from .child_process import NEVER, ChildProcess, Execution, build_child, fork_child
 from .collection import Collection
 from .collectors import encode_collected, encode_collector_end, fork_collector
 from .confinement import Confinement
+from .environment import enter_environment
 from .event_loop import EventLoop
 from .fork_server import ForkServer
 from .host_wire import HostWire
@@ -38,7 +39,9 @@ MAX_WAIT_SECONDS = 3600.0  # in one system call, whose own limit is some 24 days
 class Supervisor:
     """Serves one host over the descriptors `reads` and `writes`."""
 
-    def __init__(self, reads: int, writes: int, is_warm: bool = False) -> None:
+    def __init__(
+        self, reads: int, writes: int, is_warm: bool = False, child: tuple[int, list[int]] | None = None
+    ) -> None:
         self._loop = EventLoop()
         self._wire = HostWire(reads, writes, os.urandom(12).hex(), self._loop, self._pause_children)
         self._processes: dict[int, ChildProcess] = {}
@@ -55,6 +58,9 @@ class Supervisor:
         self._wake: tuple[int, ...] = ()
         self._beat_seconds = self._silence_seconds = self._expires_at = NEVER
         self._is_warm = is_warm  # what most code needs has been imported
+        if child is not None:
+            self._spare = build_child(*child, self._loop)
+            self._add_child(self._spare)
         self._is_done = False
         self._executions = 0
         self._memory_kills = 0
@@ -70,6 +76,8 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._op_stop)
         self._wake = (wake_reads, wake_writes)
         self._loop.watch(wake_reads, self._on_signal)
+        if self._spare is not None and self._spare.has_ended:
+            self._on_signal()  # it ended before this process would have been told
         self._loop.watch(self._wire.reads, lambda: self._take_frames(self._wire.read()))
         self._take_frames(self._wire.parse(first))
         while not (self._is_done or self._wire.is_closed):
@@ -157,18 +165,17 @@ class Supervisor:
 
     def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
         settings = self._settings = loads(body.decode("utf-8"))
+        if self._spare is not None:
+            self._spare.send({"op": "start"}, body)  # first: it gets ready beside this process
         if settings["heartbeat"] is not None:
             self._beat_seconds, self._silence_seconds = settings["heartbeat"], settings["silence"]
         if settings["lifetime"] is not None:
             self._expires_at = time.monotonic() + settings["lifetime"]
         self._wire.files_folder = settings.get("files")
         self._commits = VolumeCommits(settings["commit"], self._wire.send)
-        settings["cwd"] = os.path.abspath(settings["cwd"])
-        os.chdir(settings["cwd"])
+        enter_environment(settings)  # here once, and inherited
         self._confinement = Confinement(settings["confinement"])
         self._confinement.become_supervisor()
-        os.environ.update(settings["environment"])  # here once, and inherited
-        sys.path += settings["path"]
         self._memory_kills = count_memory_kills()
         self._wire.send({"op": "ready", "id": 0, "pid": os.getpid(), "python": sys.version.split()[0]})
         if not self._is_warm:
@@ -185,14 +192,14 @@ class Supervisor:
         assert self._confinement is not None
         self._is_warm = True  # executions are no forks of this process
         execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
+        if self._spare is not None:  # its place is free before the process is made that executions are forks of
+            kill_session(self._spare.pid)
+            self._on_child_end(self._processes.pop(self._spare.pid), os.waitpid(self._spare.pid, 0)[1])
         try:
             server = ForkServer(self._settings, self._confinement, self._loop, self._list_fds)
         except OSError as error:
             self._refuse(execution, "setup", f"no process could be made for it: {error.strerror}")
             return
-        if self._spare is not None:
-            kill_session(self._spare.pid)
-            self._spare = None
         self._fork_server = server
         self._add_child(server.process)
         server.process.begin(execution, body)
@@ -466,20 +473,10 @@ class Supervisor:
             self._wire.send({"op": "files", "id": execution.id}, execution.files)
         if execution.value is not None:
             self._wire.send({"op": "value", "id": execution.id}, execution.value)
-        seconds = time.monotonic() - execution.started_at
-        header: dict[str, Any] = {"op": "end", "id": execution.id, "seconds": seconds}
-        body = execution.outcome or b"null"
-        if execution.submitted is not None:
-            header["status"], body = "submitted", execution.submitted
-        elif execution.end_cause:
-            header["status"] = execution.end_cause
-        elif execution.status:
-            header["status"] = execution.status
-        else:
-            header["status"], header["exit_code"], header["signal"] = "crashed", code, number
-            if number == signal.SIGKILL:
-                kills, self._memory_kills = self._memory_kills, count_memory_kills()
-                header["out_of_memory"] = self._memory_kills > kills
+        header, body = execution.encode_end(code, number)
+        if header["status"] == "crashed" and number == signal.SIGKILL:
+            kills, self._memory_kills = self._memory_kills, count_memory_kills()
+            header["out_of_memory"] = self._memory_kills > kills
         has_ended = code is not None or number is not None
         if process.context is not None and has_ended:
             header["state_lost"] = True

@@ -67,7 +67,6 @@ class Launch:
             "cwd": "/" if self.is_bubblewrap else str(self.folder / "work"),
             "covered": list_covered_mounts(self.mounts),
             "shm_bytes": self.shm_bytes,
-            "user": None if os.geteuid() == 0 else [os.geteuid(), os.getegid()],
         }
 
 

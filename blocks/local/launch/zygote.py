@@ -41,7 +41,9 @@ class Zygote:
     def __init__(self, command: list[str], folders: str | None) -> None:
         """Starts it, and waits until it is ready. `command` goes before its program. Raises ZygoteError."""
         code = build_driver_code(ZYGOTE_MODULES)
-        program = build_boot_program("zygote of local sandboxes", len(code), f"folders={folders!r}")
+        user = None if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+        call = f"folders={folders!r}, user={user!r}"
+        program = build_boot_program("zygote of local sandboxes", len(code), call)
         control, its_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_control:
             try:

@@ -27,7 +27,8 @@ class WatchedSandbox:
     """A sandbox that is watched: the process that was started for it, its folders, its limits by their options' names.
 
     `has_own_shm`: /dev/shm is a file system of its own. `is_supervisor`: the process is the supervisor itself, and not
-    what has it below. `is_prepared`: the first of its executions is no such, but the process that they are forks of.
+    what has it below. `is_used`: it has been sent code; what it has before that waits for some. `is_prepared`: the
+    first of its executions is no such, but the process that they are forks of.
     """
 
     folders: tuple[Path, ...]
@@ -35,6 +36,7 @@ class WatchedSandbox:
     has_own_shm: bool
     pid: int = 0
     is_supervisor: bool = False
+    is_used: bool = False
     is_prepared: bool = False
     _prepared: tuple[int, int] | None = None  # its id, and when it was started
     _exceeded: list[str] = field(default_factory=list[str])
@@ -52,9 +54,10 @@ class WatchedSandbox:
         # The executions are below the supervisor.
         supervisors = [self.pid] if self.is_supervisor else children.get(self.pid, [])
         executions = {pid: _list_tree(pid, children) for parent in supervisors for pid in children.get(parent, [])}
-        if not executions:
+        if not executions or not self.is_used:
             return
-        if self.is_prepared and self._prepared is None:
+        # Another one may have waited for an execution until it was to be prepared.
+        if self.is_prepared and (self._prepared is None or self._prepared[0] not in executions):
             first = min(executions, key=lambda pid: processes[pid][1])
             self._prepared = first, processes[first][1]
         everything = list(_list_tree(self.pid, children))

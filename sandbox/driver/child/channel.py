@@ -146,7 +146,8 @@ class Channel:
     ends an execution carries the token of that. `call_token` is the execution's under way for whichever thread calls.
     """
 
-    NEXT = -1  # the waiter that stands for the next execution of a context
+    NEXT, SETTINGS = -1, -2  # the waiters that stand for the next execution, and for what it runs with
+    _KINDS = {"execute": NEXT, "start": SETTINGS}  # noqa: RUF012 - of frames that answer no call
 
     def __init__(self, shield: InterruptShield) -> None:
         self.number = 0
@@ -191,8 +192,13 @@ class Channel:
         self.own.begin(self.number, header.pop("token"), is_only=header["once"])
 
     def expect_execution(self) -> Waiter:
-        waiter = self._waiters[self.NEXT] = Waiter()
-        return waiter
+        return self._waiters.setdefault(self.NEXT, Waiter())
+
+    def wait_for_settings(self) -> bytes:
+        """The settings of the sandbox, for a process that was forked before they were known."""
+        waiter = self._waiters[self.SETTINGS] = Waiter()
+        self.expect_execution()  # which may come along with them
+        return self.wait(self.SETTINGS, waiter)[1] or b"{}"
 
     def wait(self, number: int, waiter: Waiter) -> tuple[dict[str, Any], bytes | None]:
         """Blocks until the waiter's frame is there, reading for every other waiter meanwhile if nobody does."""
@@ -225,10 +231,10 @@ class Channel:
         if not data:
             os._exit(0)  # the supervisor is gone
         for header, body in self._frames.feed(data):
-            number = self.NEXT if header["op"] == "execute" else header["call"]
+            number = self._KINDS.get(header["op"]) or header["call"]
             with self.lock:
                 waiter = self._waiters.get(number)
-                if waiter is not None and (number == self.NEXT or header["token"] == self.call_token):
+                if waiter is not None and (number < 0 or header["token"] == self.call_token):
                     waiter.frame = (header, body)
                     waiter.wake()
 

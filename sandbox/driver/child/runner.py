@@ -44,13 +44,14 @@ CODE_NAME = "<code>"
 PREPARE_NAME = "<prepare>"
 MAX_SOURCES = 100  # executions of a context whose lines a traceback can show
 MAX_TRACEBACK_CHARACTERS = 20_000
+REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
 RESERVE_BYTES = 4 * 1024 * 1024  # of address space, not touched, let go when there is an error to be described
 
 
 class CodeRunner:
     """Runs the executions of one child: one, or those of a context, whose globals stay."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self) -> None:
         self._shield = InterruptShield()
         self._channel = Channel(self._shield)
         self._coroutines = CoroutineRunner(self._shield)
@@ -64,16 +65,11 @@ class CodeRunner:
         self._file_name = CODE_NAME
         self._sources: dict[str, str] = {}
         self._reserve: bytes | None = None
-        is_shared = settings["confinement"].get("umask") is not None
         self._provided_names: dict[bool, dict[str, Any]] = {}
         self._displays: Displays | None = None  # of the execution under way
-        self._volume = Volume(settings["volume"], is_shared, self._shield)
+        self._volume = Volume(None, False, self._shield)  # until there are settings
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
-        # Last: what an execution leaves there does not stand for a module of the library.
-        sys.path.append(settings["cwd"])
-        # Here and not in the supervisor, which would run such a module in the place of one of the library.
-        sys.path[:0] = settings["python_path"]
         # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         for name, fd in (("stdout", 1), ("stderr", 2)):
@@ -81,14 +77,42 @@ class CodeRunner:
             stream: Any = open(fd, "w", **options)  # type: ignore[call-overload]  # noqa: SIM115
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-        if settings["confinement"].get("ignores_changes"):
-            report_missing_files()
         sys.meta_path.insert(0, PyplotFinder(self._show_figures))
         import builtins
 
         for name in ("exit", "quit"):  # the names that `site` would have made; model-written code uses them
             if not hasattr(builtins, name):
                 setattr(builtins, name, sys.exit)
+
+    def rehearse(self) -> None:
+        """Runs what does nothing, as an execution, of which the end alone is left: a frame on the channel.
+
+        What a process copies of its parent's memory for its first execution is its own then, before somebody waits.
+        """
+        names = dict(self._module.__dict__)
+        self.run(REHEARSAL)
+        gc.disable()
+        self._module.__dict__.clear()
+        self._module.__dict__.update(names)
+        self._sources.clear()
+        self._provided_names.clear()
+        self._displays, self._executions = None, 0
+
+    def wait_for_settings(self) -> dict[str, Any]:
+        """The settings of the sandbox, which come before the first execution to a process that was forked ahead."""
+        settings: dict[str, Any] = loads(self._channel.wait_for_settings().decode("utf-8"))
+        return settings
+
+    def apply_settings(self, settings: dict[str, Any]) -> None:
+        """Makes this one of the sandbox that has these settings; before the first execution."""
+        is_shared = settings["confinement"].get("umask") is not None
+        self._volume = Volume(settings["volume"], is_shared, self._shield)
+        # Last: what an execution leaves there does not stand for a module of the library.
+        sys.path.append(settings["cwd"])
+        # Here and not in the supervisor, which would run such a module in the place of one of the library.
+        sys.path[:0] = settings["python_path"]
+        if settings["confinement"].get("ignores_changes"):
+            report_missing_files()
 
     def serve(self, confinement: Confinement) -> NoReturn:
         """Waits for an execution. The process ends with a stateless one; a context's others follow on its globals."""

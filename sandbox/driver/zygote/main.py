@@ -4,7 +4,7 @@ It runs nothing but this program. It hears its host over a socket on descriptor 
 is a packet of JSON with descriptors: the wire to read and to write, standard error, and a socket of the new sandbox's
 own. On that socket the sandbox says that it stands, with a handle on its first process (pidfd), or why it does not, and
 the zygote how it ended. When it is idle, a process is forked ahead, with the walls that are the same for all, and waits
-for a request: a new sandbox is there some 1.5 ms sooner for it.
+for a request together with its first child (`child_ahead`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ..confinement import Confinement
 from ..main import fork_supervisor
 from ..main import main as run_driver
 from ..processes import signal
-from .namespaces import enter_namespaces, fork_into_pid_namespace, take_folder
+from .child_ahead import ChildAhead
+from .namespaces import enter_namespaces, enter_user_namespace, fork_into_pid_namespace, take_folder
 from .rehearsal import rehearse_start
 
 TYPE_CHECKING = False
@@ -40,8 +41,11 @@ IDLE_MILLISECONDS = 10
 FAILED = 71  # EX_OSERR, of a sandbox whose walls could not be put up
 
 
-def main(folders: str | None) -> None:
-    """Serves the host. `folders` is where the zygote has those of all sandboxes; None outside of bubblewrap."""
+def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
+    """Serves the host. `folders` is where the zygote has those of all sandboxes; None outside of bubblewrap.
+
+    `user` are the ids that sandboxes have in user namespaces of their own; None where the host is root.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 10))
     null = os.open(os.devnull, os.O_RDWR)
@@ -56,14 +60,17 @@ def main(folders: str | None) -> None:
     gc.disable()
     gc.freeze()  # a collection touches every page that a sandbox would otherwise share
     control.send(b"ready")
-    _Zygote(control, folders, confinement).serve()
+    _Zygote(control, folders, user, confinement).serve()
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket, folders: str | None, confinement: Confinement) -> None:
+    def __init__(
+        self, control: socket.socket, folders: str | None, user: tuple[int, int] | None, confinement: Confinement
+    ) -> None:
         self._control = control
         self._confinement = confinement
         self._folders = folders
+        self._user = user
         self._sandboxes: dict[int, socket.socket] = {}  # by the ids of their first processes
         self._wake, self._wake_writes = os.pipe()
         self._spare: tuple[int, socket.socket] | None = None
@@ -139,14 +146,17 @@ class _Zygote:
                 ours.close()
                 for fd in asked:  # it gets its own with the request; what is known of nowhere would stay in the code's
                     os.close(fd)
-                self._become_sandbox(its)
+                self._become_sandbox(its, has_time=not asked)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)  # on its own standard error
             finally:
                 os._exit(FAILED)
 
-    def _become_sandbox(self, waiting: socket.socket) -> None:
-        """Leaves everything of the zygote's and of other sandboxes behind, and becomes the driver, once it is asked."""
+    def _become_sandbox(self, waiting: socket.socket, *, has_time: bool) -> None:
+        """Leaves everything of the zygote's and of other sandboxes behind, and becomes the driver, once it is asked.
+
+        What is worth it only while nobody waits is done where it `has_time`.
+        """
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
@@ -156,6 +166,7 @@ class _Zygote:
         os.close(self._wake_writes)
         failure: OSError | None = None
         first = os.getpid()
+        child: ChildAhead | None = None
         try:
             os.setsid()
             if self._folders is None:
@@ -164,6 +175,8 @@ class _Zygote:
             else:
                 os.close(self._own_namespace)
                 enter_namespaces()
+            if has_time:
+                child = ChildAhead(waiting.fileno(), self._user, has_namespaces=self._folders is not None)
             rehearse_start()
         except OSError as error:
             failure = error
@@ -176,7 +189,7 @@ class _Zygote:
         try:
             if failure is not None:
                 raise failure
-            self._stand(json.loads(data), fds, status, first)
+            self._stand(json.loads(data), fds, status, first, child)
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
             return
@@ -186,15 +199,21 @@ class _Zygote:
         ready = select.poll()
         ready.register(0, select.POLLIN)
         ready.poll()
-        run_driver(is_warm=True)
+        run_driver(is_warm=True, child=None if child is None else child.handle)
 
-    def _stand(self, request: dict[str, Any], wire: list[int], status: socket.socket, first: int) -> None:
+    def _stand(
+        self, request: dict[str, Any], wire: list[int], status: socket.socket, first: int, child: ChildAhead | None
+    ) -> None:
         """Does what is this sandbox's own, and says that it stands. `first` is its first process. Raises OSError."""
-        for pid in {first, os.getpid()}:
+        for pid in {first, os.getpid(), *(() if child is None else (child.handle[0],))}:
             resource.prlimit(pid, resource.RLIMIT_RSS, (request["mark"], request["mark"]))
         if self._folders is not None:
             self._confinement.open_own_proc()  # until it becomes the supervisor
             take_folder(self._folders, request)
+            if child is None:
+                enter_user_namespace(self._user)
+            else:
+                child.join_user_namespace()
         os.chdir(request["cwd"])
         for number, fd in enumerate(wire):
             os.dup2(fd, number)

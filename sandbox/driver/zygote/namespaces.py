@@ -65,11 +65,11 @@ def enter_namespaces() -> None:
 
 
 def take_folder(folders: str, request: dict[str, Any]) -> None:
-    """Gives the calling process its own folder, no way to those of others, and no capabilities to change that.
+    """Gives the calling process its own folder, and no way to those of others.
 
     `folders` is the directory with those of all sandboxes. The request has ``folder`` (the name of the sandbox's),
-    ``covered`` (mounts below the places that this folder has), ``shm_bytes``, and ``user`` (the ids that it has in a
-    user namespace of its own, None where the host is root). Its own /proc/self is open to it. Raises OSError.
+    ``covered`` (mounts below the places that this folder has) and ``shm_bytes``. Its own /proc/self is open to it.
+    Raises OSError.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
     for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
@@ -89,15 +89,27 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
         os.close(fd)
     _call("umount2", os.fsencode(folders), MNT_DETACH)
     _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={request['shm_bytes']}")
-    if request["user"] is None:
+
+
+def enter_user_namespace(user: tuple[int, int] | None) -> None:
+    """Puts the calling process into a user namespace of its own, where it has these ids, and takes its capabilities.
+
+    So the kernel counts the processes of this sandbox alone against its limit. With None the process stays where it is,
+    as root, and keeps what makes code another user. Its own /proc/self is open to it. Raises OSError.
+    """
+    if user is None:
         _set_capabilities(SUPERVISOR_CAPABILITIES)
         return
-    # So that the kernel counts the processes of this sandbox alone against its limit.
     _call("unshare", CLONE_NEWUSER)
-    uid, gid = request["user"]
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} 0 1"), ("gid_map", f"{gid} 0 1")):
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user[0]} 0 1"), ("gid_map", f"{user[1]} 0 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+    _set_capabilities(0)
+
+
+def join_user_namespace(fd: int) -> None:
+    """Puts the calling process into the user namespace of a descriptor, and takes its capabilities. Raises OSError."""
+    _call("setns", fd, CLONE_NEWUSER)
     _set_capabilities(0)
 
 

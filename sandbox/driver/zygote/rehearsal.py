@@ -1,7 +1,7 @@
 """The driver's first steps, gone through for nothing by a process that waits to be a sandbox.
 
-A fork shares its pages with the zygote until it writes to them, and hundreds are copied while a driver starts. What is
-copied here is not copied when somebody waits: the first answer comes a millisecond sooner, of six.
+A fork shares its pages with the zygote until it writes to them, and hundreds are copied while a driver starts, at up to
+3 us each. What is copied here is not copied when somebody waits: the first answer comes a millisecond sooner.
 """
 
 from __future__ import annotations

@@ -84,6 +84,33 @@ for fd in range(5, 200):  # the code's own are its streams and its channel
         pass
 SUBMIT(found)
 """
+SURROUNDINGS = """
+names = sorted(globals())
+import gc, os, signal, sys, threading
+status = {}
+try:  # the kernel closes it to code on a level
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+except OSError:
+    pass
+kept = ("Umask", "Groups", "SigBlk", "SigIgn", "SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
+        "NoNewPrivs", "Seccomp", "Threads")
+fds = []
+for fd in range(200):
+    try:
+        os.fstat(fd)
+        fds.append(fd)
+    except OSError:
+        pass
+parent = sys._getframe().f_back
+users = [len(set(status.get(name, "").split())) for name in ("Uid", "Gid")]
+SUBMIT(names=names, state=[
+    os.getcwd().rpartition("/")[2], sorted(os.environ), [path for path in sys.path if "rlm-batch-" not in path],
+    len(sys.path), sys.argv, sorted(sys.modules), [type(finder).__name__ for finder in sys.meta_path], gc.isenabled(),
+    sorted(os.sched_getaffinity(0)), str(signal.getsignal(signal.SIGINT)).partition(" at ")[0], fds, users,
+    os.getpid() == os.getpgrp() == os.getsid(0), [status.get(name) for name in kept], threading.active_count(),
+    parent.f_locals.get("self")._executions,
+])
+"""
 # A zygote in which the first process that is forked ahead, and for no request, cannot put up its walls.
 FAILING_AHEAD = """
 import os
@@ -133,6 +160,22 @@ def list_marked(pid: int) -> list[int]:
         if limit != "unlimited" and int(limit) >= MARK_BASE:
             found.append(above)
     return found
+
+
+async def find_ahead() -> tuple[int, int, int]:
+    """What this process's one zygote has forked ahead: the child at the end, the process above that, and its parent.
+
+    On each level they are four with the zygote, once the child waits; where the test before has left some, these are
+    ending.
+    """
+    until = time.monotonic() + 10
+    while len(found := find_zygotes(os.getpid(), children := list_children())) != 4:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+    [child] = [pid for pid in found if not found & set(children.get(pid, ()))]
+    [ahead] = [pid for pid in found if child in children.get(pid, ())]
+    [parent] = [pid for pid in found if ahead in children.get(pid, ())]
+    return parent, ahead, child
 
 
 def _is_running(pid: int) -> bool:
@@ -288,23 +331,43 @@ async def test_a_process_ahead_that_was_killed_is_replaced_by_one_that_has_nothi
     async with AsyncExitStack() as others:
         for _ in range(30):  # each has a descriptor of the zygote's, so that what comes then has a high number
             await (await others.enter_async_context(local.interpreter())).execute("pass")
-        until = time.monotonic() + 10
-        # On each level they are three once the one ahead waits; where the test before has left some, these are ending.
-        while len(found := find_zygotes(os.getpid(), children := list_children())) != 3:
-            assert time.monotonic() < until
-            await asyncio.sleep(0.01)
-        [ahead] = [pid for pid in found if not found & set(children.get(pid, ()))]
-        [parent] = [pid for pid in found if ahead in children.get(pid, ())]
+        parent, ahead, child = await find_ahead()
         if local.isolation != "bubblewrap":
             os.kill(parent, signal.SIGSTOP)  # its first process, which has not ended yet
         try:
             os.kill(ahead, signal.SIGKILL)
-            assert not await wait_until_gone([ahead])
+            assert not await wait_until_gone([ahead, child])
             async with local.interpreter() as interpreter:
                 assert (await interpreter.execute(OPEN_DESCRIPTORS)).output == []
         finally:
             with suppress(ProcessLookupError):
                 os.kill(parent, signal.SIGCONT)
+
+
+async def test_a_sandbox_whose_first_child_was_killed_before_anybody_asked_for_it_runs_code(
+    local: LocalSandbox, zygotes: Zygotes
+) -> None:
+    async with local.interpreter() as interpreter:
+        await interpreter.execute("pass")
+    *_, child = await find_ahead()
+    os.kill(child, signal.SIGKILL)
+    assert not await wait_until_gone([child])
+    async with local.interpreter() as interpreter:
+        assert (await interpreter.execute("SUBMIT(1)")).output == 1
+
+
+async def test_the_first_execution_is_that_of_the_child_ahead_and_finds_nothing_of_its_rehearsal(
+    local: LocalSandbox, zygotes: Zygotes
+) -> None:
+    async with local.interpreter() as interpreter:
+        fresh = await interpreter.execute(SURROUNDINGS)  # of a zygote that has had no time to fork one ahead
+    *_, child = await find_ahead()
+    async with local.interpreter() as interpreter:
+        ahead = await interpreter.execute(SURROUNDINGS)
+        assert child not in find_zygotes(os.getpid())
+    assert ahead.names == fresh.names
+    assert ahead.state == fresh.state
+    assert not await wait_until_gone([child])
 
 
 # -------------------------------------------------------------------------------------------------- walls that change
@@ -326,11 +389,11 @@ def test_zygotes_of_other_walls_that_are_idle_are_few(volumes: Path, zygotes: Zy
     for number in range(MAX_IDLE_ZYGOTES + 4):
         with LocalInterpreter(isolation="bubblewrap", volume_name=f"data-{number}") as interpreter:
             interpreter.execute("pass")
-    # Each is three processes: bubblewrap, itself, and the one that is forked ahead.
+    # Each is four processes: bubblewrap, itself, and the two that are forked ahead.
     until = time.monotonic() + 5
-    while len(pids := find_zygotes(os.getpid())) > 3 * (MAX_IDLE_ZYGOTES + 1) and time.monotonic() < until:
+    while len(pids := find_zygotes(os.getpid())) > 4 * (MAX_IDLE_ZYGOTES + 1) and time.monotonic() < until:
         time.sleep(0.1)
-    assert len(pids) <= 3 * (MAX_IDLE_ZYGOTES + 1)
+    assert len(pids) <= 4 * (MAX_IDLE_ZYGOTES + 1)
 
 
 @pytest.mark.requires("bubblewrap", "root")

@@ -16,7 +16,8 @@ import pytest
 
 from rlm_batch import LocalSandbox
 from rlm_batch.blocks.local.totals import cgroups, usage
-from rlm_batch.sandbox.wire.process_table import read_process
+from rlm_batch.blocks.local.totals.watcher import WatchedSandbox
+from rlm_batch.sandbox.wire.process_table import read_process, read_processes
 
 if TYPE_CHECKING:
     from ..boxes import Box, Boxes
@@ -396,6 +397,25 @@ def test_what_a_fork_shared_is_not_counted_twice_when_it_ends_while_it_is_looked
             assert 64 << 20 < usage.measure_processes([parent.pid, fork], 0, 1).total_memory < 100 << 20
         finally:
             parent.kill()
+
+
+def test_what_waits_for_the_first_code_of_a_sandbox_is_let_be_and_blamed_for_nothing() -> None:
+    program = "import os, time\nif fork := os.fork(): print(fork, flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as supervisor:
+        try:
+            assert supervisor.stdout is not None
+            waiting = int(supervisor.stdout.readline())
+            sandbox = WatchedSandbox((), {"processes": 1}, False, supervisor.pid, is_supervisor=True)
+            sandbox.check(read_processes())
+            assert sandbox.take_exceeded_limit() == ""
+            assert read_process(waiting)[2] not in "ZX"
+            sandbox.is_used = True
+            sandbox.check(read_processes())
+            assert sandbox.take_exceeded_limit() == "processes"
+            while read_process(waiting)[2] != "Z":
+                time.sleep(0.01)
+        finally:
+            supervisor.kill()
 
 
 def test_what_a_process_holds_is_counted_although_the_thread_that_is_looked_at_ends(

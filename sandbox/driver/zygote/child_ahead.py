@@ -1,0 +1,74 @@
+"""A sandbox's first child, forked before anybody has asked for the sandbox: what it takes is not waited for then.
+
+Two of the six milliseconds to a first answer are a child's: its fork, and the pages that it copies while it starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ...wire.pipes import READ_BYTES
+from ..child.channel import FORK_REQUESTS
+from ..child.runner import CodeRunner
+from ..child_process import close_all, confine, fork_process, leave_supervisor
+from ..confinement import Confinement
+from ..environment import enter_environment
+from .namespaces import enter_user_namespace, join_user_namespace
+from .rehearsal import SETTINGS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ChildAhead:
+    """A child of the calling process, which is to be a supervisor; it waits for the settings, then for an execution.
+
+    `handle` is its id, and our ends of the pipes to it. It closes `waiting`, a descriptor of the caller's. Where the
+    sandbox `has_namespaces` it has a user namespace already, in which it has the ids of `user`. Raises OSError.
+    """
+
+    def __init__(self, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:
+        def enter() -> None:
+            if has_namespaces:
+                Confinement({}).open_own_proc()  # until it is confined
+                enter_user_namespace(user)
+
+        self.handle = pid, ours = fork_process(
+            lambda supervisor, ends, ours: _run_child(supervisor, ends, [waiting, *ours], enter)
+        )
+        os.set_blocking(ours[1], True)
+        is_there = os.read(ours[1], READ_BYTES)  # the end of its rehearsal
+        os.set_blocking(ours[1], False)
+        if not is_there:
+            close_all(ours)
+            os.waitpid(pid, 0)
+            raise OSError(errno.ECHILD, "a sandbox's first child could not start")
+        is_in_namespace = has_namespaces and user is not None
+        self._namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC) if is_in_namespace else -1
+
+    def join_user_namespace(self) -> None:
+        """Puts the calling process into the child's user namespace, and takes its capabilities. Raises OSError."""
+        if self._namespace < 0:
+            enter_user_namespace(None)
+        else:
+            join_user_namespace(self._namespace)
+            os.close(self._namespace)
+
+
+def _run_child(supervisor: int, ends: list[int], supervisor_fds: list[int], enter: Callable[[], None]) -> None:
+    Confinement({}).end_with_parent(supervisor)
+    highest = leave_supervisor(ends, supervisor_fds)
+    os.closerange(FORK_REQUESTS, highest + 1)
+    enter()
+    runner = CodeRunner()
+    Confinement(SETTINGS["confinement"]).close()
+    runner.rehearse()
+    settings = runner.wait_for_settings()
+    enter_environment(settings)
+    confinement = Confinement(settings["confinement"])
+    confine(confinement, supervisor)
+    confinement.close()
+    runner.apply_settings(settings)
+    runner.serve(confinement)
