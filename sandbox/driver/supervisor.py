@@ -11,13 +11,13 @@ from ..wire.frames import BadFrameError
 from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
 from ..wire.submission import MAX_SUBMIT_BYTES
+from .child.environment import enter_environment
 from .child.fork_safety import import_common_modules
 from .child.runner import CODE_NAME
 from .child_process import NEVER, ChildProcess, Execution, build_child, fork_child
 from .collection import Collection
 from .collectors import encode_collected, encode_collector_end, fork_collector
 from .confinement import Confinement
-from .environment import enter_environment
 from .event_loop import EventLoop
 from .fork_server import ForkServer
 from .host_wire import HostWire

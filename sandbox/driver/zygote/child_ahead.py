@@ -10,10 +10,10 @@ import os
 
 from ...wire.pipes import READ_BYTES
 from ..child.channel import FORK_REQUESTS
+from ..child.environment import enter_environment
 from ..child.runner import CodeRunner
 from ..child_process import close_all, confine, fork_process, leave_supervisor
 from ..confinement import Confinement
-from ..environment import enter_environment
 from .namespaces import enter_user_namespace, join_user_namespace
 from .rehearsal import SETTINGS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import marshal
 import os
 import random
 import resource
@@ -15,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
@@ -24,19 +23,17 @@ import pytest
 
 from rlm_batch import LocalInterpreter, LocalSandbox, OutcomeUnknown, SandboxLost, SandboxStartError
 from rlm_batch.blocks.local.inventory import MARK_BASE
-from rlm_batch.blocks.local.launch import launcher, zygote
 from rlm_batch.blocks.local.launch.launcher import MAX_IDLE_ZYGOTES, Zygotes
-from rlm_batch.sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 
-from ...conftest import find_zygotes, list_children
-from ...infra.podman.store import PLACE as PODMAN_STORE
+from ....conftest import find_zygotes, list_children
+from ....infra.podman.store import PLACE as PODMAN_STORE
+from .conftest import AHEAD_SECONDS, wait_until_gone
 
 if TYPE_CHECKING:
-    from .boxes import Boxes
+    from ..boxes import Boxes
 
 pytestmark = pytest.mark.anyio
 
-AHEAD_SECONDS = 0.5  # in which a zygote that is asked for nothing has forked a process ahead: 10 ms, and a busy machine
 REACH = """
 import resource
 for pid in pids:
@@ -73,79 +70,6 @@ attempt("terminal", lambda: os.stat("/dev/pts/0"))
 attempt("folders", lambda: os.listdir("/.sandboxes")[0])
 SUBMIT(done=done)
 """
-OPEN_DESCRIPTORS = """
-import os
-found = []
-for fd in range(5, 200):  # the code's own are its streams and its channel
-    try:
-        os.fstat(fd)
-        found.append(fd)
-    except OSError:
-        pass
-SUBMIT(found)
-"""
-SURROUNDINGS = """
-names = sorted(globals())
-import gc, os, signal, sys, threading
-status = {}
-try:  # the kernel closes it to code on a level
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-except OSError:
-    pass
-kept = ("Umask", "Groups", "SigBlk", "SigIgn", "SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
-        "NoNewPrivs", "Seccomp", "Threads")
-fds = []
-for fd in range(200):
-    try:
-        os.fstat(fd)
-        fds.append(fd)
-    except OSError:
-        pass
-parent = sys._getframe().f_back
-users = [len(set(status.get(name, "").split())) for name in ("Uid", "Gid")]
-SUBMIT(names=names, state=[
-    os.getcwd().rpartition("/")[2], sorted(os.environ), [path for path in sys.path if "rlm-batch-" not in path],
-    len(sys.path), sys.argv, sorted(sys.modules), [type(finder).__name__ for finder in sys.meta_path], gc.isenabled(),
-    sorted(os.sched_getaffinity(0)), str(signal.getsignal(signal.SIGINT)).partition(" at ")[0], fds, users,
-    os.getpid() == os.getpgrp() == os.getsid(0), [status.get(name) for name in kept], threading.active_count(),
-    parent.f_locals.get("self")._executions,
-])
-"""
-# A zygote in which the first process that is forked ahead, and for no request, cannot put up its walls.
-FAILING_AHEAD = """
-import os
-namespace = {"__name__": "driver"}
-exec("driver", namespace)
-main = namespace["main"]
-zygote, rehearse, ahead = main.__globals__["_Zygote"], main.__globals__["rehearse_start"], []
-
-def fork_spare(self, *request, fork=zygote._fork_spare):
-    if not request:
-        ahead.append(True)
-    forked = fork(self, *request)
-    if not request and len(ahead) == 1:
-        os.waitid(os.P_PID, forked[0], os.WEXITED | os.WNOWAIT)
-        ahead.append(True)
-    return forked
-
-def rehearse_start():
-    if len(ahead) == 1:
-        raise OSError(24, "Too many open files")
-    rehearse()
-
-zygote._fork_spare = fork_spare
-main.__globals__["rehearse_start"] = rehearse_start
-"""
-
-
-@pytest.fixture
-def zygotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygotes]:
-    """Zygotes of the test's own, and no others of this process."""
-    launcher.zygotes.end()
-    found = Zygotes()
-    monkeypatch.setattr(launcher, "zygotes", found)
-    yield found
-    found.end()
 
 
 def list_marked(pid: int) -> list[int]:
@@ -162,44 +86,11 @@ def list_marked(pid: int) -> list[int]:
     return found
 
 
-async def find_ahead() -> tuple[int, int, int]:
-    """What this process's one zygote has forked ahead: the child at the end, the process above that, and its parent.
-
-    On each level they are four with the zygote, once the child waits; where the test before has left some, these are
-    ending.
-    """
-    until = time.monotonic() + 10
-    while len(found := find_zygotes(os.getpid(), children := list_children())) != 4:
-        assert time.monotonic() < until
-        await asyncio.sleep(0.01)
-    [child] = [pid for pid in found if not found & set(children.get(pid, ()))]
-    [ahead] = [pid for pid in found if child in children.get(pid, ())]
-    [parent] = [pid for pid in found if ahead in children.get(pid, ())]
-    return parent, ahead, child
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def set_file_limit(pids: set[int], limit: tuple[int, int]) -> None:
     """How many files the processes may have open from now on, those that end meanwhile left out."""
     for pid in pids:
         with suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
-
-
-async def wait_until_gone(pids: list[int]) -> list[int]:
-    """Those of the processes that are still there after some seconds."""
-    for _ in range(100):
-        pids = [pid for pid in pids if _is_running(pid)]
-        if not pids:
-            break
-        await asyncio.sleep(0.05)
-    return pids
 
 
 # ------------------------------------------------------------------------------------------------------------ siblings
@@ -308,66 +199,6 @@ async def test_a_zygote_that_may_open_no_more_files_refuses_one_sandbox_and_keep
             assert (await other.execute("SUBMIT(2)")).output == 2
         assert find_zygotes(os.getpid()) & pids
         assert (await interpreter.execute("SUBMIT(x + 2)", context="c")).output == 3
-
-
-async def test_what_the_process_ahead_failed_of_is_no_reason_to_refuse_the_next_sandbox(
-    local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = marshal.loads(build_driver_code(ZYGOTE_MODULES))
-    program = compile(FAILING_AHEAD, "failing", "exec")
-    constants = tuple(driver if constant == "driver" else constant for constant in program.co_consts)
-    code = marshal.dumps(program.replace(co_consts=constants))
-    monkeypatch.setattr(zygote, "build_driver_code", lambda _modules: code)
-    for number in range(3):
-        async with local.interpreter() as interpreter:
-            assert (await interpreter.execute(f"SUBMIT({number})")).output == number
-        await asyncio.sleep(AHEAD_SECONDS)
-    assert find_zygotes(os.getpid())
-
-
-async def test_a_process_ahead_that_was_killed_is_replaced_by_one_that_has_nothing_of_the_zygotes(
-    local: LocalSandbox, zygotes: Zygotes
-) -> None:
-    async with AsyncExitStack() as others:
-        for _ in range(30):  # each has a descriptor of the zygote's, so that what comes then has a high number
-            await (await others.enter_async_context(local.interpreter())).execute("pass")
-        parent, ahead, child = await find_ahead()
-        if local.isolation != "bubblewrap":
-            os.kill(parent, signal.SIGSTOP)  # its first process, which has not ended yet
-        try:
-            os.kill(ahead, signal.SIGKILL)
-            assert not await wait_until_gone([ahead, child])
-            async with local.interpreter() as interpreter:
-                assert (await interpreter.execute(OPEN_DESCRIPTORS)).output == []
-        finally:
-            with suppress(ProcessLookupError):
-                os.kill(parent, signal.SIGCONT)
-
-
-async def test_a_sandbox_whose_first_child_was_killed_before_anybody_asked_for_it_runs_code(
-    local: LocalSandbox, zygotes: Zygotes
-) -> None:
-    async with local.interpreter() as interpreter:
-        await interpreter.execute("pass")
-    *_, child = await find_ahead()
-    os.kill(child, signal.SIGKILL)
-    assert not await wait_until_gone([child])
-    async with local.interpreter() as interpreter:
-        assert (await interpreter.execute("SUBMIT(1)")).output == 1
-
-
-async def test_the_first_execution_is_that_of_the_child_ahead_and_finds_nothing_of_its_rehearsal(
-    local: LocalSandbox, zygotes: Zygotes
-) -> None:
-    async with local.interpreter() as interpreter:
-        fresh = await interpreter.execute(SURROUNDINGS)  # of a zygote that has had no time to fork one ahead
-    *_, child = await find_ahead()
-    async with local.interpreter() as interpreter:
-        ahead = await interpreter.execute(SURROUNDINGS)
-        assert child not in find_zygotes(os.getpid())
-    assert ahead.names == fresh.names
-    assert ahead.state == fresh.state
-    assert not await wait_until_gone([child])
 
 
 # -------------------------------------------------------------------------------------------------- walls that change
