@@ -10,7 +10,6 @@ from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame_parts
 from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
 from .child.fork_service import serve_forks
-from .child.runner import CodeRunner
 from .orphans import kill_descendants
 from .output_stream import OutputStream
 from .processes import has_ended, kill_session, signal
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .child.runner import CodeRunner
     from .collection import Collection
     from .confinement import Confinement
     from .event_loop import EventLoop
@@ -196,35 +196,52 @@ def build_child(pid: int, ours: list[int], loop: EventLoop) -> ChildProcess:
 
 
 def fork_child(
-    settings: dict[str, Any],
+    work: Callable[[], None],
     confinement: Confinement,
     loop: EventLoop,
-    list_supervisor_fds: Callable[[], list[int]],
+    supervisor_fds: list[int],
     requests: int | None = None,
-    work: Callable[[], None] | None = None,
 ) -> ChildProcess:
-    """Forks a child that runs code; it closes the supervisor's descriptors. Raises OSError.
+    """Forks a child that does the work, as confined, and exits with status 0 where that came to its end.
 
-    With a socket for `requests` it runs the code that executions build on, and is forked for them. With `work` of ours
-    it does that in the place of running code, as confined, and exits with status 0 where that came to its end.
+    It closes the supervisor's descriptors. With a socket for `requests` it is itself forked when it is asked to. Raises
+    OSError.
     """
 
     def run(supervisor: int, ends: list[int], ours: list[int]) -> None:
         is_forked_on = requests is not None
-        highest = leave_supervisor([*ends, requests] if requests is not None else ends, list_supervisor_fds() + ours)
+        highest = leave_supervisor([*ends, requests] if requests is not None else ends, supervisor_fds + ours)
         confine(confinement, supervisor, is_forked_on=is_forked_on)
         os.closerange(FORK_REQUESTS + is_forked_on, highest + 1)
-        if work is not None:
-            work()
-            os._exit(0)
-        runner = CodeRunner()
+        work()
+        os._exit(0)
+
+    return build_child(*fork_process(run), loop)
+
+
+def fork_runner(
+    runner: CodeRunner,
+    settings: dict[str, Any],
+    confinement: Confinement,
+    loop: EventLoop,
+    supervisor_fds: list[int],
+    requests: int | None = None,
+) -> ChildProcess:
+    """Forks a child that runs code, and waits for an execution. Raises OSError.
+
+    With a socket for `requests` it runs the code that executions build on, and is forked for them.
+    """
+    supervisor = os.getpid()
+
+    def run_code() -> None:
+        runner.enter_process()
         runner.apply_settings(settings)
-        if is_forked_on:
+        if requests is not None:
             runner.prepare(confinement)
             serve_forks(runner, confinement, supervisor)
         runner.serve(confinement)
 
-    return build_child(*fork_process(run), loop)
+    return fork_child(run_code, confinement, loop, supervisor_fds, requests)
 
 
 def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int, list[int]]:

@@ -9,7 +9,6 @@ from .processes import describe_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from .child_process import ChildProcess
@@ -23,18 +22,18 @@ COLLECTOR_FRAMES = ("collect", "end")
 def fork_collector(
     number: int,
     collection: Collection,
-    settings: dict[str, Any],
+    output_cap: int,
     confinement: Confinement,
     loop: EventLoop,
-    list_supervisor_fds: Callable[[], list[int]],
+    supervisor_fds: list[int],
 ) -> ChildProcess:
     """Forks a child that sends the files of the execution with that number. Raises OSError."""
-    sending = Execution(number, COLLECT_TIMEOUT_SECONDS, settings["output_cap"])
+    sending = Execution(number, COLLECT_TIMEOUT_SECONDS, output_cap)
 
     def send() -> None:
         collection.send(sending.token)
 
-    process = fork_child(settings, confinement, loop, list_supervisor_fds, work=send)
+    process = fork_child(send, confinement, loop, supervisor_fds)
     process.is_collector, process.frame_kinds, process.execution = True, COLLECTOR_FRAMES, sending
     sending.start_clock()
     return process

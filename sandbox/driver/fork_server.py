@@ -8,14 +8,15 @@ import select
 import time
 
 from .child.fork_service import MAX_MESSAGE_BYTES, encode_descriptors
-from .child_process import build_child, close_all, fork_child, open_pipes
+from .child_process import build_child, close_all, fork_runner, open_pipes
 from .processes import describe_end, has_ended, kill_session, read_end, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Container
     from typing import Any
 
+    from .child.runner import CodeRunner
     from .child_process import ChildProcess
     from .confinement import Confinement
     from .event_loop import EventLoop
@@ -32,15 +33,20 @@ class ForkServer:
     """
 
     def __init__(
-        self, settings: dict[str, Any], confinement: Confinement, loop: EventLoop, list_fds: Callable[[], list[int]]
+        self,
+        runner: CodeRunner,
+        settings: dict[str, Any],
+        confinement: Confinement,
+        loop: EventLoop,
+        supervisor_fds: list[int],
     ) -> None:
         """Forks the process, which waits for its code. Raises OSError."""
         import _socket
 
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
-            fds = [*list_fds(), ours.fileno()]
-            self.process = fork_child(settings, confinement, loop, lambda: fds, theirs.fileno())
+            fds = [*supervisor_fds, ours.fileno()]
+            self.process = fork_runner(runner, settings, confinement, loop, fds, theirs.fileno())
         except OSError:
             ours.close()
             raise

@@ -10,16 +10,23 @@ from .orphans import kill_all_children
 from .processes import send_signal, signal
 from .supervisor import Supervisor
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .child.runner import CodeRunner
+
 EXIT_LEFT = 75  # EX_TEMPFAIL
 
 
 def main(
-    watched: bool = False, first: str = "", is_warm: bool = False, child: tuple[int, list[int]] | None = None
+    watched: bool = False,
+    first: str = "",
+    runner: CodeRunner | None = None,
+    child: tuple[int, list[int]] | None = None,
 ) -> None:
     """Runs the driver on descriptors 0 and 1; `watched` by a process that outlives it, `first` frames given at once.
 
-    `is_warm` says that what most code needs has been imported. `child` is one that was forked ahead (its id, and our
-    ends of the pipes to it), which waits for the settings.
+    `runner` is one that was made when what most code needs had been imported. `child` was forked ahead (its id, and our
+    ends of the pipes to it), and waits for the settings.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -29,7 +36,7 @@ def main(
     reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
     _close_wire(os.open(os.devnull, os.O_RDWR))
     try:
-        Supervisor(reads, writes, is_warm, child).run(first.encode("utf-8"))
+        Supervisor(reads, writes, runner, child).run(first.encode("utf-8"))
     except BrokenPipeError:
         pass
     finally:

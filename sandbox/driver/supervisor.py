@@ -13,8 +13,8 @@ from ..wire.strict_json import dumps, loads
 from ..wire.submission import MAX_SUBMIT_BYTES
 from .child.environment import enter_environment
 from .child.fork_safety import import_common_modules
-from .child.runner import CODE_NAME
-from .child_process import NEVER, ChildProcess, Execution, build_child, fork_child
+from .child.runner import CODE_NAME, CodeRunner
+from .child_process import NEVER, ChildProcess, Execution, build_child, fork_runner
 from .collection import Collection
 from .collectors import encode_collected, encode_collector_end, fork_collector
 from .confinement import Confinement
@@ -40,7 +40,7 @@ class Supervisor:
     """Serves one host over the descriptors `reads` and `writes`."""
 
     def __init__(
-        self, reads: int, writes: int, is_warm: bool = False, child: tuple[int, list[int]] | None = None
+        self, reads: int, writes: int, runner: CodeRunner | None = None, child: tuple[int, list[int]] | None = None
     ) -> None:
         self._loop = EventLoop()
         self._wire = HostWire(reads, writes, os.urandom(12).hex(), self._loop, self._pause_children)
@@ -57,7 +57,8 @@ class Supervisor:
         self._settings: dict[str, Any] = {}
         self._wake: tuple[int, ...] = ()
         self._beat_seconds = self._silence_seconds = self._expires_at = NEVER
-        self._is_warm = is_warm  # what most code needs has been imported
+        self._is_warm = runner is not None  # what most code needs has been imported
+        self._runner = runner or CodeRunner()
         if child is not None:
             self._spare = build_child(*child, self._loop)
             self._add_child(self._spare)
@@ -196,7 +197,7 @@ class Supervisor:
             kill_session(self._spare.pid)
             self._on_child_end(self._processes.pop(self._spare.pid), os.waitpid(self._spare.pid, 0)[1])
         try:
-            server = ForkServer(self._settings, self._confinement, self._loop, self._list_fds)
+            server = ForkServer(self._runner, self._settings, self._confinement, self._loop, self._list_fds())
         except OSError as error:
             self._refuse(execution, "setup", f"no process could be made for it: {error.strerror}")
             return
@@ -277,7 +278,7 @@ class Supervisor:
         if self._fork_server is not None:
             process = self._fork_server.fork(self._processes)
         else:
-            process = fork_child(self._settings, self._confinement, self._loop, self._list_fds)
+            process = fork_runner(self._runner, self._settings, self._confinement, self._loop, self._list_fds())
         self._add_child(process)
         return process
 
@@ -489,9 +490,9 @@ class Supervisor:
 
     def _collect(self, number: int, collection: Collection) -> None:
         """Has a process of its own send the files of an execution."""
-        settings, confinement = self._settings, self._confinement
+        cap, confinement = self._settings["output_cap"], self._confinement
         assert confinement is not None
         try:
-            self._add_child(fork_collector(number, collection, settings, confinement, self._loop, self._list_fds))
+            self._add_child(fork_collector(number, collection, cap, confinement, self._loop, self._list_fds()))
         except OSError as error:
             self._wire.send(*encode_collected(number, f"no process could be made that reads them: {error.strerror}"))

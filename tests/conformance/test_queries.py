@@ -385,6 +385,7 @@ async def test_code_that_sends_nonsense_to_the_host_gets_an_error(provider: Sand
     """What the code's process sends is the code's word: it may call the host past our functions."""
     code = """
         import gc, types
+        gc.unfreeze()
         call = next(o for o in gc.get_objects() if isinstance(o, types.MethodType) and o.__name__ == "call_host")
         said = []
         for args in ((), (5,), (None,), ([1, None, {}],), (["x"],)):

@@ -87,6 +87,7 @@ async def test_an_objective_that_no_trial_submitted_says_what_they_did_submit():
 
 FORGE = """
 import gc, json, os
+gc.unfreeze()
 def forge(body):
     channel = next(thing for thing in gc.get_objects() if type(thing).__name__ == "Channel")
     header = {"op": "submit", "token": channel.token, "body": len(body)}

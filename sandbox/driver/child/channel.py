@@ -87,6 +87,9 @@ class InterruptShield:
         self.cancel_wait: Callable[[], bool] | None = None
         self._depth = 0
         self._is_pending = False
+
+    def handle_interrupts(self) -> None:
+        """Has the calling process's SIGINT handled here."""
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def reset(self) -> None:

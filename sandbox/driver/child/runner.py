@@ -13,6 +13,7 @@ from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
 from .displays import Displays, PyplotFinder
+from .environment import open_streams
 from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, await_codes
 from .evaluation.last_expression import compile_code
 from .file_changes import report_missing_files
@@ -49,7 +50,11 @@ RESERVE_BYTES = 4 * 1024 * 1024  # of address space, not touched, let go when th
 
 
 class CodeRunner:
-    """Runs the executions of one child: one, or those of a context, whose globals stay."""
+    """Runs the executions of one child: one, or those of a context, whose globals stay.
+
+    It is made in the process that children are forked from, once for all: to make it takes a child half a millisecond,
+    nearly all of it for the pages of memory that it writes to.
+    """
 
     def __init__(self) -> None:
         self._shield = InterruptShield()
@@ -68,13 +73,15 @@ class CodeRunner:
         self._provided_names: dict[bool, dict[str, Any]] = {}
         self._displays: Displays | None = None  # of the execution under way
         self._volume = Volume(None, False, self._shield)  # until there are settings
+        self._streams = open_streams()
+
+    def enter_process(self) -> None:
+        """Makes the calling process one that runs code: it has the code's streams, main module and handlers."""
+        self._channel.process_id = os.getpid()
+        self._shield.handle_interrupts()
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
-        # New ones: the supervisor's know what its descriptors were, a file perhaps, and these are pipes.
-        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-        for name, fd in (("stdout", 1), ("stderr", 2)):
-            options = {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1, "closefd": False}
-            stream: Any = open(fd, "w", **options)  # type: ignore[call-overload]  # noqa: SIM115
+        for name, stream in self._streams.items():
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         sys.meta_path.insert(0, PyplotFinder(self._show_figures))

@@ -11,7 +11,6 @@ import os
 from ...wire.pipes import READ_BYTES
 from ..child.channel import FORK_REQUESTS
 from ..child.environment import enter_environment
-from ..child.runner import CodeRunner
 from ..child_process import close_all, confine, fork_process, leave_supervisor
 from ..confinement import Confinement
 from .namespaces import enter_user_namespace, join_user_namespace
@@ -21,6 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..child.runner import CodeRunner
+
 
 class ChildAhead:
     """A child of the calling process, which is to be a supervisor; it waits for the settings, then for an execution.
@@ -29,14 +30,14 @@ class ChildAhead:
     sandbox `has_namespaces` it has a user namespace already, in which it has the ids of `user`. Raises OSError.
     """
 
-    def __init__(self, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:
+    def __init__(self, runner: CodeRunner, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:
         def enter() -> None:
             if has_namespaces:
                 Confinement({}).open_own_proc()  # until it is confined
                 enter_user_namespace(user)
 
         self.handle = pid, ours = fork_process(
-            lambda supervisor, ends, ours: _run_child(supervisor, ends, [waiting, *ours], enter)
+            lambda supervisor, ends, ours: _run_child(runner, supervisor, ends, [waiting, *ours], enter)
         )
         os.set_blocking(ours[1], True)
         is_there = os.read(ours[1], READ_BYTES)  # the end of its rehearsal
@@ -57,12 +58,14 @@ class ChildAhead:
             os.close(self._namespace)
 
 
-def _run_child(supervisor: int, ends: list[int], supervisor_fds: list[int], enter: Callable[[], None]) -> None:
+def _run_child(
+    runner: CodeRunner, supervisor: int, ends: list[int], supervisor_fds: list[int], enter: Callable[[], None]
+) -> None:
     Confinement({}).end_with_parent(supervisor)
     highest = leave_supervisor(ends, supervisor_fds)
     os.closerange(FORK_REQUESTS, highest + 1)
     enter()
-    runner = CodeRunner()
+    runner.enter_process()
     Confinement(SETTINGS["confinement"]).close()
     runner.rehearse()
     settings = runner.wait_for_settings()

@@ -21,6 +21,7 @@ import socket
 import sys
 
 from ..child.fork_safety import import_common_modules
+from ..child.runner import CodeRunner
 from ..confinement import Confinement
 from ..main import fork_supervisor
 from ..main import main as run_driver
@@ -56,21 +57,28 @@ def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
     confinement.close_to_others()
     import_common_modules()
     compile("0", "<zygote>", "exec")  # the first compilation of a process makes a hundred types
+    runner = CodeRunner()
     gc.collect()
     gc.disable()
     gc.freeze()  # a collection touches every page that a sandbox would otherwise share
     control.send(b"ready")
-    _Zygote(control, folders, user, confinement).serve()
+    _Zygote(control, folders, user, confinement, runner).serve()
 
 
 class _Zygote:
     def __init__(
-        self, control: socket.socket, folders: str | None, user: tuple[int, int] | None, confinement: Confinement
+        self,
+        control: socket.socket,
+        folders: str | None,
+        user: tuple[int, int] | None,
+        confinement: Confinement,
+        runner: CodeRunner,
     ) -> None:
         self._control = control
         self._confinement = confinement
         self._folders = folders
         self._user = user
+        self._runner = runner
         self._sandboxes: dict[int, socket.socket] = {}  # by the ids of their first processes
         self._wake, self._wake_writes = os.pipe()
         self._spare: tuple[int, socket.socket] | None = None
@@ -176,8 +184,8 @@ class _Zygote:
                 os.close(self._own_namespace)
                 enter_namespaces()
             if has_time:
-                child = ChildAhead(waiting.fileno(), self._user, has_namespaces=self._folders is not None)
-            rehearse_start()
+                child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
+            rehearse_start(self._runner)
         except OSError as error:
             failure = error
             waiting.shutdown(socket.SHUT_RD)  # who has asked is told; who asks later gets one that tries anew
@@ -199,7 +207,7 @@ class _Zygote:
         ready = select.poll()
         ready.register(0, select.POLLIN)
         ready.poll()
-        run_driver(is_warm=True, child=None if child is None else child.handle)
+        run_driver(runner=self._runner, child=None if child is None else child.handle)
 
     def _stand(
         self, request: dict[str, Any], wire: list[int], status: socket.socket, first: int, child: ChildAhead | None

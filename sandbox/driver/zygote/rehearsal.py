@@ -17,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..child.runner import CodeRunner
+
 SETTINGS: dict[str, Any] = {
     "cwd": "/", "volume": None, "environment": {}, "path": [], "python_path": [], "heartbeat": None, "silence": None,
     "lifetime": 60.0, "commit": [], "output_cap": 1000, "files": None,
@@ -28,11 +30,11 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def rehearse_start() -> None:
+def rehearse_start(runner: CodeRunner) -> None:
     """Starts a supervisor and stops it. The process is told of its parent's end since then, and adopts orphans."""
     reads, asks = os.pipe()
     answers, writes = os.pipe()
-    supervisor = Supervisor(reads, writes, is_warm=True)
+    supervisor = Supervisor(reads, writes, runner)
     try:
         start = encode_frame({"op": "start", "id": 0, "n": 0}, dumps(SETTINGS).encode())
         os.write(asks, start + encode_frame({"op": "stop", "id": 0, "n": 1}))

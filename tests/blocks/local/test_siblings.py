@@ -124,14 +124,15 @@ def test_a_sibling_s_results_cannot_be_forged(own_box: Boxes) -> None:
     box = own_box()
     code = """
 import gc
-supervisors = []
+gc.unfreeze()
+kinds, supervisors = ("Supervisor", "ChildProcess", "Execution"), []
 frame = sys._getframe()
 while frame:
     for value in list(frame.f_locals.values()):
-        if type(value).__name__ in ("Supervisor", "Process", "Execution"):
+        if type(value).__name__ in kinds:
             supervisors.append(value)
     frame = frame.f_back
-supervisors += [value for value in gc.get_objects() if type(value).__name__ in ("Supervisor", "Process", "Execution")]
+supervisors += [value for value in gc.get_objects() if type(value).__name__ in kinds]
 tokens = set()
 for value in supervisors:
     for process in getattr(value, "_processes", {}).values():

@@ -79,10 +79,10 @@ def fork_spare(self, *request, fork=zygote._fork_spare):
         ahead.append(True)
     return forked
 
-def rehearse_start():
+def rehearse_start(runner):
     if len(ahead) == 1:
         raise OSError(24, "Too many open files")
-    rehearse()
+    rehearse(runner)
 
 zygote._fork_spare = fork_spare
 main.__globals__["rehearse_start"] = rehearse_start
