@@ -305,7 +305,7 @@ class Interpreter:
                 body, variables, seconds, context, tools, on_output, output_fields, should_prune, collected
             )
             self._waiters[pending.id] = asyncio.Event()
-            return frame
+            return b"".join(frame)
 
         context_lock = (
             contextlib.nullcontext() if context is None else self._context_locks.setdefault(context, asyncio.Lock())

@@ -29,7 +29,7 @@ from .protocol import (
     encode_value,
 )
 from .thread_pool import ThreadPool
-from .wire.pipes import READ_BYTES
+from .wire.pipes import READ_BYTES, write_available
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
@@ -97,7 +97,7 @@ class PipeTransport:
 
     def execute(
         self,
-        body: bytes,
+        body: list[bytes],
         variables: dict[str, Any],
         timeout: float | None,
         context: str | None,
@@ -119,7 +119,7 @@ class PipeTransport:
                 pending, frame = protocol.add_execution(
                     body, variables, timeout, context, tools, on_output, output_fields, collected=collected
                 )
-                self._write(frame)
+                self._write(*frame)
             seconds = protocol.compute_answer_timeout(pending)
             self._call_limit = CallLimit()
             try:
@@ -229,19 +229,20 @@ class PipeTransport:
         with self._send_lock:
             self._write(make_frame())
 
-    def _write(self, frame: bytes) -> None:
-        data, stalled_at = memoryview(frame), time.monotonic() + self._stall_seconds
+    def _write(self, *frame: bytes) -> None:
+        parts, stalled_at = list(map(memoryview, frame)), time.monotonic() + self._stall_seconds
         try:
-            while data:
+            while parts:
                 if self._protocol.closed_reason:
                     raise SandboxLost(f"the sandbox has gone ({self._protocol.closed_reason}): run it in a new one")
-                try:
-                    data = data[os.write(self._writes, data) :]
+                left = write_available(self._writes, parts)
+                if left is not parts:
                     stalled_at = time.monotonic() + self._stall_seconds
-                except BlockingIOError:  # only now: it is this process that may have stood still
+                else:  # only now: it is this process that may have stood still
                     if time.monotonic() >= stalled_at:
                         self._protocol.close(f"it has taken none of its input for {self._stall_seconds:g} s")
                     self._writable.poll(MAX_WAIT_SECONDS * 1000)
+                parts = left
         except OSError:
             self._protocol.close_at_hangup()
             raise SandboxLost("the sandbox's process has ended: run the code in a new one") from None

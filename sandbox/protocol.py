@@ -25,7 +25,7 @@ from .requests.execution_request import strip_fence
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
 from .wire.displays import check_displays
-from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame
+from .wire.frames import MAX_CALL_BYTES, BadFrameError, FrameReader, encode_frame_parts
 from .wire.names import COMMIT_TIMEOUT_SECONDS, MAX_REPORTED_FILES
 from .wire.strict_json import NotJsonError, encode_fields, loads
 
@@ -181,8 +181,11 @@ class DriverProtocol:
 
     def encode(self, header: dict[str, Any], body: bytes | None = None) -> bytes:
         """A frame's bytes, with the number that makes a repetition known. They must be sent in this order."""
+        return b"".join(self._encode_in_parts(header, body))
+
+    def _encode_in_parts(self, header: dict[str, Any], body: bytes | list[bytes] | None = None) -> list[bytes]:
         header["n"] = next(self._frame_numbers)
-        return encode_frame(header, body)
+        return encode_frame_parts(header, body)
 
     def encode_start(self) -> bytes:
         """The first frame: the settings of the sandbox's driver."""
@@ -201,7 +204,7 @@ class DriverProtocol:
 
     def add_execution(
         self,
-        body: bytes,
+        body: list[bytes],
         variables: dict[str, Any],
         timeout: float | None,
         context: str | None,
@@ -210,8 +213,8 @@ class DriverProtocol:
         output_fields: list[dict[str, str]] | None = None,
         should_prune: ShouldPrune | None = None,
         collected: CollectedFiles | None = None,
-    ) -> tuple[PendingExecution, bytes]:
-        """An execution and its frame. Raises SandboxLost where nothing more can be sent."""
+    ) -> tuple[PendingExecution, list[bytes]]:
+        """An execution, and its frame in parts. Raises SandboxLost where nothing more can be sent."""
         if self.closed_reason:
             raise SandboxLost(
                 f"the sandbox had gone before the code was sent ({self.closed_reason}): run it in a new one"
@@ -224,7 +227,7 @@ class DriverProtocol:
         header: dict[str, Any] = {"op": "execute", "id": pending.id, "timeout": timeout, "context": context}
         if collected is not None:
             header["collect"] = collected.patterns
-        return pending, self.encode(header, body)
+        return pending, self._encode_in_parts(header, body)
 
     def _add_pending(
         self,

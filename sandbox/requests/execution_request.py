@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
-from ..wire.nonfinite import encode_values
+from ..wire.nonfinite import encode_values_in_parts
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
 from .encoded_variable import EncodedVariable
 
@@ -48,8 +48,8 @@ def encode_request(
     queries: bool = False,
     seed: int | None = None,
     refuse_exit: bool = False,
-) -> bytes:
-    """An execution's body; `encoded` are variables that are JSON already, `files` the paths of such in the sandbox.
+) -> list[bytes]:
+    """An execution's body, in parts; `encoded` are variables that are JSON already, `files` their paths in the sandbox.
 
     `queries` says whether the code may ask a model; `seed` is for its random generators, where it is a fork of prepared
     code. With `refuse_exit` code that calls exit() has failed, whatever the status. Raises ConfigurationError for what
@@ -68,7 +68,7 @@ def encode_request(
             )
     try:
         # As Python itself does to a name in the code.
-        values, nonfinite = encode_values(
+        values, nonfinite = encode_values_in_parts(
             {unicodedata.normalize("NFKC", name): value for name, value in variables.items()}
         )
         for name, value in (encoded or {}).items():
@@ -89,4 +89,4 @@ def encode_request(
         raise ConfigurationError(f"the variables and the code must be JSON and UTF-8: {error}") from None
     more = b",".join(encode_fields({name: None})[1:-5] + value.json for name, value in (encoded or {}).items())
     comma = b"," if variables and more else b""
-    return b"".join((rest[:-1], b',"variables":', memoryview(values)[:-1], comma, more, b"}}"))
+    return [rest[:-1] + b',"variables":', *values[:-1], values[-1][:-1] + comma, more, b"}}"]

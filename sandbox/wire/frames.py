@@ -36,12 +36,13 @@ def encode_frame(header: dict[str, Any], body: bytes | None = None) -> bytes:
     return b"".join(encode_frame_parts(header, body))
 
 
-def encode_frame_parts(header: dict[str, Any], body: bytes | None = None) -> list[bytes]:
-    """A frame's bytes, one part after the other, with the body as it is: it may be large."""
+def encode_frame_parts(header: dict[str, Any], body: bytes | list[bytes] | None = None) -> list[bytes]:
+    """A frame's bytes, one part after the other, with the body, or its parts, as they are: they may be large."""
+    parts = [] if body is None else body if isinstance(body, list) else [body]
     if body is not None:
-        header["body"] = len(body)
+        header["body"] = sum(map(len, parts))
     line = dumps(header).encode("utf-8", "replace") + b"\n"
-    return [line] if body is None else [line, body, b"\n"]
+    return [line] if body is None else [line, *parts, b"\n"]
 
 
 def take_file(path: str) -> bytes:

@@ -5,7 +5,7 @@ Where each stood is said by JSON pointer (RFC 6901), such as `{"/curve/3": "nan"
 
 from __future__ import annotations
 
-from .strict_json import NotJsonError, convert_fields, dumps_fields, encode_fields, is_certainly_json
+from .strict_json import NotJsonError, convert_fields, encode_fields, encode_in_parts, is_certainly_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,12 +20,18 @@ def encode_values(fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
 
     Raises NotJsonError, which names the field.
     """
+    parts, numbers = encode_values_in_parts(fields)
+    return b"".join(parts), numbers
+
+
+def encode_values_in_parts(fields: dict[str, Any]) -> tuple[list[bytes], dict[str, str]]:
+    """The same, with the JSON in parts, of which each large text is one."""
     fields = convert_fields(fields, allow_nonfinite=True)
     try:
-        return dumps_fields(fields).encode("utf-8"), {}
+        return encode_in_parts(fields), {}
     except (ValueError, RecursionError):
         plain, numbers = replace_nonfinite(fields)
-        return encode_fields(plain), numbers
+        return [encode_fields(plain)], numbers
 
 
 def replace_nonfinite(value: Any) -> tuple[Any, dict[str, str]]:

@@ -5,6 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T", bytes, memoryview)
+
+MAX_PARTS = 512  # in one system call, which takes 1,024
 READ_BYTES = 64 * 1024  # that are read at a time; a larger buffer would be mapped anew for each read
 
 
@@ -16,13 +23,13 @@ def read_available(fd: int) -> bytes | None:
         return None
 
 
-def write_available(fd: int, parts: list[bytes]) -> list[bytes]:
+def write_available(fd: int, parts: list[T]) -> list[T]:
     """Writes the parts one after the other; returns those, or the rest of one, that the other side does not take yet.
 
-    Raises OSError where there is no other side.
+    Where it takes nothing they are the same list. Raises OSError where there is no other side.
     """
     try:
-        written = os.writev(fd, parts)
+        written = os.writev(fd, parts[:MAX_PARTS])
     except BlockingIOError:
         return parts
     for index, part in enumerate(parts):

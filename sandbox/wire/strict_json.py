@@ -93,17 +93,24 @@ except ImportError:  # another Python than CPython
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def dumps_fields(fields: dict[str, Any]) -> str:
-    """What `dumps` makes of the fields, sooner where large texts are among them. Raises what `dumps` raises."""
-    large = {name for name, value in fields.items() if _has_few_escapes(value)}
-    if not large:
-        return dumps(fields)
-    parts: list[str] = []
+def encode_in_parts(fields: dict[str, Any]) -> list[bytes]:
+    """What `dumps` makes of the fields, as UTF-8 in parts, of which each large text is one: it is copied no more.
+
+    Raises what `dumps` raises, and UnicodeEncodeError.
+    """
+    if not any(map(_has_few_escapes, fields.values())):
+        return [dumps(fields).encode("utf-8")]
+    parts: list[bytes] = []
+    words, begin = "", "{"
     for name, value in fields.items():
-        parts += "," if parts else "{", dumps(name), ":"
-        parts += ('"', _escape_text(value), '"') if name in large else (dumps(value),)
-    parts.append("}")
-    return "".join(parts)
+        words += f"{begin}{dumps(name)}:"
+        begin = ","
+        if _has_few_escapes(value):
+            parts += f'{words}"'.encode(), _escape_text(value).encode("utf-8")
+            words = '"'
+        else:
+            words += dumps(value)
+    return [*parts, (words + "}").encode("utf-8")]
 
 
 def _has_few_escapes(value: Any) -> bool:
@@ -229,7 +236,7 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
     """
     fields = convert_fields(fields)
     try:
-        return dumps_fields(fields).encode("utf-8")
+        return b"".join(encode_in_parts(fields))
     except (ValueError, RecursionError):
         pass
     for name, value in fields.items():  # which of them it was
