@@ -112,8 +112,7 @@ class LocalSandboxHandle(Sandbox):
 
     def expect_execution(self, *, is_preparation: bool = False) -> None:
         if self.watched is not None:
-            self.watched.is_used = True
-            self.watched.is_prepared = self.watched.is_prepared or is_preparation
+            self.watched.expect_execution(is_preparation=is_preparation)
 
     def find_exceeded_limit(self) -> str:
         exceeded = "" if self.watched is None else self.watched.take_exceeded_limit()

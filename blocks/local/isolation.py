@@ -74,7 +74,7 @@ def build_confinement(
         abi=find_landlock_abi(),
         unix_sockets=not any(mount.is_directory for mount in mounts),
     )
-    rules: dict[str, Any] = {"limits": limits, "uid": uid}
+    rules: dict[str, Any] = {"limits": limits, "uid": uid, "counts_user": not has_own_count}
     if mounts:
         read, on_files = confinement_policy.READ, confinement_policy.ON_FILES
         rules["mounts"] = [

@@ -8,6 +8,7 @@ import time
 from ..wire.displays import check_displays
 from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame_parts
 from ..wire.pipes import READ_BYTES, widen_pipe, write_available
+from ..wire.strict_json import dumps
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
 from .child.fork_service import serve_forks
 from .orphans import kill_descendants
@@ -162,6 +163,16 @@ class ChildProcess:
         if parts:
             self._backlog += b"".join(parts)
             self._flush()
+
+    def send_settings(self, settings: dict[str, Any], body: bytes) -> None:
+        """Hands the settings, of which `body` is the JSON, to a child that was forked before they were known.
+
+        Where the limit on processes goes beyond those that the user had, the child was among these: it is lowered.
+        """
+        if settings["confinement"].get("counts_user"):
+            settings["confinement"]["limits"]["NPROC"] -= 1
+            body = dumps(settings).encode("utf-8")
+        self.send({"op": "start"}, body)
 
     def _flush(self) -> None:
         # One that takes no more is dead or dying: the kernel will say so.

@@ -65,10 +65,11 @@ def _make_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
 class Confinement:
     """The system calls that confine a child. The policy is the host's (``sandbox/confinement/policy.py``).
 
-    Settings: ``limits`` (names of RLIMIT_* to numbers), ``uid`` (to become, where the supervisor is root), ``gid``
-    (of the files that it makes, by default the uid's number), ``umask``, ``search`` (keep the capability to reach the
-    interpreter under a closed home), ``landlock``, ``seccomp``, and ``mounts``: the path of each, the device and inode
-    that have to be there, and what Landlock is to allow.
+    Settings: ``limits`` (names of RLIMIT_* to numbers), ``counts_user`` (its NPROC goes beyond what the user had),
+    ``uid`` (to become, where the supervisor is root), ``gid`` (of the files that it makes, by default the uid's
+    number), ``umask``, ``search`` (keep the capability to reach the interpreter under a closed home), ``landlock``,
+    ``seccomp``, and ``mounts``: the path of each, the device and inode that have to be there, and what Landlock is to
+    allow.
     """
 
     CAP_DAC_READ_SEARCH = 2

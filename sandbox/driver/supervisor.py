@@ -77,8 +77,6 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._op_stop)
         self._wake = (wake_reads, wake_writes)
         self._loop.watch(wake_reads, self._on_signal)
-        if self._spare is not None and self._spare.has_ended:
-            self._on_signal()  # it ended before this process would have been told
         self._loop.watch(self._wire.reads, lambda: self._take_frames(self._wire.read()))
         self._take_frames(self._wire.parse(first))
         while not (self._is_done or self._wire.is_closed):
@@ -167,7 +165,7 @@ class Supervisor:
     def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
         settings = self._settings = loads(body.decode("utf-8"))
         if self._spare is not None:
-            self._spare.send({"op": "start"}, body)  # first: it gets ready beside this process
+            self._spare.send_settings(settings, body)  # first: it gets ready beside this process
         if settings["heartbeat"] is not None:
             self._beat_seconds, self._silence_seconds = settings["heartbeat"], settings["silence"]
         if settings["lifetime"] is not None:
@@ -219,6 +217,8 @@ class Supervisor:
         if process is not None and process.execution is not None:
             process.waiting.append((execution, body))  # the last was cancelled, and is about to end
             return
+        if self._spare is not None and self._spare.has_ended:
+            self._on_signal()  # it has run nothing, and the signal that says so may not have come yet
         try:
             process = process or self._spare or self._fork()
         except OSError as error:

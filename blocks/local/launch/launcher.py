@@ -19,7 +19,7 @@ from .zygote import Zygote, ZygoteError
 
 log = logging.getLogger("rlm_batch.local")
 
-MAX_IDLE_ZYGOTES = 4  # of other walls than the one that is asked for: each has 12 MB
+MAX_IDLE_ZYGOTES = 4  # of other walls than the one that is asked for: each has 13 MB
 
 Key = tuple[object, ...]
 

@@ -27,8 +27,7 @@ class WatchedSandbox:
     """A sandbox that is watched: the process that was started for it, its folders, its limits by their options' names.
 
     `has_own_shm`: /dev/shm is a file system of its own. `is_supervisor`: the process is the supervisor itself, and not
-    what has it below. `is_used`: it has been sent code; what it has before that waits for some. `is_prepared`: the
-    first of its executions is no such, but the process that they are forks of.
+    what has it below.
     """
 
     folders: tuple[Path, ...]
@@ -36,10 +35,16 @@ class WatchedSandbox:
     has_own_shm: bool
     pid: int = 0
     is_supervisor: bool = False
-    is_used: bool = False
-    is_prepared: bool = False
+    _is_used: bool = False  # it has been sent code; what it has before that waits for some
+    _prepares_at: int | None = None  # in the kernel's ticks, if the first execution is what others are forks of
     _prepared: tuple[int, int] | None = None  # its id, and when it was started
     _exceeded: list[str] = field(default_factory=list[str])
+
+    def expect_execution(self, *, is_preparation: bool) -> None:
+        """Hears that code is about to run in it; `is_preparation`: in the process that executions will be forks of."""
+        self._is_used = True
+        if is_preparation:
+            self._prepares_at = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
     def take_exceeded_limit(self) -> str:
         """The limit for which something was killed since this was last asked; empty where there was none."""
@@ -54,20 +59,20 @@ class WatchedSandbox:
         # The executions are below the supervisor.
         supervisors = [self.pid] if self.is_supervisor else children.get(self.pid, [])
         executions = {pid: _list_tree(pid, children) for parent in supervisors for pid in children.get(parent, [])}
-        if not executions or not self.is_used:
+        if not executions or not self._is_used:
             return
-        # Another one may have waited for an execution until it was to be prepared.
-        if self.is_prepared and (self._prepared is None or self._prepared[0] not in executions):
-            first = min(executions, key=lambda pid: processes[pid][1])
-            self._prepared = first, processes[first][1]
+        if self._prepares_at is not None and self._prepared is None:
+            later = [(pid, processes[pid][1]) for pid in executions if processes[pid][1] >= self._prepares_at]
+            self._prepared = min(later, key=lambda process: process[1], default=None)
         everything = list(_list_tree(self.pid, children))
         shm = measure_file_system(supervisors[0], "dev/shm") if self.has_own_shm else 0
         memory_limit = self.limits.get("total_memory_mib", 0) * MIB
         usage = measure_processes(everything, shm, memory_limit or 1 << 62)
         if memory_limit and usage.total_memory > memory_limit:
             self._kill("total_memory_mib", executions, usage.memory, processes, memory_limit)
-        for name in ("total_processes", "processes"):
-            if name in self.limits and sum(usage.tasks.values()) > self.limits[name]:
+        of_code = {pid for below in executions.values() for pid in below}  # which alone the kernel's limit is for
+        for name, counted in (("total_processes", set(everything)), ("processes", of_code)):
+            if name in self.limits and sum(usage.tasks[pid] for pid in counted) > self.limits[name]:
                 self._kill(name, executions, usage.tasks, processes, self.limits[name])
         disk_limit = self.limits.get("disk_mib", 0) * MIB
         if disk_limit and usage.deleted_files + measure_folders(self.folders) > disk_limit:

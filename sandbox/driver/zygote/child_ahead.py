@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 
 from ...wire.pipes import READ_BYTES
 from ..child.channel import FORK_REQUESTS
@@ -27,7 +28,8 @@ class ChildAhead:
     """A child of the calling process, which is to be a supervisor; it waits for the settings, then for an execution.
 
     `handle` is its id, and our ends of the pipes to it. It closes `waiting`, a descriptor of the caller's. Where the
-    sandbox `has_namespaces` it has a user namespace already, in which it has the ids of `user`. Raises OSError.
+    sandbox `has_namespaces` it has a user namespace already, in which it has the ids of `user`. Raises OSError, and
+    leaves nothing: a sandbox can do without.
     """
 
     def __init__(self, runner: CodeRunner, waiting: int, user: tuple[int, int] | None, *, has_namespaces: bool) -> None:
@@ -39,15 +41,18 @@ class ChildAhead:
         self.handle = pid, ours = fork_process(
             lambda supervisor, ends, ours: _run_child(runner, supervisor, ends, [waiting, *ours], enter)
         )
-        os.set_blocking(ours[1], True)
-        is_there = os.read(ours[1], READ_BYTES)  # the end of its rehearsal
-        os.set_blocking(ours[1], False)
-        if not is_there:
-            close_all(ours)
+        self._namespace = -1
+        try:
+            os.set_blocking(ours[1], True)
+            if not os.read(ours[1], READ_BYTES):  # the end of its rehearsal
+                raise OSError(errno.ECHILD, "a sandbox's first child could not start")
+            os.set_blocking(ours[1], False)
+            if has_namespaces and user is not None:
+                self._namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            close_all(ours)  # upon which it ends
             os.waitpid(pid, 0)
-            raise OSError(errno.ECHILD, "a sandbox's first child could not start")
-        is_in_namespace = has_namespaces and user is not None
-        self._namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC) if is_in_namespace else -1
+            raise
 
     def join_user_namespace(self) -> None:
         """Puts the calling process into the child's user namespace, and takes its capabilities. Raises OSError."""
@@ -66,7 +71,8 @@ def _run_child(
     os.closerange(FORK_REQUESTS, highest + 1)
     enter()
     runner.enter_process()
-    Confinement(SETTINGS["confinement"]).close()
+    with suppress(OSError):  # a kernel without Landlock: as far as it goes
+        Confinement(SETTINGS["confinement"]).close()
     runner.rehearse()
     settings = runner.wait_for_settings()
     enter_environment(settings)

@@ -19,6 +19,7 @@ import resource
 import select
 import socket
 import sys
+from contextlib import suppress
 
 from ..child.fork_safety import import_common_modules
 from ..child.runner import CodeRunner
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 MAX_REQUEST_BYTES = 16 * 1024
 DESCRIPTORS = 4  # of a request
 # Since it was last asked, or a sandbox ended: a process forked at once would take time from the one that was asked for.
+# So would that one's first child, which takes another 3 ms, in which it is not asked: as long once more.
 IDLE_MILLISECONDS = 10
 FAILED = 71  # EX_OSERR, of a sandbox whose walls could not be put up
 
@@ -183,12 +185,14 @@ class _Zygote:
             else:
                 os.close(self._own_namespace)
                 enter_namespaces()
-            if has_time:
-                child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
             rehearse_start(self._runner)
         except OSError as error:
             failure = error
             waiting.shutdown(socket.SHUT_RD)  # who has asked is told; who asks later gets one that tries anew
+        if has_time and failure is None and not _is_asked_within(IDLE_MILLISECONDS, waiting):
+            with suppress(OSError):
+                child = ChildAhead(self._runner, waiting.fileno(), self._user, has_namespaces=self._folders is not None)
+                rehearse_start(self._runner)  # once more: by the fork all pages are shared again
         data, fds, _, _ = socket.recv_fds(waiting, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         waiting.close()
         if not data or len(fds) != DESCRIPTORS:
@@ -204,9 +208,7 @@ class _Zygote:
         status.close()
         del data, fds, status
         # What the host wants to do with the process comes before its first words to it.
-        ready = select.poll()
-        ready.register(0, select.POLLIN)
-        ready.poll()
+        _is_asked_within(None, 0)
         run_driver(runner=self._runner, child=None if child is None else child.handle)
 
     def _stand(
@@ -246,6 +248,13 @@ class _Zygote:
             if sandbox is not None:
                 _send_words(sandbox, f"ended {os.waitstatus_to_exitcode(status)}")
                 sandbox.close()
+
+
+def _is_asked_within(milliseconds: float | None, fd: int | socket.socket) -> bool:
+    """Whether there is something to read within that time, or its other end has closed; None waits until then."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(milliseconds))
 
 
 def _hand_over(waiting: socket.socket, data: bytes, fds: list[int]) -> bool:

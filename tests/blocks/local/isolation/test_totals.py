@@ -405,11 +405,11 @@ def test_what_waits_for_the_first_code_of_a_sandbox_is_let_be_and_blamed_for_not
         try:
             assert supervisor.stdout is not None
             waiting = int(supervisor.stdout.readline())
-            sandbox = WatchedSandbox((), {"processes": 1}, False, supervisor.pid, is_supervisor=True)
+            sandbox = WatchedSandbox((), {"processes": 0}, False, supervisor.pid, is_supervisor=True)
             sandbox.check(read_processes())
             assert sandbox.take_exceeded_limit() == ""
             assert read_process(waiting)[2] not in "ZX"
-            sandbox.is_used = True
+            sandbox.expect_execution(is_preparation=False)
             sandbox.check(read_processes())
             assert sandbox.take_exceeded_limit() == "processes"
             while read_process(waiting)[2] != "Z":

@@ -62,6 +62,17 @@ SUBMIT(names=names, state=[
     parent.f_locals.get("self")._executions,
 ])
 """
+# A zygote in which no first child can be forked ahead.
+WITHOUT_CHILD = """
+namespace = {"__name__": "driver"}
+exec("driver", namespace)
+main = namespace["main"]
+
+def fail(*_, **__):
+    raise OSError(11, "Resource temporarily unavailable")
+
+main.__globals__["ChildAhead"] = fail
+"""
 # A zygote in which the first process that is forked ahead, and for no request, cannot put up its walls.
 FAILING_AHEAD = """
 import os
@@ -105,19 +116,52 @@ async def find_ahead() -> tuple[int, int, int]:
     return parent, ahead, child
 
 
+def change_zygote(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Has new zygotes run that program, with their own in the place of "driver"."""
+    driver, changed = marshal.loads(build_driver_code(ZYGOTE_MODULES)), compile(program, "changed", "exec")
+    constants = tuple(driver if constant == "driver" else constant for constant in changed.co_consts)
+    code = marshal.dumps(changed.replace(co_consts=constants))
+    monkeypatch.setattr(zygote, "build_driver_code", lambda _modules: code)
+
+
 async def test_what_the_process_ahead_failed_of_is_no_reason_to_refuse_the_next_sandbox(
     local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = marshal.loads(build_driver_code(ZYGOTE_MODULES))
-    program = compile(FAILING_AHEAD, "failing", "exec")
-    constants = tuple(driver if constant == "driver" else constant for constant in program.co_consts)
-    code = marshal.dumps(program.replace(co_consts=constants))
-    monkeypatch.setattr(zygote, "build_driver_code", lambda _modules: code)
+    change_zygote(monkeypatch, FAILING_AHEAD)
     for number in range(3):
         async with local.interpreter() as interpreter:
             assert (await interpreter.execute(f"SUBMIT({number})")).output == number
         await asyncio.sleep(AHEAD_SECONDS)
     assert find_zygotes(os.getpid())
+
+
+async def test_where_no_first_child_can_be_forked_ahead_a_sandbox_is_forked_without(
+    local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_zygote(monkeypatch, WITHOUT_CHILD)
+    for number in range(3):
+        async with local.interpreter() as interpreter:
+            assert (await interpreter.execute(f"SUBMIT({number})")).output == number
+        await asyncio.sleep(AHEAD_SECONDS)
+        assert len(find_zygotes(os.getpid())) == 3
+
+
+async def test_an_execution_is_not_given_to_a_child_that_has_ended_although_that_was_not_told_yet(
+    local: LocalSandbox, zygotes: Zygotes
+) -> None:
+    async with local.interpreter() as interpreter:
+        await interpreter.execute("pass")
+    _, supervisor, child = await find_ahead()
+    async with local.interpreter() as interpreter:
+        os.kill(supervisor, signal.SIGSTOP)
+        try:
+            os.kill(child, signal.SIGKILL)
+            execution = asyncio.create_task(interpreter.execute("SUBMIT(1)"))
+            assert not await wait_until_gone([child])
+            await asyncio.sleep(0.1)
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
+        assert (await execution).output == 1
 
 
 async def test_a_process_ahead_that_was_killed_is_replaced_by_one_that_has_nothing_of_the_zygotes(
