@@ -410,12 +410,39 @@ def test_what_waits_for_the_first_code_of_a_sandbox_is_let_be_and_blamed_for_not
             assert sandbox.take_exceeded_limit() == ""
             assert read_process(waiting)[2] not in "ZX"
             sandbox.expect_execution(is_preparation=False)
+            sandbox.limits["processes"] = 1  # which the supervisor is none of
+            sandbox.check(read_processes())
+            assert sandbox.take_exceeded_limit() == ""
+            sandbox.limits["processes"] = 0
             sandbox.check(read_processes())
             assert sandbox.take_exceeded_limit() == "processes"
             while read_process(waiting)[2] != "Z":
                 time.sleep(0.01)
         finally:
             supervisor.kill()
+
+
+def test_what_waited_before_a_sandbox_was_prepared_does_not_pass_for_the_process_that_executions_are_forks_of() -> None:
+    fork = "if fork := os.fork(): print(fork, flush=True)\nelse: time.sleep(60)"
+    program, pipe = f"import os, sys, time\n{fork}\nsys.stdin.readline()\n{fork}\ntime.sleep(60)", subprocess.PIPE
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as supervisor:
+        try:
+            assert supervisor.stdout is not None
+            waited = int(supervisor.stdout.readline())
+            time.sleep(0.05)  # some ticks of the kernel's clock
+            sandbox = WatchedSandbox((), {"processes": 1}, False, supervisor.pid, is_supervisor=True)
+            sandbox.expect_execution(is_preparation=True)
+            sandbox.check(read_processes())  # while it is not there yet
+            print(file=supervisor.stdin, flush=True)
+            prepared = int(supervisor.stdout.readline())
+            sandbox.check(read_processes())
+            assert sandbox.take_exceeded_limit() == "processes"
+            while read_process(waited)[2] != "Z":
+                time.sleep(0.01)
+            assert read_process(prepared)[2] not in "ZX"
+        finally:
+            os.killpg(supervisor.pid, signal.SIGKILL)
 
 
 def test_what_a_process_holds_is_counted_although_the_thread_that_is_looked_at_ends(
