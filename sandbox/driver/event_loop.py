@@ -17,20 +17,16 @@ class EventLoop:
         self._poll = select.epoll()
         self.fd = self._poll.fileno()
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._outputs: set[int] = set()
 
     def close(self) -> None:
         self._poll.close()
 
-    def watch(self, fd: int, handler: Callable[[], None], *, is_output: bool = False) -> None:
-        """Calls the handler when there is something to read; `is_output` says that it is a child's output."""
+    def watch(self, fd: int, handler: Callable[[], None]) -> None:
+        """Calls the handler when there is something to read."""
         self._handlers[fd] = handler
         self._poll.register(fd, select.EPOLLIN)
-        if is_output:
-            self._outputs.add(fd)
 
     def unwatch(self, fd: int) -> None:
-        self._outputs.discard(fd)
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
@@ -61,9 +57,6 @@ class EventLoop:
     def run_once(self, timeout: float) -> bool:
         """Waits that many seconds at most, and calls the handlers; whether there were any to call."""
         events = self._poll.poll(timeout)
-        if len(events) > 1:
-            # What a context has written before it said that it is done is ready with that, and goes first.
-            events.sort(key=lambda event: event[0] not in self._outputs)
         for fd, _event in events:
             handler = self._handlers.get(fd)
             if handler is not None:

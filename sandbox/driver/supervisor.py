@@ -285,7 +285,7 @@ class Supervisor:
     def _add_child(self, process: ChildProcess) -> None:
         self._processes[process.pid] = process
         for stream, fd in process.outputs.items():
-            self._loop.watch(fd, lambda stream=stream: self._drain(process, stream), is_output=True)
+            self._loop.watch(fd, lambda stream=stream: self._drain(process, stream))
         if not self._wire.is_paused:
             self._loop.watch(process.reads, lambda: self._on_channel(process))
 
@@ -339,6 +339,8 @@ class Supervisor:
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
         if process.is_broken:
             return
+        for stream in process.outputs:  # it had written that before it sent what was just read: its end, perhaps
+            self._drain(process, stream)
         try:
             for header, body in process.frames.feed(data):
                 self._take_child_frame(process, header, body)
