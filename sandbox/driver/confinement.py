@@ -39,6 +39,8 @@ def _load_libc() -> Any:
         import ctypes
 
         _libc = ctypes.CDLL(None, use_errno=True)
+        for name in ("syscall", "capset"):  # each is made when it is first asked for, which a child would do anew
+            getattr(_libc, name)
     return _libc
 
 
@@ -62,6 +64,32 @@ def _make_prctl() -> tuple[Callable[..., int], Callable[[], int]]:
         return call, ctypes.get_errno
 
 
+class SeccompFilter:
+    """A filter as the kernel takes it, laid out once: what a child does for it then touches few pages of memory.
+
+    `address` is that of its struct sock_fprog.
+    """
+
+    OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # stands for the id of the process that it confines
+
+    def __init__(self, ctypes: Any, program: bytes) -> None:
+        self._program = bytearray(program)
+        self._places: list[int] = []  # of that id
+        while (place := program.find(self.OWN_PID, self._places[-1] + 1 if self._places else 0)) >= 0:
+            self._places.append(place)
+        self._start = ctypes.c_char.from_buffer(self._program)  # by which it stays where it is
+        length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
+        fields = (length, ctypes.addressof(self._start))
+        self._fields = ctypes.c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
+        self.address: int = ctypes.cast(self._fields, ctypes.c_void_p).value
+
+    def set_own_pid(self, pid: int) -> None:
+        """Puts the id where it has to stand."""
+        own = pid.to_bytes(4, sys.byteorder)
+        for place in self._places:
+            self._program[place : place + 4] = own
+
+
 class Confinement:
     """The system calls that confine a child. The policy is the host's (``sandbox/confinement/policy.py``).
 
@@ -73,7 +101,6 @@ class Confinement:
     """
 
     CAP_DAC_READ_SEARCH = 2
-    OWN_PID = (0x7E57A11D).to_bytes(4, sys.byteorder)  # stands in a filter for the id of the process that it confines
     LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same number on every architecture
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -88,13 +115,13 @@ class Confinement:
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._ruleset = -1
-        self._filter: bytes | None = None
+        self._filter: SeccompFilter | None = None
         if settings.get("landlock"):
             self._ruleset = self._build_ruleset(settings["landlock"])
         for path, device, inode, access in settings.get("mounts", ()):
             self._admit_mount(path, (device, inode), access)
         if settings.get("seccomp"):
-            self._filter = bytes.fromhex(settings["seccomp"])
+            self._filter = SeccompFilter(self._ctypes, bytes.fromhex(settings["seccomp"]))
 
     def _call(self, name: str, result: int) -> int:
         if result < 0:
@@ -209,7 +236,8 @@ class Confinement:
         for ruleset in self.rulesets:
             self._enter_domain(ruleset)
         if self._filter is not None:
-            self._enter_filter(self._filter, 0 if is_forked_on else os.getpid())
+            self._filter.set_own_pid(0 if is_forked_on else os.getpid())
+            self._prctl("PR_SET_SECCOMP", 2, self._filter.address)
         self.close_to_others()  # until it has an execution of its own
 
     def confine_fork(self, rulesets: list[int]) -> None:
@@ -244,18 +272,6 @@ class Confinement:
 
     def _enter_domain(self, ruleset: int) -> None:
         self._call("landlock_restrict_self", self._libc.syscall(self.LANDLOCK_RESTRICT, ruleset, 0))
-
-    def _enter_filter(self, program: bytes, own_pid: int) -> None:
-        """Installs the filter, with that id where the confined process's own has to stand. Raises OSError."""
-        program = program.replace(self.OWN_PID, own_pid.to_bytes(4, sys.byteorder))
-        length = len(program) // 8 << (0 if sys.byteorder == "little" else 48)
-        start = self._ctypes.c_char_p(program)  # both are there until the call is over
-        fields = (length, self._read_address(start))  # struct sock_fprog
-        fprog = self._ctypes.c_char_p(b"".join(field.to_bytes(8, sys.byteorder) for field in fields))
-        self._prctl("PR_SET_SECCOMP", 2, self._read_address(fprog))
-
-    def _read_address(self, pointer: Any) -> int:
-        return self._ctypes.cast(pointer, self._ctypes.c_void_p).value or 0
 
     def _change_user(self, uid: int, gid: int | None) -> None:
         if self._settings.get("search"):

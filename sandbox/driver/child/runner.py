@@ -73,15 +73,15 @@ class CodeRunner:
         self._provided_names: dict[bool, dict[str, Any]] = {}
         self._displays: Displays | None = None  # of the execution under way
         self._volume = Volume(None, False, self._shield)  # until there are settings
-        self._streams = open_streams()
+        for can_query in (False, True):
+            self._provide_names(can_query)
+        self._become_main()
 
-    def enter_process(self) -> None:
-        """Makes the calling process one that runs code: it has the code's streams, main module and handlers."""
-        self._channel.process_id = os.getpid()
-        self._shield.handle_interrupts()
+    def _become_main(self) -> None:
+        """Puts the code's main module and streams where code looks for them: the driver has no use for its own."""
         sys.modules["__main__"] = self._module
         sys.argv = [CODE_NAME]
-        for name, stream in self._streams.items():
+        for name, stream in open_streams().items():
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         sys.meta_path.insert(0, PyplotFinder(self._show_figures))
@@ -90,6 +90,11 @@ class CodeRunner:
         for name in ("exit", "quit"):  # the names that `site` would have made; model-written code uses them
             if not hasattr(builtins, name):
                 setattr(builtins, name, sys.exit)
+
+    def enter_process(self) -> None:
+        """Makes the calling process one that runs code: interrupts end that, and what it sends is this process's."""
+        self._channel.process_id = os.getpid()
+        self._shield.handle_interrupts()
 
     def rehearse(self) -> None:
         """Runs what does nothing, as an execution, of which the end alone is left: a frame on the channel.
@@ -102,7 +107,6 @@ class CodeRunner:
         self._module.__dict__.clear()
         self._module.__dict__.update(names)
         self._sources.clear()
-        self._provided_names.clear()
         self._displays, self._executions = None, 0
 
     def wait_for_settings(self) -> dict[str, Any]:
@@ -113,7 +117,9 @@ class CodeRunner:
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Makes this one of the sandbox that has these settings; before the first execution."""
         is_shared = settings["confinement"].get("umask") is not None
-        self._volume = Volume(settings["volume"], is_shared, self._shield)
+        if settings["volume"] is not None:
+            self._volume = Volume(settings["volume"], is_shared, self._shield)
+            self._provided_names.clear()
         # Last: what an execution leaves there does not stand for a module of the library.
         sys.path.append(settings["cwd"])
         # Here and not in the supervisor, which would run such a module in the place of one of the library.
@@ -153,6 +159,7 @@ class CodeRunner:
         """Makes this a runner of a fork's own executions, on the names that there are; `parent` will be its parent."""
         self._channel = Channel(self._shield)
         self._channel.own.forget()
+        self._provided_names.clear()  # they ask the host by the channel
         self._parent = parent
         disarm_finalizers()
         self._prepared = dict(self._module.__dict__)  # lives as long as the process: its end is not the execution's
