@@ -4,7 +4,7 @@
     python benchmarks/batch.py --image docker.io/library/python:3.12-slim --executions 100
 
 A Prefect server with the settings that we ship runs as a process of its own. Each way is measured `--rounds` times, in
-turns: until it returns, and until the server shows all of its task runs as completed. The peers are pools of as many
+turns and when the server is idle: until it returns, and until the server shows all of its task runs as completed. The peers are pools of as many
 threads: each execution a new Python and nothing around it; the same in bubblewrap, to which the ratios are (without
 bubblewrap to the first); and a sandbox of ours. Task runs that do nothing, as many at once, are what Prefect costs by
 itself. CPU is for each execution: the program's, the server's, and what else the machine did, which is the sandboxes.
@@ -167,9 +167,23 @@ def describe_container_ratios(found: dict[str, list[Sample]]) -> str:
     return f"less task runs that do nothing: {each:.2f} of the engine's run; reused: {reused / peer:.2f}"
 
 
+def wait_until_idle(pid: int) -> None:
+    """Waits until a process takes less than a fifth of a processor, two minutes at most.
+
+    The server has events to write long after it shows the task runs that they are of, which the next sample would pay.
+    """
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        before = read_process_seconds(pid)
+        time.sleep(1)
+        if read_process_seconds(pid) - before < 0.2:
+            return
+
+
 def measure(way: Way, server: PrefectServer) -> Sample:
     """One sample, which ends when the server shows its task runs."""
     assert server.pid is not None
+    wait_until_idle(server.pid)
     shown = count_completed(server.url)
     client, of_server, machine = time.process_time(), read_process_seconds(server.pid), read_machine_seconds()
     begun = time.perf_counter()
