@@ -185,7 +185,8 @@ class _Zygote:
             else:
                 os.close(self._own_namespace)
                 enter_namespaces()
-            rehearse_start(self._runner)
+            if has_time:
+                rehearse_start(self._runner)
         except OSError as error:
             failure = error
             waiting.shutdown(socket.SHUT_RD)  # who has asked is told; who asks later gets one that tries anew
