@@ -138,11 +138,13 @@ async def test_a_zygote_that_is_killed_takes_its_sandboxes_along_and_the_next_ha
         await asyncio.sleep(0.5)
         marked = [pid for pid in list_marked(os.getpid()) if pid not in of_others]
         assert len(marked) >= 2
-        for pid in find_zygotes(os.getpid()):
+        killed = find_zygotes(os.getpid())
+        for pid in killed:
             with suppress(ProcessLookupError):  # it ended with another
                 os.kill(pid, signal.SIGKILL)
         with pytest.raises((OutcomeUnknown, SandboxLost)):
             await running
+    assert await wait_until_gone(list(killed)) == []  # until then it may take a request, which is lost with it
     async with local.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
     assert await wait_until_gone(marked) == []
