@@ -4,10 +4,11 @@
     python benchmarks/batch.py --image docker.io/library/python:3.12-slim --executions 100
 
 A Prefect server with the settings that we ship runs as a process of its own. Each way is measured `--rounds` times, in
-turns and when the server is idle: until it returns, and until the server shows all of its task runs as completed. The peers are pools of as many
-threads: each execution a new Python and nothing around it; the same in bubblewrap, to which the ratios are (without
-bubblewrap to the first); and a sandbox of ours. Task runs that do nothing, as many at once, are what Prefect costs by
-itself. CPU is for each execution: the program's, the server's, and what else the machine did, which is the sandboxes.
+turns, each when the server is idle: until it returns, and until the server shows all of its task runs as completed. The
+peers are pools of as many threads: each execution a new Python and nothing around it; the same in bubblewrap, to which
+the ratios are (without bubblewrap to the first); and a sandbox of ours. Task runs that do nothing, as many at once, are
+what Prefect costs by itself. CPU is for each execution: the program's, the server's, and what else the machine did,
+which is the sandboxes.
 Below the table are 200 executions in sandboxes where `prepare` has imported numpy beside 200 in those where it has not,
 and one long batch in reused sandboxes, with what the process grew by.
 

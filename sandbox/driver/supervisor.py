@@ -232,6 +232,7 @@ class Supervisor:
         if context is not None:
             process.context = context
             self._contexts[context] = process
+        self._drain(process)  # what earlier executions have left running wrote that before this one
         process.begin(execution, body)
         if context is None and self._executions > 1 and self._spare is None:
             # While this one runs: the making of its process is half of what a short execution takes.
@@ -284,8 +285,8 @@ class Supervisor:
 
     def _add_child(self, process: ChildProcess) -> None:
         self._processes[process.pid] = process
-        for stream, fd in process.outputs.items():
-            self._loop.watch(fd, lambda stream=stream: self._drain(process, stream))
+        for fd in process.outputs.values():
+            self._loop.watch(fd, lambda: self._drain(process))
         if not self._wire.is_paused:
             self._loop.watch(process.reads, lambda: self._on_channel(process))
 
@@ -304,24 +305,24 @@ class Supervisor:
             else:
                 self._loop.watch(process.reads, lambda process=process: self._on_channel(process))
 
-    def _drain(self, process: ChildProcess, stream: str) -> None:
-        """Reads what is in an output pipe. What comes between two executions of a context belongs to neither.
+    def _drain(self, process: ChildProcess) -> None:
+        """Reads what is in the output pipes. What comes between two executions of a context belongs to neither.
 
         Never more at a time than a pipe holds: who writes without end shall not keep the others waiting.
         """
-        for _ in range(16):
-            data = read_available(process.outputs[stream])
-            if data is None:
-                return
-            if not data:
-                self._loop.unwatch(process.outputs[stream])
-                return
-            if process.execution is not None:
-                text = process.execution.read_output(stream, data)
-                if text:
-                    self._send_output(process.execution, stream, text)
-            if len(data) < READ_BYTES:
-                return
+        for stream, fd in process.outputs.items():
+            for _ in range(16):
+                data = read_available(fd)
+                if data == b"":
+                    self._loop.unwatch(fd)
+                if not data:
+                    break
+                if process.execution is not None:
+                    text = process.execution.read_output(stream, data)
+                    if text:
+                        self._send_output(process.execution, stream, text)
+                if len(data) < READ_BYTES:
+                    break
 
     def _send_output(self, execution: Execution, stream: str, text: str, dropped: int = 0) -> None:
         """Hands on what the code has written; `dropped` characters before it are not."""
@@ -339,8 +340,7 @@ class Supervisor:
     def _read_channel(self, process: ChildProcess, data: bytes) -> None:
         if process.is_broken:
             return
-        for stream in process.outputs:  # it had written that before it sent what was just read: its end, perhaps
-            self._drain(process, stream)
+        self._drain(process)  # it had written that before it sent what was just read: its end, perhaps
         try:
             for header, body in process.frames.feed(data):
                 self._take_child_frame(process, header, body)
@@ -438,8 +438,7 @@ class Supervisor:
         """The kernel says that a child has ended: with it, its execution."""
         while data := read_available(process.reads):
             self._read_channel(process, data)
-        for stream in process.outputs:
-            self._drain(process, stream)
+        self._drain(process)
         if process is self._spare:
             self._spare = None
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
@@ -488,6 +487,7 @@ class Supervisor:
             self._collect(execution.id, execution.collection)
         self._commits.send_when_committed(header, body)
         if process.waiting and not has_ended:
+            self._drain(process)
             process.begin(*process.waiting.pop(0))
 
     def _collect(self, number: int, collection: Collection) -> None:

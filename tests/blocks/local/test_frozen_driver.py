@@ -10,6 +10,7 @@ import termios
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,11 @@ pytestmark = pytest.mark.anyio
 
 TEXT = "x" * 2_000_000  # more than any pipe holds
 FIND_DRIVER = "import os; SUBMIT(os.getppid())"
+LEAVE_WRITER = """
+import os, subprocess
+left = subprocess.Popen(["sh", "-c", "read line; echo $line"], stdin=subprocess.PIPE)
+SUBMIT(driver=os.getppid(), left=left.pid)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +107,21 @@ async def test_a_driver_that_takes_no_input_is_given_up_with_all_that_it_runs(mo
         with pytest.raises(OutcomeUnknown, match="none of its input"):
             await running
         assert not interpreter.is_alive
+
+
+async def test_what_is_written_between_two_executions_of_a_context_belongs_to_neither() -> None:
+    async with LocalSandbox(isolation="none").interpreter(timeout=15) as interpreter:
+        result = await interpreter.execute(LEAVE_WRITER, context="c")
+        os.kill(result.driver, signal.SIGSTOP)  # so that it finds all at once what comes one after the other
+        another = asyncio.create_task(interpreter.execute("pass", context="another"))
+        await asyncio.sleep(0.1)
+        Path(f"/proc/{result.left}/fd/0").write_text("late\n")
+        await asyncio.sleep(0.1)
+        following = asyncio.create_task(interpreter.execute("print(left.wait())", context="c"))
+        await asyncio.sleep(0.1)
+        os.kill(result.driver, signal.SIGCONT)
+        assert (await following).meta.stdout == "0\n"
+        await another
 
 
 async def test_sends_that_wait_end_with_the_channel(deaf_process: int) -> None:
