@@ -54,6 +54,7 @@ class CodeRunner:
 
     It is made in the process that children are forked from, once for all: to make it takes a child half a millisecond,
     nearly all of it for the pages of memory that it writes to.
+    That process has the code's main module and streams in `sys` from then on.
     """
 
     def __init__(self) -> None:
