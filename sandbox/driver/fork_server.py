@@ -9,7 +9,7 @@ import time
 
 from .child.fork_service import MAX_MESSAGE_BYTES, encode_descriptors
 from .child_process import build_child, close_all, fork_runner, open_pipes
-from .processes import describe_end, has_ended, kill_session, read_end, signal
+from .processes import describe_end, has_ended, kill_session, list_children, list_descendants, read_end, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class ForkServer:
             theirs.close()
         self.is_ready = False
         self.loss = ""
+        self._kept: set[int] = set()
+        self._may_have_children = True
         self._requests = ours
         self._confinement = confinement
         self._loop = loop
@@ -62,13 +64,25 @@ class ForkServer:
     def fd(self) -> int:
         return int(self._requests.fileno())
 
+    def list_kept(self) -> set[int]:
+        """What the code had left running, and a child of the supervisor since it lost its parent during a fork.
+
+        It ends with the process; those that have ended are the supervisor's to reap.
+        """
+        self._kept = set() if self.loss else {pid for pid in self._kept if not has_ended(pid)}
+        return self._kept
+
     def fork(self, known: Container[int]) -> ChildProcess:
         """A child that has what the process had, and waits for an execution; none that is `known`. Raises OSError."""
         if self.loss or not self.is_ready:
             raise OSError(errno.ESRCH, self.loss or "prepare has not ended yet")
+        # For a list of all processes, which most have no need of.
+        below = list_descendants(self.process.pid) if self._may_have_children else {}
         ends, ours = open_pipes()
         try:
             pid, status = self._request_fork(ends + self._confinement.rulesets)
+            if below:
+                self._kept.update(child for child in list_children() if child in below)
             if status < 0:
                 raise OSError(errno.ECHILD, f"what forks it was killed by signal {-status}")
             if status:
@@ -91,14 +105,15 @@ class ForkServer:
             self._requests.sendmsg([b"%d" % len(fds)], encode_descriptors(fds))
             while time.monotonic() < until and not has_ended(self.process.pid):
                 if poll.poll(LOOK_SECONDS * 1000):
-                    word, number = self._requests.recv(MAX_MESSAGE_BYTES).split()
+                    word, number, *more = self._requests.recv(MAX_MESSAGE_BYTES).split()
                     if word == b"end":
+                        self._may_have_children = bool(int(more[0]))
                         return pid, failure or int(number)
                     if word == b"error":
                         failure = int(number)
                     else:
                         pid = int(number)
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             pass  # the process has gone, or what it had run has written there
         raise self._give_up()
 

@@ -63,8 +63,7 @@ class Supervisor:
             self._spare = build_child(*child, self._loop)
             self._add_child(self._spare)
         self._is_done = False
-        self._executions = 0
-        self._memory_kills = 0
+        self._executions = self._memory_kills = 0
 
     def run(self, first: bytes = b"") -> None:
         """Serves until the host says stop, closes the wire or falls silent. `first` came before the wire was there."""
@@ -426,7 +425,8 @@ class Supervisor:
 
     def _kill_orphans(self) -> None:
         """Ends what ended executions have left, and says their ends once it has ended or its time is over."""
-        if self._orphans.kill(self._processes, self._commits.running) or self._orphans.is_late:
+        kept = () if self._fork_server is None else self._fork_server.list_kept()
+        if self._orphans.kill(self._processes, self._commits.running, kept) or self._orphans.is_late:
             ended, self._ended, left = self._ended, [], self._orphans.describe()
             for process, execution, code, number in ended:
                 if left:

@@ -358,6 +358,36 @@ async def test_what_it_left_running_stays_when_the_process_between_has_ended(pro
             assert (await one.execute(dedent(look))).is_there
 
 
+@pytest.mark.own_machine
+async def test_what_it_left_running_stays_although_its_parent_ends_while_executions_are_forked(
+    provider: SandboxProvider,
+) -> None:
+    prepare = """
+    import os, time
+    for number in range(20):
+        if os.fork() == 0:
+            if os.fork():
+                time.sleep(0.3 + number / 40)
+                os._exit(0)
+            while True:
+                with open(f"beats-{number}", "a") as file:
+                    file.write("x")
+                time.sleep(0.1)
+    def count():
+        return [os.path.getsize(f"beats-{number}") for number in range(20)]
+    """
+    look = """
+    before = count()
+    time.sleep(1)
+    SUBMIT(are_there=[now > then for then, now in zip(before, count())])
+    """
+    async with open_prepared(provider, prepare) as one:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            await one.execute("pass")
+        assert (await one.execute(dedent(look))).are_there == [True] * 20
+
+
 @pytest.mark.full
 async def test_with_a_seed_the_code_of_a_recursive_query_draws_by_who_asks_and_how_many_that_has_asked(
     provider: SandboxProvider, chat: ChatServer

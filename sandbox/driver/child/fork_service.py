@@ -1,7 +1,8 @@
 """The forks of a process that executions build on: made when the supervisor asks, each to be a child of its own.
 
 Who asks sends the descriptors that the fork shall have, and is told its id. The fork's parent is a process that ends at
-once: so it becomes the supervisor's child, and the supervisor is told by the kernel how it ends.
+once: so it becomes the supervisor's child, and the supervisor is told by the kernel how it ends. What else loses its
+parent in that moment becomes the supervisor's too, which is why it is told whether there is anything.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ def serve_forks(runner: CodeRunner, confinement: Confinement, supervisor: int) -
         except OSError as error:
             status = error.errno or 1
         confinement.adopt_orphans()  # what the code has left running is this process's, whenever its parent ends
-        _reap_orphans()
+        has_children = _reap_orphans()
         for fd in fds:
             os.close(fd)
-        requests.send(b"end %d" % status)
+        requests.send(b"end %d %d" % (status, has_children))
     _fork_once_more(requests)
     requests.detach()
     _become_execution(runner, confinement, supervisor, fds)
@@ -80,12 +81,14 @@ def _receive_request(requests: Any) -> tuple[int, list[int]]:
     ]
 
 
-def _reap_orphans() -> None:
+def _reap_orphans() -> bool:
+    """Whether there are children that live on."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        pass
+        return False
+    return True
 
 
 def _find_bare_fork() -> Callable[[], int]:
