@@ -57,6 +57,7 @@ async def test_no_flood_holds_the_event_loop(name: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.alone  # other tests beside it would hold the event loop too
 @pytest.mark.parametrize("name", SHORT)
 async def test_some_floods_of_each_kind_do_not_hold_the_event_loop(name: str) -> None:
     await check_pause(FLOOD_OF[name])

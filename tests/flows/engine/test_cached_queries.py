@@ -72,6 +72,7 @@ SUBMIT(answers=sorted(answers), failed=type(failed).__name__)
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)  # a thousand task runs take twenty seconds of a machine that does nothing else
 async def test_a_thousand_identical_queries_of_twenty_executions_are_one_request_and_without_the_cache_a_thousand(
     chat: ChatServer,
 ):
