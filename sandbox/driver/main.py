@@ -60,11 +60,11 @@ def _close_wire(null: int) -> None:
         os.close(null)
 
 
-def fork_supervisor(*fds: int) -> None:
+def fork_supervisor() -> None:
     """Forks. The child returns, as the supervisor; the parent stays, and ends what that leaves behind if it is killed.
 
-    For sandboxes that have no process namespace, where what code has moved to a session of its own would live on. The
-    parent closes the descriptors. Raises OSError.
+    For a driver that is a program of its own without a process namespace, where what code has moved to a session of its
+    own would live on; elsewhere the zygote does so. Raises OSError.
     """
     confinement = Confinement({})
     confinement.request_term_on_parent_end()
@@ -77,8 +77,6 @@ def fork_supervisor(*fds: int) -> None:
     # Comes once for each thread of the host that this process was handed on to when they ended.
     signal.signal(signal.SIGTERM, lambda _number, _frame: send_signal(pid, signal.SIGKILL))
     _close_wire(null)  # it is the supervisor's: its end has to be seen
-    for fd in fds:
-        os.close(fd)
     while os.waitpid(-1, 0)[0] != pid:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its id may be another's from now on

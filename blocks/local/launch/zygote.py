@@ -56,7 +56,6 @@ class Zygote:
         self._control = control
         self.processes = weakref.WeakSet[ForkedProcess]()
         self.has_forked = False  # a sandbox that stood
-        self.has_namespaces = folders is not None
         self.used_at = time.monotonic()
         self._finalizer = weakref.finalize(self, _end_zygote, control, self._process)
         try:
@@ -147,12 +146,13 @@ class Zygote:
 class ForkedProcess(DriverProcess):
     """A driver that was forked from a zygote."""
 
+    is_supervisor = True
+
     def __init__(
         self, zygote: Zygote, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes], status: socket.socket
     ) -> None:
         super().__init__(stdin, stdout, stderr)
         self._pid = 0
-        self.is_supervisor = zygote.has_namespaces  # elsewhere somebody watches it
         self._zygote = zygote  # which would end without us, and take it along
         self._status = status
         self._handle = -1  # on the process, once it stands

@@ -19,13 +19,14 @@ import resource
 import select
 import socket
 import sys
+import time
 from contextlib import suppress
 
 from ..child.fork_safety import import_common_modules
 from ..child.runner import CodeRunner
 from ..confinement import Confinement
-from ..main import fork_supervisor
 from ..main import main as run_driver
+from ..orphans import NEVER, OrphanKiller
 from ..processes import signal
 from .child_ahead import ChildAhead
 from .namespaces import enter_namespaces, enter_user_namespace, fork_into_pid_namespace, take_folder
@@ -57,6 +58,7 @@ def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
     os.close(null)
     confinement = Confinement({})
     confinement.close_to_others()
+    confinement.adopt_orphans()
     import_common_modules()
     compile("0", "<zygote>", "exec")  # the first compilation of a process makes a hundred types
     runner = CodeRunner()
@@ -84,6 +86,7 @@ class _Zygote:
         self._sandboxes: dict[int, socket.socket] = {}  # by the ids of their first processes
         self._wake, self._wake_writes = os.pipe()
         self._spare: tuple[int, socket.socket] | None = None
+        self._orphans = OrphanKiller()  # of sandboxes that were killed: a process namespace ends its own
         self._own_namespace = -1 if folders is None else os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         for fd in (self._wake, self._wake_writes):
             os.set_blocking(fd, False)
@@ -96,14 +99,15 @@ class _Zygote:
         poll.register(self._wake, select.POLLIN)
         is_spare_due = False
         while True:
-            events = poll.poll(IDLE_MILLISECONDS if is_spare_due else None)
-            if not events:
+            events = poll.poll(self._find_wait(is_spare_due))
+            if time.monotonic() >= self._orphans.next_at:
+                self._kill_orphans()
+            elif not events:
                 is_spare_due = False  # one that ends is not replaced: what it failed of would fail of the next
                 try:
                     self._spare = self._fork_spare()
                 except OSError:
                     pass  # who asks for a sandbox is told, if it is still the case
-                continue
             for fd, _ in events:
                 if fd == self._wake:
                     os.read(self._wake, 4096)
@@ -120,6 +124,12 @@ class _Zygote:
                     continue
                 self._open_sandbox(data, fds)
                 is_spare_due = True
+
+    def _find_wait(self, is_spare_due: bool) -> float | None:
+        """Milliseconds until something is due; None: nothing is."""
+        if self._orphans.next_at != NEVER:
+            return max(0.0, self._orphans.next_at - time.monotonic()) * 1000
+        return IDLE_MILLISECONDS if is_spare_due else None
 
     def _open_sandbox(self, data: bytes, fds: list[int]) -> None:
         """Hands the request to the process that waits for one."""
@@ -144,6 +154,7 @@ class _Zygote:
         `asked` are the descriptors of a request that is there already.
         """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        zygote = os.getpid()
         with its:
             try:
                 pid = os.fork() if self._folders is None else fork_into_pid_namespace(self._own_namespace)
@@ -156,13 +167,13 @@ class _Zygote:
                 ours.close()
                 for fd in asked:  # it gets its own with the request; what is known of nowhere would stay in the code's
                     os.close(fd)
-                self._become_sandbox(its, has_time=not asked)
+                self._become_sandbox(its, zygote, has_time=not asked)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)  # on its own standard error
             finally:
                 os._exit(FAILED)
 
-    def _become_sandbox(self, waiting: socket.socket, *, has_time: bool) -> None:
+    def _become_sandbox(self, waiting: socket.socket, zygote: int, *, has_time: bool) -> None:
         """Leaves everything of the zygote's and of other sandboxes behind, and becomes the driver, once it is asked.
 
         What is worth it only while nobody waits is done where it `has_time`.
@@ -175,13 +186,11 @@ class _Zygote:
         os.close(self._wake)
         os.close(self._wake_writes)
         failure: OSError | None = None
-        first = os.getpid()
         child: ChildAhead | None = None
         try:
             os.setsid()
             if self._folders is None:
-                fork_supervisor(waiting.fileno())
-                self._confinement.end_with_parent(first)
+                self._confinement.end_with_parent(zygote)
             else:
                 os.close(self._own_namespace)
                 enter_namespaces()
@@ -202,7 +211,7 @@ class _Zygote:
         try:
             if failure is not None:
                 raise failure
-            self._stand(json.loads(data), fds, status, first, child)
+            self._stand(json.loads(data), fds, status, child)
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
             return
@@ -213,10 +222,10 @@ class _Zygote:
         run_driver(runner=self._runner, child=None if child is None else child.handle)
 
     def _stand(
-        self, request: dict[str, Any], wire: list[int], status: socket.socket, first: int, child: ChildAhead | None
+        self, request: dict[str, Any], wire: list[int], status: socket.socket, child: ChildAhead | None
     ) -> None:
-        """Does what is this sandbox's own, and says that it stands. `first` is its first process. Raises OSError."""
-        for pid in {first, os.getpid(), *(() if child is None else (child.handle[0],))}:
+        """Does what is this sandbox's own, and says that it stands. Raises OSError."""
+        for pid in (os.getpid(), *(() if child is None else (child.handle[0],))):
             resource.prlimit(pid, resource.RLIMIT_RSS, (request["mark"], request["mark"]))
         if self._folders is not None:
             self._confinement.open_own_proc()  # until it becomes the supervisor
@@ -229,26 +238,36 @@ class _Zygote:
         for number, fd in enumerate(wire):
             os.dup2(fd, number)
             os.close(fd)
-        process = os.pidfd_open(first)
+        process = os.pidfd_open(os.getpid())
         status.sendmsg([b"stands"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [process]))])
         os.close(process)
 
     def _tell_ends(self) -> None:
-        """Says of sandboxes that have ended how they did."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if self._spare is not None and pid == self._spare[0]:
-                self._spare[1].close()
-                self._spare = None
-            sandbox = self._sandboxes.pop(pid, None)
-            if sandbox is not None:
-                _send_words(sandbox, f"ended {os.waitstatus_to_exitcode(status)}")
-                sandbox.close()
+        """Says of sandboxes that have ended how they did, and ends what those without a namespace have left."""
+        # While there are orphans, these are not for us to reap.
+        pids = [-1] if self._orphans.next_at == NEVER else self._list_known()
+        for wanted in pids:
+            with suppress(ChildProcessError):
+                while (end := os.waitpid(wanted, os.WNOHANG))[0]:
+                    self._on_end(*end)
+
+    def _on_end(self, pid: int, status: int) -> None:
+        if self._spare is not None and pid == self._spare[0]:
+            self._spare[1].close()
+            self._spare = None
+        sandbox = self._sandboxes.pop(pid, None)
+        if sandbox is not None:
+            _send_words(sandbox, f"ended {os.waitstatus_to_exitcode(status)}")
+            sandbox.close()
+            if status and self._folders is None:  # others have ended all that was theirs, or it ended with them
+                self._kill_orphans()
+
+    def _list_known(self) -> list[int]:
+        """The ids of its children that are no orphans."""
+        return [*self._sandboxes, *(() if self._spare is None else self._spare[:1])]
+
+    def _kill_orphans(self) -> None:
+        self._orphans.kill(self._list_known())
 
 
 def _is_asked_within(milliseconds: float | None, fd: int | socket.socket) -> bool:

@@ -31,6 +31,7 @@ from .conftest import AHEAD_SECONDS, wait_until_gone
 
 if TYPE_CHECKING:
     from ..boxes import Boxes
+    from ..targets import Marked
 
 pytestmark = pytest.mark.anyio
 
@@ -148,6 +149,47 @@ async def test_a_zygote_that_is_killed_takes_its_sandboxes_along_and_the_next_ha
     async with local.interpreter() as interpreter:
         assert (await interpreter.execute("SUBMIT(1)")).output == 1
     assert await wait_until_gone(marked) == []
+
+
+# Processes that outlive what started them: one sleeps, and each other forks its successor and ends.
+LEAVING = """
+import ctypes, os, time
+ctypes.CDLL(None).prctl(15, mark.encode(), 0, 0, 0)  # PR_SET_NAME
+until = time.monotonic() + 20
+for number in range(10):
+    if os.fork() == 0:
+        os.setsid()
+        if number == 0:
+            time.sleep(60)
+        while time.monotonic() < until:
+            try:
+                if os.fork():
+                    os._exit(0)
+            except OSError:
+                pass
+        os._exit(0)
+time.sleep(60)
+"""
+
+
+async def test_what_a_supervisor_leaves_that_is_killed_ends_at_once_and_other_sandboxes_run_on(
+    local: LocalSandbox, zygotes: Zygotes, marked: Marked
+) -> None:
+    async with local.interpreter() as interpreter:
+        await interpreter.execute("pass")
+        children, found = list_children(), find_zygotes(os.getpid())
+        [(zygote, supervisor)] = [(one, pid) for one in found for pid in children.get(one, ()) if pid not in found]
+        async with local.interpreter() as other:
+            running = asyncio.create_task(interpreter.execute(LEAVING, {"mark": marked.mark}))
+            assert await asyncio.to_thread(marked.there, 10)
+            os.kill(supervisor, signal.SIGKILL)
+            with pytest.raises((OutcomeUnknown, SandboxLost)):
+                await running
+            assert (await other.execute("SUBMIT(1)")).output == 1
+            async with local.interpreter() as new:
+                assert (await new.execute("SUBMIT(2)")).output == 2
+            assert await asyncio.to_thread(marked.left, 10) == []
+            assert zygote in find_zygotes(os.getpid())
 
 
 @pytest.mark.requires("bubblewrap")
