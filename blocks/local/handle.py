@@ -174,13 +174,17 @@ class LocalSandboxHandle(Sandbox):
                 log.warning(
                     "these processes of sandbox %s could not be ended, and reap will try again: %s", self.id, left
                 )
-                if self._finalizer.detach():
-                    os.close(self.lock)  # it is nobody's now
+                self._unlock()  # it is nobody's now
                 return
         if try_remove_groups(self._list_groups()) and remove_empty_folder(self.folder):
-            self._finalizer()
+            self._unlock()
         else:
             await asyncio.to_thread(self._finalizer)
+
+    def _unlock(self) -> None:
+        """Lets go of the folder, with what is or is not in its place."""
+        if self._finalizer.detach():
+            os.close(self.lock)
 
 
 def _remove_unclosed(folder: Path, lock: int, groups: list[str]) -> None:

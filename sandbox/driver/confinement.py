@@ -181,6 +181,10 @@ class Confinement:
         """SIGTERM when the parent ends, and not SIGKILL: there is something to take along."""
         self._prctl("PR_SET_PDEATHSIG", signal.SIGTERM)
 
+    def outlive_parent(self) -> None:
+        """Takes that back: no signal comes when the parent ends."""
+        self._prctl("PR_SET_PDEATHSIG", 0)
+
     def end_with_parent(self, parent: int) -> None:
         """Has the kernel kill the calling process when its parent ends."""
         self._prctl("PR_SET_PDEATHSIG", signal.SIGKILL)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 import time
 
-from .processes import has_ended, kill_exactly, list_children, list_descendants, read_name, send_signal, signal
+from .processes import (
+    has_ended,
+    kill_exactly,
+    list_children,
+    list_descendants,
+    read_name,
+    send_signal,
+    signal,
+    wait_for_end,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,6 +82,13 @@ class OrphanKiller:
         self.next_at = now + (LATE_ROUND_SECONDS if self.is_late else ROUND_SECONDS)
         return False
 
+    def wait(self, seconds: float) -> None:
+        """Waits until one of those that were killed has ended, for that time at most."""
+        if self._living:
+            wait_for_end(self._living[0], seconds)
+        else:
+            time.sleep(seconds)
+
     def describe(self) -> str:
         """Those that live, by their ids and names."""
         names = [f"{pid} ({read_name(pid)})" for pid in self._living[:MAX_NAMES]]
@@ -106,7 +122,7 @@ def kill_all_children() -> str:
                 os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return ""  # as the kernel says, and not its list
-        time.sleep(ROUND_SECONDS)
+        killer.wait(ROUND_SECONDS)
     return killer.describe()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import time
 
 from ..wire.process_table import read_process, read_processes
 
@@ -49,6 +51,21 @@ def read_end(pid: int) -> tuple[int | None, int | None] | None:
 def has_ended(pid: int) -> bool:
     """Whether a child of this process has ended; it stays unreaped. Raises ChildProcessError for what is no child."""
     return read_end(pid) is not None
+
+
+def wait_for_end(pid: int, seconds: float) -> None:
+    """Waits until a child of this process has ended, which stays unreaped, for that time at most."""
+    try:
+        handle = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        time.sleep(seconds)
+        return
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll(seconds * 1000)
+    finally:
+        os.close(handle)
 
 
 def list_children() -> list[int]:

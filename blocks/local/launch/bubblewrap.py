@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from ....sandbox.confinement import policy as confinement_policy
@@ -81,10 +81,11 @@ def _build_command(user: list[str], own: list[str], mounts: tuple[Mount, ...], s
     ]
 
 
-def list_covered_mounts(mounts: tuple[Mount, ...]) -> list[str]:
+@lru_cache(maxsize=64)  # of the volumes that a process has
+def list_covered_mounts(mounts: tuple[Mount, ...]) -> tuple[str, ...]:
     """Where a zygote has what a sandbox's own folder covers: Python below /tmp, or a volume."""
     targets = [*isolation.find_python_prefixes(), *(mount.target for mount in mounts)]
-    return [path for path in targets if any(Path(path).is_relative_to(own) for own in OWN_DIRECTORIES)]
+    return tuple(path for path in targets if any(Path(path).is_relative_to(own) for own in OWN_DIRECTORIES))
 
 
 def list_own_parents(target: str) -> list[str]:

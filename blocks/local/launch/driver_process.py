@@ -6,6 +6,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from functools import cache
 from typing import IO
 
 from ....sandbox.driver_bundle import build_driver_code
@@ -116,6 +117,7 @@ def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[
         raise SandboxStartError(f"{command[0]} could not be started: {error.strerror}. {INSTALL_HINT}") from error
 
 
+@cache
 def find_python() -> str:
     """This Python's own executable, not a virtual environment's: the code sees the standard library."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

@@ -30,7 +30,7 @@ from ..orphans import NEVER, OrphanKiller
 from ..processes import signal
 from .child_ahead import ChildAhead
 from .namespaces import enter_namespaces, enter_user_namespace, fork_into_pid_namespace, take_folder
-from .rehearsal import rehearse_start
+from .rehearsal import rehearse_driver, rehearse_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
     import_common_modules()
     compile("0", "<zygote>", "exec")  # the first compilation of a process makes a hundred types
     runner = CodeRunner()
+    rehearse_driver(runner, confinement)
     gc.collect()
     gc.disable()
     gc.freeze()  # a collection touches every page that a sandbox would otherwise share
