@@ -117,10 +117,14 @@ def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[
         raise SandboxStartError(f"{command[0]} could not be started: {error.strerror}. {INSTALL_HINT}") from error
 
 
-@cache
 def find_python() -> str:
     """This Python's own executable, not a virtual environment's: the code sees the standard library."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    return _resolve(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@cache
+def _resolve(path: str) -> str:
+    return os.path.realpath(path)
 
 
 def build_boot_program(what: str, size: int, call: str) -> str:

@@ -222,9 +222,7 @@ class _Zygote:
         _is_asked_within(None, 0)
         run_driver(runner=self._runner, child=None if child is None else child.handle)
 
-    def _stand(
-        self, request: dict[str, Any], wire: list[int], status: socket.socket, child: ChildAhead | None
-    ) -> None:
+    def _stand(self, request: dict[str, Any], wire: list[int], status: socket.socket, child: ChildAhead | None) -> None:
         """Does what is this sandbox's own, and says that it stands. Raises OSError."""
         for pid in (os.getpid(), *(() if child is None else (child.handle[0],))):
             resource.prlimit(pid, resource.RLIMIT_RSS, (request["mark"], request["mark"]))
@@ -245,12 +243,18 @@ class _Zygote:
 
     def _tell_ends(self) -> None:
         """Says of sandboxes that have ended how they did, and ends what those without a namespace have left."""
-        # While there are orphans, these are not for us to reap.
-        pids = [-1] if self._orphans.next_at == NEVER else self._list_known()
-        for wanted in pids:
-            with suppress(ChildProcessError):
-                while (end := os.waitpid(wanted, os.WNOHANG))[0]:
-                    self._on_end(*end)
+        while self._orphans.next_at == NEVER:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._on_end(pid, status)
+        for known in self._list_known():  # orphans are not for us to reap
+            pid, status = os.waitpid(known, os.WNOHANG)
+            if pid:
+                self._on_end(pid, status)
 
     def _on_end(self, pid: int, status: int) -> None:
         if self._spare is not None and pid == self._spare[0]:

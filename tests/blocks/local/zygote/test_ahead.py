@@ -62,6 +62,7 @@ SUBMIT(names=names, state=[
     parent.f_locals.get("self")._executions,
 ])
 """
+MODULES = 5  # in that state
 # A zygote in which no first child can be forked ahead.
 WITHOUT_CHILD = """
 namespace = {"__name__": "driver"}
@@ -190,7 +191,7 @@ async def test_a_sandbox_whose_first_child_was_killed_before_anybody_asked_for_i
 
 
 async def test_the_first_execution_is_that_of_the_child_ahead_and_finds_nothing_of_its_rehearsal(
-    local: LocalSandbox, zygotes: Zygotes
+    local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with local.interpreter() as interpreter:
         fresh = await interpreter.execute(SURROUNDINGS)  # of a zygote that has had no time to fork one ahead
@@ -198,6 +199,11 @@ async def test_the_first_execution_is_that_of_the_child_ahead_and_finds_nothing_
     async with local.interpreter() as interpreter:
         ahead = await interpreter.execute(SURROUNDINGS)
         assert child not in find_zygotes(os.getpid())
-    assert ahead.names == fresh.names
+    monkeypatch.setattr(zygotes, "find_obstacle", lambda _: "none, so that a sandbox is a program of its own")
+    async with local.interpreter() as interpreter:
+        own = await interpreter.execute(SURROUNDINGS)
+    assert ahead.names == fresh.names == own.names
     assert ahead.state == fresh.state
+    assert {*own.state.pop(MODULES)} <= {*ahead.state.pop(MODULES)}  # what a zygote has imported stays
+    assert ahead.state == own.state
     assert not await wait_until_gone([child])
