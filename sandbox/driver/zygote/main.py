@@ -3,8 +3,9 @@
 It runs nothing but this program. It hears its host over a socket on descriptor 0, and ends when that closes. A request
 is a packet of JSON with descriptors: the wire to read and to write, standard error, and a socket of the new sandbox's
 own. On that socket the sandbox says that it stands, with a handle on its first process (pidfd), or why it does not, and
-the zygote how it ended. When it is idle, a process is forked ahead, with the walls that are the same for all, and waits
-for a request together with its first child (`child_ahead`).
+the zygote how it ended. Of one without a process namespace that was killed it ends what is left. When it is idle, a
+process is forked ahead, with the walls that are the same for all, and waits for a request together with its first child
+(`child_ahead`).
 """
 
 from __future__ import annotations
