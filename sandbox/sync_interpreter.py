@@ -75,6 +75,11 @@ class _BackgroundLoop:
     """One event loop in one daemon thread, for every interpreter of the process; made when it is first needed."""
 
     def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Begins anew: a fork of this process has the loop, and no thread that runs it."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 

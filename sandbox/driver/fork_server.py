@@ -54,7 +54,7 @@ class ForkServer:
             theirs.close()
         self.is_ready = False
         self.loss = ""
-        self._kept: set[int] = set()
+        self._kept: set[int] = set()  # what was left running and is the supervisor's, and all below that
         self._may_have_children = True
         self._requests = ours
         self._confinement = confinement
@@ -67,10 +67,14 @@ class ForkServer:
     def list_kept(self) -> set[int]:
         """What the code had left running, and a child of the supervisor since it lost its parent during a fork.
 
-        It ends with the process; those that have ended are the supervisor's to reap.
+        It ends with the process; those that have ended are the supervisor's to reap. What they have below them stays
+        as they do, as far as the last look has seen it.
         """
-        self._kept = set() if self.loss else {pid for pid in self._kept if not has_ended(pid)}
-        return self._kept
+        if self.loss or not self._kept:
+            return set()
+        living = {pid for pid in list_children() if pid in self._kept and not has_ended(pid)}
+        self._kept = {*living, *list_descendants(*living)} if living else set()
+        return living
 
     def fork(self, known: Container[int]) -> ChildProcess:
         """A child that has what the process had, and waits for an execution; none that is `known`. Raises OSError."""
@@ -87,7 +91,7 @@ class ForkServer:
                 raise OSError(errno.ECHILD, f"what forks it was killed by signal {-status}")
             if status:
                 raise OSError(status, os.strerror(status))
-            if pid in known or not _is_child(pid):
+            if pid in known or pid in self._kept or not _is_child(pid):
                 raise self._give_up()
         except BaseException:
             close_all(ours)

@@ -27,7 +27,7 @@ from ..child.fork_safety import import_common_modules
 from ..child.runner import CodeRunner
 from ..confinement import Confinement
 from ..main import main as run_driver
-from ..orphans import NEVER, OrphanKiller
+from ..orphans import NEVER, OrphanKiller, kill_all_children
 from ..processes import signal
 from .child_ahead import ChildAhead
 from .namespaces import enter_namespaces, enter_user_namespace, fork_into_pid_namespace, take_folder
@@ -36,7 +36,7 @@ from .rehearsal import rehearse_driver, rehearse_start
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 
 MAX_REQUEST_BYTES = 16 * 1024
 DESCRIPTORS = 4  # of a request
@@ -104,7 +104,7 @@ class _Zygote:
             events = poll.poll(self._find_wait(is_spare_due))
             if time.monotonic() >= self._orphans.next_at:
                 self._kill_orphans()
-            elif not events:
+            if not events and is_spare_due:
                 is_spare_due = False  # one that ends is not replaced: what it failed of would fail of the next
                 try:
                     self._spare = self._fork_spare()
@@ -119,7 +119,7 @@ class _Zygote:
                     self._control, MAX_REQUEST_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
                 )
                 if not data:
-                    os._exit(0)  # the host has gone, and with this process all that it has forked goes
+                    self._end()
                 if len(fds) != DESCRIPTORS:
                     for cut in fds:  # of more than this process may have open; who asked sees them closed
                         os.close(cut)
@@ -129,9 +129,16 @@ class _Zygote:
 
     def _find_wait(self, is_spare_due: bool) -> float | None:
         """Milliseconds until something is due; None: nothing is."""
+        waits: list[float] = [IDLE_MILLISECONDS] if is_spare_due else []
         if self._orphans.next_at != NEVER:
-            return max(0.0, self._orphans.next_at - time.monotonic()) * 1000
-        return IDLE_MILLISECONDS if is_spare_due else None
+            waits.append(max(0.0, self._orphans.next_at - time.monotonic()) * 1000)
+        return min(waits, default=None)
+
+    def _end(self) -> NoReturn:
+        """Ends, for the host has gone, and with it all that it has forked."""
+        if self._folders is None:  # process namespaces end with their first processes, and these with this one
+            kill_all_children()
+        os._exit(0)
 
     def _open_sandbox(self, data: bytes, fds: list[int]) -> None:
         """Hands the request to the process that waits for one."""

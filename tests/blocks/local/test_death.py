@@ -166,6 +166,12 @@ def ended(known: dict[int, str], marked: Marked) -> tuple[dict[int, str], list[i
     return left
 
 
+def find_supervisors(marked: Marked) -> set[int]:
+    """The parents of what is marked."""
+    pids = set(marked.pids())
+    return {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids} - pids
+
+
 @as_each_user
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)], ids=["killed", "terminated"]
@@ -243,6 +249,25 @@ def test_a_sandbox_that_runs_can_be_removed_by_another_host(
         assert own_host.wait(number)["error"]["error"] == "OutcomeUnknown"
 
 
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "is killed"])
+@pytest.mark.parametrize("own_host", ["user"], indirect=True)
+def test_no_process_outlives_its_host_and_a_supervisor_that(
+    own_host: Host, box_type: type[Box], marked: Marked, number: int
+) -> None:
+    boxes = boxes_of(own_host, box_type)
+    for box in boxes:
+        box.run("pass")
+        box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600)
+    wait_for(marked, 3 * len(boxes))
+    known = below(own_host.pid)
+    own_host.process.send_signal(signal.SIGSTOP)  # so that it sees nothing of what follows
+    for pid in find_supervisors(marked):
+        os.kill(pid, number)
+    own_host.process.kill()
+    own_host.process.wait()
+    assert ended(known, marked) == ({}, [])
+
+
 @pytest.mark.parametrize("own_host", ["user"], indirect=True)
 @pytest.mark.full
 def test_a_supervisor_that_does_not_answer_is_ended_with_all_that_it_has(
@@ -255,9 +280,7 @@ def test_a_supervisor_that_does_not_answer_is_ended_with_all_that_it_has(
         box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600)
     wait_for(marked, 3 * len(boxes))
     known = below_zygotes(own_host)
-    # The supervisors are the parents of what is marked.
-    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in marked.pids()}
-    for pid in parents - set(marked.pids()):
+    for pid in find_supervisors(marked):
         os.kill(pid, signal.SIGSTOP)
     closing = [own_host.ask({**box.request, "op": "close"}) for box in boxes]
     for number in closing:

@@ -219,7 +219,9 @@ def test_a_process_that_was_forked_from_a_host_has_sandboxes_of_its_own(local: L
             assert interpreter.execute("x = 1; SUBMIT(x)").output == 1
             pid = os.fork()
             if pid == 0:
-                os._exit(0 if asyncio.run(run()) == 2 else 1)
+                with LocalInterpreter(isolation={local.isolation!r}) as own:
+                    has_own = own.execute("SUBMIT(1)").output == 1
+                os._exit(0 if has_own and asyncio.run(run()) == 2 else 1)
             assert os.waitpid(pid, 0)[1] == 0
             assert interpreter.execute("SUBMIT(x + 2)").output == 3
         assert asyncio.run(run()) == 2
