@@ -249,7 +249,9 @@ def test_a_sandbox_that_runs_can_be_removed_by_another_host(
         assert own_host.wait(number)["error"]["error"] == "OutcomeUnknown"
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "is killed"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)], ids=["hangs", "is killed"]
+)
 @pytest.mark.parametrize("own_host", ["user"], indirect=True)
 def test_no_process_outlives_its_host_and_a_supervisor_that(
     own_host: Host, box_type: type[Box], marked: Marked, number: int

@@ -440,7 +440,7 @@ def test_processes_that_an_execution_leaves_end_with_it(
 def test_processes_that_a_sandbox_leaves_end_with_it(own_box: Boxes, marked: Marked, leaving: str) -> None:
     box = own_box()
     box.send(f"{NAMED}{leaving}\ntime.sleep(60)", mark=marked.mark)
-    assert marked.there(5)
+    assert marked.there(30)  # the tests beside may take the processors too
     time.sleep(0.2)
     box.close()
     box.run("pass")  # in a new one, for the fixture to close
