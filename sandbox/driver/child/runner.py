@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
 
 from ...wire.frames import take_file
@@ -46,6 +47,7 @@ PREPARE_NAME = "<prepare>"
 MAX_SOURCES = 100  # executions of a context whose lines a traceback can show
 MAX_TRACEBACK_CHARACTERS = 20_000
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
+FILLED_SHARE = 0.5  # of the address space, which holds Python's libraries too, and what was never touched
 RESERVE_BYTES = 4 * 1024 * 1024  # of address space, not touched, let go when there is an error to be described
 
 
@@ -414,6 +416,8 @@ class CodeRunner:
         for name, kind in kinds.items():
             if isinstance(error, kind):
                 return name
+        if isinstance(error, SystemError) and _has_filled_memory():
+            return "memory"  # what Python comes to where it has none even for the MemoryError
         if not self._is_compiled and isinstance(error, (SyntaxError, ValueError, RecursionError, OverflowError)):
             return "syntax"
         return "code"
@@ -435,6 +439,13 @@ class CodeRunner:
             self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
         finally:
             os._exit(0)
+
+
+def _has_filled_memory() -> bool:
+    """Whether the process has held most of the memory that it may have."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return limit != resource.RLIM_INFINITY and held > limit * FILLED_SHARE
 
 
 def _clear_frames(error: BaseException) -> None:
