@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from rlm_batch import CodeCrashed, CodeError, CodeSyntaxError, ExecutionTimeout, SubmitError
+from rlm_batch import CodeCrashed, CodeError, CodeSyntaxError, ExecutionTimeout, LocalSandbox, SubmitError
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
@@ -197,6 +197,22 @@ async def test_out_of_memory_says_so_and_names_the_setting_for_more(small_provid
                 await interpreter.execute(code)
             assert caught.value.out_of_memory, f"{name}: {caught.value}"
             assert caught.value.summary.endswith(f"give the sandbox more with {option}"), name
+
+
+# Stands in for Python, which has come to that where code had filled its memory.
+NO_EXCEPTION = "raise SystemError('error return without exception set')"
+
+
+async def test_the_error_that_python_raises_for_want_of_memory_is_one_only_where_it_has_been_filled() -> None:
+    fill = "import resource\nx = b'x' * int(0.7 * resource.getrlimit(resource.RLIMIT_AS)[0])\n"
+    async with LocalSandbox(isolation="none", memory_mib=512).interpreter(timeout=60) as interpreter:
+        with pytest.raises(CodeCrashed) as caught:
+            await interpreter.execute(fill + NO_EXCEPTION)
+        assert caught.value.out_of_memory
+        with pytest.raises(CodeError, match="SystemError"):
+            await interpreter.execute(NO_EXCEPTION)
+        with pytest.raises(CodeError, match="SystemError: bad call"):
+            await interpreter.execute(fill + "raise SystemError('bad call')")
 
 
 async def test_code_that_catches_its_memory_error_goes_on(small_provider: SandboxProvider) -> None:

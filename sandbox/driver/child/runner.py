@@ -47,6 +47,8 @@ PREPARE_NAME = "<prepare>"
 MAX_SOURCES = 100  # executions of a context whose lines a traceback can show
 MAX_TRACEBACK_CHARACTERS = 20_000
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
+# Of the SystemError that Python 3.11 raised, in the place of a MemoryError, in a function that had filled its memory.
+NO_EXCEPTION = "error return without exception set"
 FILLED_SHARE = 0.5  # of the address space, which holds Python's libraries too, and what was never touched
 RESERVE_BYTES = 4 * 1024 * 1024  # of address space, not touched, let go when there is an error to be described
 
@@ -416,8 +418,8 @@ class CodeRunner:
         for name, kind in kinds.items():
             if isinstance(error, kind):
                 return name
-        if isinstance(error, SystemError) and _has_filled_memory():
-            return "memory"  # what Python comes to where it has none even for the MemoryError
+        if isinstance(error, SystemError) and error.args == (NO_EXCEPTION,) and _has_filled_memory():
+            return "memory"
         if not self._is_compiled and isinstance(error, (SyntaxError, ValueError, RecursionError, OverflowError)):
             return "syntax"
         return "code"

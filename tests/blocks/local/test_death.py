@@ -7,6 +7,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import pytest
 
 from ...conftest import find_zygotes
 from ...infra.isolation_levels import find_missing_support
+from .test_siblings import COMETS, NAMED
 
 if TYPE_CHECKING:
     from .boxes import Box
@@ -44,19 +46,6 @@ for depth in (1, 2):
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
 libc.prctl(36, 0, 0, 0, 0)
 libc.prctl(1, 0, 0, 0, 0)
-"""
-FORKING = """
-libc.prctl(15, mark.encode(), 0, 0, 0)
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-for _ in range(20):
-    if os.fork() == 0:
-        while True:
-            try:
-                if os.fork():
-                    os._exit(0)
-                os.setsid()
-            except OSError:
-                pass
 """
 FLOODING = """
 libc.prctl(15, mark.encode(), 0, 0, 0)
@@ -197,7 +186,7 @@ def test_no_process_outlives_its_host_whatever_it_was_doing(
 ) -> None:
     boxes = boxes_of(own_host, box_type, RUNGS[:2])
     for box in boxes:
-        box.send(FORKING + "time.sleep(600)", mark=marked.mark, timeout=600)
+        box.send(NAMED + COMETS + "time.sleep(600)", mark=marked.mark, timeout=600)
         flooded = box_type(own_host, box.level, fields={"lifetime": 60_000})
         flooded.send(FLOODING + "time.sleep(600)", mark=marked.mark, timeout=600)
     wait_for(marked, 13 * len(boxes))
@@ -262,11 +251,17 @@ def test_no_process_outlives_its_host_and_a_supervisor_that(
         box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600)
     wait_for(marked, 3 * len(boxes))
     known = below(own_host.pid)
-    own_host.process.send_signal(signal.SIGSTOP)  # so that it sees nothing of what follows
+    # Where they are killed, the zygotes hear of that and of their host's end at once.
+    stopped = find_zygotes(own_host.pid) if number == signal.SIGKILL else set[int]()
+    for pid in [own_host.pid, *stopped]:
+        os.kill(pid, signal.SIGSTOP)
     for pid in find_supervisors(marked):
         os.kill(pid, number)
     own_host.process.kill()
     own_host.process.wait()
+    for pid in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
     assert ended(known, marked) == ({}, [])
 
 
