@@ -172,6 +172,11 @@ def list_descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def read_parent(pid: int) -> int:
+    """The id of its parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def is_alive(pid: int) -> bool:
     """Whether it has not ended."""
     with contextlib.suppress(OSError):

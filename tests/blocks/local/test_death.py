@@ -15,6 +15,7 @@ import pytest
 
 from ...conftest import find_zygotes
 from ...infra.isolation_levels import find_missing_support
+from ...infra.machine import read_parent
 from .test_siblings import COMETS, NAMED
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def ended(known: dict[int, str], marked: Marked) -> tuple[dict[int, str], list[i
 def find_supervisors(marked: Marked) -> set[int]:
     """The parents of what is marked."""
     pids = set(marked.pids())
-    return {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids} - pids
+    return {read_parent(pid) for pid in pids} - pids
 
 
 @as_each_user

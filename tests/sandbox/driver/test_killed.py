@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,17 +11,15 @@ from rlm_batch import LocalSandbox, OutcomeUnknown, SandboxLost
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
+from ...infra.machine import read_parent
+
 pytestmark = pytest.mark.anyio
 Processes = Callable[[], dict[int, str]]
 
 
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def leaf(pids: set[int]) -> int:
     """The one process among them that has no child among them."""
-    (found,) = pids - {parent(pid) for pid in pids}
+    (found,) = pids - {read_parent(pid) for pid in pids}
     return found
 
 
@@ -34,7 +31,7 @@ async def interrupted(
     code = "print('on', flush=True); import time; time.sleep(1000)"
     task = asyncio.ensure_future(interpreter.execute(code, on_output=lambda *_: heard.set()))
     await asyncio.wait_for(heard.wait(), 15)
-    return task, parent(leaf(set(processes()) - descendants))
+    return task, read_parent(leaf(set(processes()) - descendants))
 
 
 async def test_a_killed_driver_gives_outcome_unknown_and_then_sandbox_lost(
@@ -82,7 +79,7 @@ async def test_a_driver_that_was_asked_to_end_ends_everything(local: LocalSandbo
 def test_a_script_hears_of_it_too_and_begins_anew_after_shutdown(local: LocalSandbox, processes: Processes) -> None:
     before = set(processes())
     interpreter = SyncInterpreter(lambda: local.open({}), timeout=20)
-    interpreter.tools["end"] = lambda: os.kill(parent(leaf(set(processes()) - before)), signal.SIGKILL)
+    interpreter.tools["end"] = lambda: os.kill(read_parent(leaf(set(processes()) - before)), signal.SIGKILL)
     try:
         with pytest.raises(OutcomeUnknown):
             interpreter.execute("x = 1\nend()")
