@@ -20,6 +20,19 @@ QUIET_PREFECT = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command that the arguments (by default the process's) name, and exits with its status."""
+    try:
+        status = _run_command(arguments)
+    except KeyboardInterrupt as interrupt:
+        _print_error(str(interrupt) or "interrupted")
+        status = 130
+    if arguments is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        # All is closed, but for what Prefect does at the end of a process: who does not wait for that may go.
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
+    sys.exit(status)
+
+
+def _run_command(arguments: list[str] | None) -> int:
+    """Runs the command, says what was wrong with it, and returns the exit status."""
     for name, value in QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
     # For the same reason: a log line that a server which is gone has not got is an error of logging, to Prefect.
@@ -37,18 +50,15 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()
     except CycloptsError as error:
         _print_error(f"{error} (rlm-batch --help says how it is used)")
-        status = 2
+        return 2
     except BrokenPipeError:
         # Whoever read the output has enough of it, as `head` has. Python's own end would try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 128 + signal.SIGPIPE
+        return 128 + signal.SIGPIPE
     except (RlmBatchError, OSError) as error:
         _print_error(str(error))
-        status = 2
-    except KeyboardInterrupt as interrupt:
-        _print_error(str(interrupt) or "interrupted")
-        status = 130
-    sys.exit(status if isinstance(status, int) else 0)
+        return 2
+    return status if isinstance(status, int) else 0
 
 
 def _print_error(text: str) -> None:

@@ -63,9 +63,8 @@ class ProgressDisplay(FlowListener):
         if self._total and (self._done or error_type is None):
             self._console.print(self._summary(), highlight=False, markup=False)
 
-    def show_start(self, *, embedded: bool) -> None:
-        """The time before the flow run begins, in which Prefect may start a server of its own."""
-        what = "starting Prefect (half a minute the first time)" if embedded else "waiting for the Prefect server"
+    def show_start(self, what: str) -> None:
+        """What is waited for before the flow run begins."""
         if self._live:
             self._progress.update(self._task, description=what)
         else:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 from prefect.exceptions import TerminationSignal
+from prefect.settings import get_current_settings
 
 from ..blocks.language_model.model_access import LIMITS, is_saved_model, open_model_access
 from ..blocks.registry import make_unsaved_provider
@@ -33,8 +34,10 @@ DELIVERY_SECONDS = 10.0  # for a server that only failed once
 def run_flow(flow: str, files: list[str], output: OutputFormat, parameters: dict[str, Any]) -> int:
     """Runs the flow of that name, prints what it has come to, and returns the exit status.
 
-    `files` are those that its code was in.
+    `files` are those that its code was in. Tools are found in the working directory too, behind all else.
     """
+    if parameters.get("tools") is not None:
+        sys.path.append(os.getcwd())
     match flow:
         case "sweep":
             return _run_sweep(output, parameters)
@@ -231,17 +234,23 @@ async def _check_first_call(language_model: str, limits: dict[str, Any], *, is_r
 
 
 def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None = None) -> Any:
-    """Runs the flow with its display. SIGTERM ends it as Ctrl-C does, before Prefect's own handler for it and after."""
+    """Runs the flow with its display.
+
+    SIGTERM ends it as Ctrl-C does, before Prefect's own handler for it and after; and so does the terminal's end, but
+    under nohup.
+    """
     display = display or ProgressDisplay()
 
     async def run() -> Any:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await flow.with_listener(display)(**parameters)
 
     with display:
-        display.show_start(embedded=not os.environ.get("PREFECT_API_URL"))
+        display.show_start(describe_start())
         try:
             return asyncio.run(run())
         except (asyncio.CancelledError, TerminationSignal, KeyboardInterrupt):
@@ -257,6 +266,14 @@ def _run(flow: Any, parameters: dict[str, Any], display: ProgressDisplay | None 
                 f"the Prefect server failed or went away while the flow ran ({reason}){where}: look at it, and run "
                 "again with --results-path or --resume to run only the rest"
             ) from error
+
+
+def describe_start() -> str:
+    """What a flow run waits for before it begins: Prefect's server, which is its own where none is named."""
+    if os.environ.get("PREFECT_API_URL"):
+        return "waiting for the Prefect server"
+    has_database = (get_current_settings().home / "prefect.db").exists()
+    return "starting Prefect" if has_database else "starting Prefect (half a minute the first time)"
 
 
 def _describe_interrupt(display: ProgressDisplay, parameters: dict[str, Any]) -> str:

@@ -60,7 +60,10 @@ def _load_tool(name: str, path: str) -> Tool:
         for part in attribute.split("."):
             tool = getattr(tool, part)
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"the tool {name!r}, {path}, cannot be imported on this host: {error}") from None
+        remedy = "; PYTHONPATH has the directories of modules" if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigurationError(
+            f"the tool {name!r}, {path}, cannot be imported on this host: {error}{remedy}"
+        ) from None
     if not callable(tool):
         raise ConfigurationError(f"the tool {name!r}, {path}, is a {type(tool).__name__}, which cannot be called")
     return tool

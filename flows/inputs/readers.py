@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, Self
 from ...blocks.storage.location import Location
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.requests.execution_request import check_variable_name
 from .block_spool import BlockSpool
 from .csv_blocks import BLOCK_CHARACTERS
 from .host_paths import locate_input, pin_file
@@ -175,18 +176,37 @@ def _copy_stream(path: Path) -> "tempfile._TemporaryFileWrapper[bytes] | None": 
 _open_files: weakref.WeakValueDictionary[tuple[Any, ...], InputFile] = weakref.WeakValueDictionary()
 
 
+class VariablesFile(InputFile):
+    """The same for variables, whose names are checked with the file: a CSV file of semicolons has one odd column."""
+
+    _names: frozenset[str] = frozenset()  # that are known to be names
+
+    def check(self, value: Variables, number: int) -> None:
+        if not self._names.issuperset(value):
+            self._check_names(value, f"line {number} of {self.path}: ")
+
+    def check_table(self, table: Table) -> None:
+        self._check_names(table.names, f"the header of {self.path}: ")
+
+    def _check_names(self, names: Iterable[str], where: str) -> None:
+        for name in names:
+            check_variable_name(name, where)
+        self._names = self._names.union(names)
+
+
 class ItemFile(InputFile):
     """The same for items of data: a line of JSON is any value."""
 
     takes_any_value = True
 
 
-class PointFile(InputFile):
+class PointFile(VariablesFile):
     """The same for the points of a sweep, which all have the same variables."""
 
     _variables: set[str] | None = None  # of the first
 
     def check(self, value: Variables, number: int) -> None:
+        super().check(value, number)
         if self._variables is None:
             self._variables = set(value)
         check_same_variables(self._variables, value, number)
@@ -214,7 +234,7 @@ class Grid:
 
 def read_inputs(inputs: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
     """The inputs that a flow was given, as a list or as a path. Raises ConfigurationError where there are none."""
-    return _require_values(open_or_take(InputFile, inputs, types, report), inputs, "inputs")
+    return _require_values(open_or_take(VariablesFile, inputs, types, report), inputs, "inputs")
 
 
 def read_points(points: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:

@@ -64,7 +64,9 @@ def build_summary_rows(summary: RunSummary, records: Sequence[RunRecord]) -> lis
     if spec.objectives:
         rows.append(["Pareto front", describe_front(summary)])
     if record.began and record.ended is not None:
-        rows.append(["Time", f"{format_duration(record.ended - record.began)}, from {_format_time(record.began)}"])
+        which = "of the last run of several, " if len(records) > 1 else ""
+        span = f"{format_duration(record.ended - record.began)}, {which}from {_format_time(record.began)}"
+        rows.append(["Time", span])
     elif record.began:
         rows.append(["Begun", _format_time(record.began)])
     rows.append(["Code ran", f"{format_duration(summary.seconds)} of all {spec.noun}s together"])

@@ -37,6 +37,12 @@ def strip_fence(code: str) -> str:
     return "\n" * (1 + code[: code.index(FENCE)].count("\n")) + "\n".join(lines)
 
 
+def check_variable_name(name: object, where: str = "") -> None:
+    """Raises ConfigurationError for what no variable can be called; `where` it stands begins the sentence."""
+    if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
+        raise ConfigurationError(f"{where}the variable {name!r} is no name that Python code could use: rename it")
+
+
 def encode_request(
     code: str,
     variables: dict[str, Any],
@@ -59,8 +65,7 @@ def encode_request(
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
     code = strip_fence(code)
     for name in (*variables, *(encoded or ()), *(files or ())):
-        if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
-            raise ConfigurationError(f"the variable {name!r} is no name that Python code could use: rename it")
+        check_variable_name(name)
         is_taken = name == "SUBMIT" or name in VOLUME_NAMES or name in tools
         if is_taken or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):
             raise ConfigurationError(

@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_HOME, temporary_settings
 
-from rlm_batch.cli.progress import ProgressDisplay
+from rlm_batch.cli.run_flow import describe_start
 
 from .conftest import ROOT
 
@@ -32,10 +33,12 @@ def test_a_sweep_prints_its_trials_the_best_one_and_the_ledgers_path(run):
     assert "Finished in state" not in done.stderr + done.stdout
 
 
-def test_a_run_that_makes_prefects_database_says_how_long_that_takes(capsys):
-    with ProgressDisplay() as display:
-        display.show_start(embedded=True)
-        assert capsys.readouterr().err == "starting Prefect (half a minute the first time)\n"
+def test_a_run_that_makes_prefects_database_says_how_long_that_takes_and_the_next_one_does_not(tmp_path, monkeypatch):
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with temporary_settings({PREFECT_HOME: tmp_path}):
+        assert describe_start() == "starting Prefect (half a minute the first time)"
+        (tmp_path / "prefect.db").touch()
+        assert describe_start() == "starting Prefect"
 
 
 def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
@@ -230,6 +233,9 @@ def test_failures_exit_with_1_and_are_shown_with_what_the_code_wrote(run, tmp_pa
         (["batch", "slow.py", "points.jsonl", "--inputs", "points.jsonl"], "one FILE"),
         (["batch", "slow.py", "--inputs", "deep.jsonl"], "line 1 of"),
         (["batch", "slow.py", "--inputs", "twice.csv"], "has 'x' twice"),
+        (["batch", "slow.py", "--inputs", "semicolons.csv"], "semicolons.csv: the variable 'x;y' is no name"),
+        (["sweep", "slow.py", "--points", "semicolons.csv"], "semicolons.csv: the variable 'x;y' is no name"),
+        (["batch", "slow.py", "--inputs", "odd.jsonl"], "line 2 of {}/odd.jsonl: the variable '2x' is no name"),
         (["batch"], "FILE"),
         (["nosuch"], "nosuch"),
     ],
@@ -239,7 +245,16 @@ def test_wrong_usage_is_one_sentence_and_exit_status_2(refused, tmp_path, argume
     (tmp_path / "points.jsonl").write_text('{"x": 1, "y": 2}\n{"x": 2}\n')
     (tmp_path / "deep.jsonl").write_text('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}")
     (tmp_path / "twice.csv").write_text("x,x\n1,2\n")
-    assert said in refused(*arguments)
+    (tmp_path / "semicolons.csv").write_text("x;y\n1;2\n")
+    (tmp_path / "odd.jsonl").write_text('{"x": 1}\n{"2x": 2}\n')
+    assert said.format(tmp_path) in refused(*arguments)
+
+
+def test_a_tool_is_found_in_a_module_of_the_working_directory(run_alone, tmp_path):
+    (tmp_path / "words.py").write_text("def join(a, b): return a + b\n")
+    (tmp_path / "code.py").write_text("SUBMIT(both=join('a', 'b'))")
+    done = run_alone("batch", "code.py", "--tools", "join=words:join", "--json")
+    assert json.loads(done.stdout)["outputs"] == {"both": "ab"}, done.stderr
 
 
 def test_a_file_of_code_that_is_not_there_is_said_before_prefect_is_imported():

@@ -10,7 +10,14 @@ import pytest
 from .conftest import COMMAND, environment
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.full),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.full),
+    ],
+)
 def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(run_alone, tmp_path, number):
     (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 60); SUBMIT(x=x)")
     command = [COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]
@@ -34,6 +41,32 @@ def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(run_al
     done = run_alone(*rest.split()[1:], "--timeout", "1")
     assert "4 of 4 done" in done.stderr
     assert "1 succeeded, 1 from earlier runs, 3 failed" in done.stderr
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.full
+def test_a_second_interrupt_while_a_command_ends_takes_nothing_from_what_it_has_said(no_process_left, tmp_path):
+    (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(60)")
+    environ = environment(tmp_path)
+    environ.pop("PREFECT_API_URL", None)  # it has a server of its own to end
+    process = subprocess.Popen(
+        [COMMAND, "batch", "slow.py"],
+        cwd=tmp_path,
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    while process.stderr.readline() != "begun\n":
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    while not (line := process.stderr.readline()).startswith("rlm-batch batch"):  # the last of its lines
+        assert line
+    time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr.read() == ""
+    assert process.wait(30) in (130, -signal.SIGINT)  # Python's last steps have no handler any more
 
 
 @pytest.mark.timeout(200)
