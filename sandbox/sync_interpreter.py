@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .sessions.output_listener import OnOutput
 
 T = TypeVar("T")
+FORKED = (
+    "the sandbox was opened by another process, of which this one is a fork: shutdown() and start() open one of its own"
+)
 # A signal that comes just before a wait does not end it, and Ctrl-C is to be heard nonetheless.
 MAX_WAIT_SECONDS = 1.0
 
@@ -163,6 +166,7 @@ class SyncInterpreter:
         self._open = open_sandbox
         self._start_lock = threading.Lock()
         self._sandbox: Sandbox | None = None
+        self._process_id = os.getpid()  # of the process that has opened it
         self._pipe: PipeTransport | None = None  # where the sandbox is on this machine
         self._session: AsyncInterpreter | None = None  # where it is elsewhere
 
@@ -198,7 +202,7 @@ class SyncInterpreter:
                     self._pipe = self._session = None
                     run_sync(sandbox.remove)
                     raise
-                self._sandbox = sandbox
+                self._sandbox, self._process_id = sandbox, os.getpid()
         return self
 
     def execute(
@@ -222,6 +226,7 @@ class SyncInterpreter:
         patterns = check_patterns(collect)
         if self._sandbox is None:
             self.start()
+        self._check_process()
         pipe, session = self._pipe, self._session
         if pipe is not None:
             collected = CollectedFiles(patterns, collect_to) if patterns else None
@@ -251,6 +256,7 @@ class SyncInterpreter:
         It is no error where there is no state, or where that was lost. Raises ConfigurationError while an execution is
         under way, in another thread or around a tool, and SandboxLost where the sandbox has gone.
         """
+        self._check_process()
         pipe, session = self._pipe, self._session
         if session is not None:
             run_sync(session.reset)
@@ -274,8 +280,14 @@ class SyncInterpreter:
         sandbox = self._get_sandbox()
         return run_sync(lambda: download_file(sandbox, path))
 
+    def _check_process(self) -> None:
+        """Raises ConfigurationError in a fork of the process that has opened the sandbox: both would read one wire."""
+        if self._sandbox is not None and self._process_id != os.getpid():
+            raise ConfigurationError(FORKED)
+
     def _get_sandbox(self) -> Sandbox:
         self.start()
+        self._check_process()
         sandbox = self._sandbox
         if sandbox is None:
             raise SandboxLost("the sandbox was shut down meanwhile: a new one has none of its files")
@@ -288,7 +300,13 @@ class SyncInterpreter:
             self._session.share_query_limits()
 
     def shutdown(self) -> None:
-        """Removes the sandbox, whatever it is doing; the second time does nothing."""
+        """Removes the sandbox, whatever it is doing; the second time does nothing.
+
+        In a fork of the process that has opened it the sandbox stays, for that one.
+        """
+        if self._process_id != os.getpid():
+            self._sandbox = self._pipe = self._session = None
+            return
         with self._start_lock:
             sandbox, self._sandbox = self._sandbox, None
             pipe, self._pipe = self._pipe, None

@@ -68,7 +68,8 @@ def create_sandbox(
     try:
         folder.mkdir(mode=0o700)
         for path in (folder / "work", folder / "tmp"):
-            path.mkdir(mode=0o755)
+            path.mkdir()
+            path.chmod(0o755)  # whatever this process's umask is: the supervisor is root without root's rights
             if uid is not None:
                 os.chown(path, uid, uid)
         if uid is not None:

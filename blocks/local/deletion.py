@@ -159,11 +159,13 @@ def remove_folder(folder: Path) -> bool:
     the folder has gone; if not, the log says so, and the next reap goes on with it.
     """
     end = time.monotonic() + REMOVAL_SECONDS
+    environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{os.defpath}"}
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         if folder.exists():
             with suppress(subprocess.TimeoutExpired):
                 wait = max(0.0, end - time.monotonic())
-                subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False, timeout=wait)
+                words = [*command, "--", str(folder)]
+                subprocess.run(words, env=environment, stderr=subprocess.DEVNULL, check=False, timeout=wait)
     if folder.exists():
         log.warning("%s", describe_rest(folder))
         return False

@@ -48,7 +48,9 @@ class LocalSandboxHandle(Sandbox):
         self._process: DriverProcess | None = None
         self._channel: LocalChannel | None = None
         # A program that ends without shutting down leaves no folder either; the processes end with the wire.
-        self._finalizer = weakref.finalize(self, _remove_unclosed, self.folder, self.lock, self._list_groups())
+        self._finalizer = weakref.finalize(
+            self, _remove_unclosed, os.getpid(), self.folder, self.lock, self._list_groups()
+        )
 
     async def copy_repository(self, clone: Path) -> None:
         """Copies the clone to where the code runs. Raises SandboxStartError."""
@@ -187,7 +189,9 @@ class LocalSandboxHandle(Sandbox):
             os.close(self.lock)
 
 
-def _remove_unclosed(folder: Path, lock: int, groups: list[str]) -> None:
+def _remove_unclosed(owner: int, folder: Path, lock: int, groups: list[str]) -> None:
+    if os.getpid() != owner:
+        return  # a fork of the process that it is of
     remove_groups(groups)
     remove_folder(folder)
     os.close(lock)

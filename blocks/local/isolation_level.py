@@ -102,7 +102,8 @@ async def try_level(level: IsolationLevel) -> str:
         result = await interpreter.execute(PROBE.format(secret=str(secret)))
         return "code in it could read a file that it must not see" if result["seen"] else ""
     except RlmBatchError as error:
-        return error.summary
+        summary, is_cut, _ = error.summary.partition("Traceback (most recent call last):")
+        return summary + str(error).strip().splitlines()[-1] if is_cut else summary
     finally:
         await interpreter.shutdown()
         secret.unlink()

@@ -117,8 +117,10 @@ def read_file_below(root: Path, path: str, max_bytes: int | None = None) -> byte
                 raise VolumeError(f"{path} is no file that could be read")
             if max_bytes is None:
                 return file.read()
-            # Code may write to it meanwhile.
-            data = b"" if status.st_size > max_bytes else file.read(max_bytes + 1)
+            # Code may write to it meanwhile; and what is asked for at once has its memory at once.
+            data = b"" if status.st_size > max_bytes else file.read(status.st_size + 1)
+            if len(data) > status.st_size:
+                data += file.read(max_bytes + 1 - len(data))
             if status.st_size > max_bytes or len(data) > max_bytes:
                 raise VolumeError(describe_large_file(path, max(status.st_size, len(data)), max_bytes))
             return data

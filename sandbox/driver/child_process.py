@@ -66,6 +66,15 @@ class Execution:
         """Has it killed if it has not ended after `grace` seconds."""
         self.is_ending, self.due_at = True, time.monotonic() + grace
 
+    def set_interrupted_end(self, grace: float, process: ChildProcess) -> None:
+        """The same of one that has been interrupted. In a context it is interrupted once more before it is killed.
+
+        Python drops what is raised in a finalizer, and sleeps on where the signal came just before it slept; and the
+        state is worth a second try.
+        """
+        self.set_end(grace)
+        self.has_second_interrupt = process.context is not None
+
     def encode_end(self, code: int | None, number: int | None) -> tuple[dict[str, Any], bytes]:
         """Its end's frame; `code` and `number` are its process's exit status and signal, where that has ended."""
         header: dict[str, Any] = {"op": "end", "id": self.id, "seconds": time.monotonic() - self.started_at}

@@ -28,6 +28,7 @@ def main(
     `runner` is one that was made when what most code needs had been imported. `child` was forked ahead (its id, and our
     ends of the pipes to it), and waits for the settings.
     """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a host may have blocked some, and this process inherits that
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the host's terminal is the host's to handle
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if watched:

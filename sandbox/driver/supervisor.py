@@ -147,13 +147,11 @@ class Supervisor:
     def _stop(self, process: ChildProcess, execution: Execution, cause: str) -> None:
         """Interrupts an execution, so that it can say where it was and a context keeps its state; then kills it."""
         execution.end_cause = execution.end_cause or cause
-        execution.set_end(KILL_GRACE_SECONDS)
+        execution.set_interrupted_end(KILL_GRACE_SECONDS, process)
         if cause == "cancelled" and process.context is None:
             kill_session(process.pid)
             return
         send_signal(process.pid, signal.SIGINT)
-        # Python drops what is raised in a finalizer, and the state is worth a second try.
-        execution.has_second_interrupt = process.context is not None
 
     # -- from the host
 
@@ -377,7 +375,7 @@ class Supervisor:
         elif op == "submit":
             if execution.submitted is None and not execution.end_cause:
                 execution.submitted = body
-                execution.set_end(SUBMIT_GRACE_SECONDS)
+                execution.set_interrupted_end(SUBMIT_GRACE_SECONDS, process)
                 if header.get("interrupt"):
                     send_signal(process.pid, signal.SIGINT)
         elif op == "files":

@@ -334,6 +334,29 @@ async def test_threads_that_an_execution_starts_are_its_own_in_a_context_too(int
         assert (await interpreter.execute(way, context="c")).outputs == {"x": 1}, way
 
 
+INTERRUPT_LOST = """
+import signal, threading, time
+handle, numbers = signal.getsignal(signal.SIGINT), []
+def lose_first(number, frame):
+    numbers.append(number)
+    if len(numbers) > 1:
+        handle(number, frame)
+signal.signal(signal.SIGINT, lose_first)
+threading.Thread(target=lambda: SUBMIT(x=1)).start()
+time.sleep(20)
+"""
+
+
+@pytest.mark.full
+async def test_the_state_is_kept_where_the_interrupt_of_a_thread_that_submits_comes_to_nothing(
+    interpreter: Interpreter,
+) -> None:
+    """As one does that comes just before the main thread sleeps."""
+    await interpreter.execute("kept = 1", context="c")
+    assert (await interpreter.execute(INTERRUPT_LOST, context="c")).outputs == {"x": 1}
+    assert (await interpreter.execute("SUBMIT(kept=kept)", context="c")).kept == 1
+
+
 async def test_a_thread_of_an_earlier_execution_works_on(provider: SandboxProvider) -> None:
     async with provider.interpreter(timeout=20, tools={"add": lambda a, b: a + b}) as interpreter:
         early = """

@@ -416,3 +416,77 @@ async def test_with_a_seed_the_code_of_a_recursive_query_draws_by_who_asks_and_h
     assert [len(drawn) for drawn in first.values()] == [8, 8]
     assert len({number for drawn in first.values() for number in drawn}) == 16
     assert await draw([1]) == {1: first[1]}
+
+
+# What is left open, by whom, and the text that the next execution reads in the file `out`.
+LEFT_OPEN = {
+    "a file that it has opened": ("log = open('out', 'a')", "log.write('x')"),
+    "a file in a dict of its": ("files = {}", "files['a'] = open('out', 'w'); files['a'].write('x')"),
+    "a file that a module has": ("", "import math; math.file = open('out', 'w'); math.file.write('x')"),
+    "a process": (
+        "import multiprocessing.util",
+        """
+        import multiprocessing, time
+        def write():
+            time.sleep(0.3)
+            open('out', 'w').write('x')
+        multiprocessing.get_context('fork').Process(target=write).start()
+        """,
+    ),
+    "a log's buffer": (
+        "import logging.handlers",
+        """
+        handler = logging.handlers.MemoryHandler(100, target=logging.FileHandler('out'))
+        handler.target.terminator = ''
+        logging.getLogger().addHandler(handler)
+        logging.warning('x')
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LEFT_OPEN)
+async def test_what_an_execution_has_left_open_is_written_at_its_end(provider: SandboxProvider, what: str) -> None:
+    prepare, code = LEFT_OPEN[what]
+    async with open_prepared(provider, prepare) as one:
+        await one.execute(dedent(code))
+        assert (await one.execute("SUBMIT(text=open('out').read())")).text == "x"
+
+
+@pytest.mark.parametrize("text", ["'a' * 10", "'a' * 10_000"])
+async def test_what_is_in_a_cycle_or_a_module_is_written_at_the_end_without_it_too(
+    provider: SandboxProvider, text: str
+) -> None:
+    code = f"""
+    import math
+    math.file = open('module', 'w')
+    math.file.write({text})
+    cycle = [open('cycle', 'w')]
+    cycle.append(cycle)
+    cycle[0].write({text})
+    """
+    async with provider.interpreter(timeout=20) as one:
+        await one.execute(dedent(code))
+        result = await one.execute(f"SUBMIT(right=[open(n).read() == {text} for n in ('module', 'cycle')])")
+        assert result.right == [True, True]
+
+
+async def test_names_that_it_has_defined_stay_its_own_and_those_of_a_step_stay_that_ones(
+    provider: SandboxProvider,
+) -> None:
+    define = "def report(x): return ['mine', x]\ndef display(x): return ['mine', x]"
+    use = "SUBMIT(both=[report(1), display(2)])"
+    async with open_prepared(provider, define) as one:
+        assert (await one.execute(use)).both == [["mine", 1], ["mine", 2]]
+    async with provider.interpreter(timeout=20) as one:
+        await one.execute(define, context="c")
+        assert (await one.execute(use, context="c")).both == [["mine", 1], ["mine", 2]]
+        with pytest.raises(CodeError):
+            await one.execute(use)  # the driver's take other arguments
+
+
+async def test_what_only_has_the_name_of_numpy_or_torch_is_no_generator(provider: SandboxProvider) -> None:
+    names = "'numpy', 'numpy.random', 'torch'"
+    prepare = f"import sys, types\nfor name in ({names}):\n    sys.modules[name] = types.ModuleType(name)"
+    async with open_prepared(provider, prepare) as one:
+        assert (await one.execute("SUBMIT(x=1)")).x == 1

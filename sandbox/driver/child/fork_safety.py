@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import gc
 import os
 import sys
 import time
@@ -20,6 +19,8 @@ END_SECONDS = 0.01  # for a thread that is at its end
 MAX_NAMES = 10  # in a sentence
 WORD_BITS = 32  # of which numpy takes a seed
 SEED_BYTES = 32
+# Of modules, for the processes and the log handlers that there are then: what is last is called first.
+EXIT_FUNCTIONS = (("logging", "shutdown"), ("multiprocessing.util", "_exit_function"))
 
 
 class ThreadsLeftError(RuntimeError):
@@ -76,24 +77,18 @@ def _list_threads() -> tuple[list[str], int]:
     return names, _thread._count() - len(names)  # type: ignore[reportPrivateUsage]
 
 
-def flush_files() -> None:
-    """Writes out what open files hold: each fork would do it again."""
-    import _io
-
-    writers = (_io.TextIOWrapper, _io.BufferedWriter, _io.BufferedRandom)
-    for found in gc.get_objects():
-        if issubclass(type(found), writers):
-            try:
-                found.flush()
-            except Exception:  # a closed one, one that is read, or a class of the code's own
-                pass
-
-
 def disarm_finalizers() -> None:
-    """Forgets what is to be done when the process ends, for it is the forked one's: each fork would do it."""
+    """Forgets what is to be done when the process ends, for it is the forked one's: each fork would do it.
+
+    What modules of the library have registered when they were imported stays, for what a fork has of its own.
+    """
     import atexit
 
     atexit._clear()  # type: ignore[reportPrivateUsage]
+    for name, function in EXIT_FUNCTIONS:
+        at_exit: Any = getattr(sys.modules.get(name), function, None)
+        if at_exit is not None:
+            atexit.register(at_exit)
     finalize: Any = getattr(sys.modules.get("weakref"), "finalize", None)
     if finalize is not None:
         for entry in list(finalize._registry):
@@ -119,9 +114,10 @@ def seed_generators(seed: int | None) -> None:
     if seed is None:
         seed = int.from_bytes(os.urandom(SEED_BYTES), "little")
     __import__("random").seed(seed)
-    numpy_random: Any = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed([seed >> at & (1 << WORD_BITS) - 1 for at in range(0, 8 * SEED_BYTES, WORD_BITS)])
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed & (1 << 63) - 1)
+    # What is called numpy or torch may be a stand-in without them.
+    seed_numpy: Any = getattr(sys.modules.get("numpy.random"), "seed", None)
+    if seed_numpy is not None:
+        seed_numpy([seed >> at & (1 << WORD_BITS) - 1 for at in range(0, 8 * SEED_BYTES, WORD_BITS)])
+    seed_torch: Any = getattr(sys.modules.get("torch"), "manual_seed", None)
+    if seed_torch is not None:
+        seed_torch(seed & (1 << 63) - 1)

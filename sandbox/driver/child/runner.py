@@ -23,12 +23,12 @@ from .fork_safety import (
     ThreadStarts,
     check_threads,
     disarm_finalizers,
-    flush_files,
     import_common_modules,
     load_generators,
     seed_generators,
 )
 from .imports import repair_imports
+from .open_files import OpenFiles
 from .queries import make_query_names
 from .report import make_report
 from .submit import SubmitError, Submitted, encode_submission
@@ -71,11 +71,13 @@ class CodeRunner:
         self._executions = 0
         self._refuses_exit = False  # with status 0, of the execution under way
         self._prepared: dict[str, Any] = {}
+        self._files = OpenFiles()
         self._parent = 0  # of a fork of a process that has prepared: the supervisor's id
         self._file_name = CODE_NAME
         self._sources: dict[str, str] = {}
         self._reserve: bytes | None = None
         self._provided_names: dict[bool, dict[str, Any]] = {}
+        self._given_names: dict[str, Any] = {}  # with the values that the code last found
         self._displays: Displays | None = None  # of the execution under way
         self._volume = Volume(None, False, self._shield)  # until there are settings
         for can_query in (False, True):
@@ -112,7 +114,7 @@ class CodeRunner:
         self._module.__dict__.clear()
         self._module.__dict__.update(names)
         self._sources.clear()
-        self._displays, self._executions = None, 0
+        self._displays, self._executions, self._given_names = None, 0, {}
 
     def wait_for_settings(self) -> dict[str, Any]:
         """The settings of the sandbox, which come before the first execution to a process that was forked ahead."""
@@ -218,7 +220,7 @@ class CodeRunner:
 
     def _execute_preparation(self, body: bytes) -> None:
         """Runs the code with the volume's names alone: the rest is an execution's."""
-        self._module.__dict__.update(self._volume.make_names())
+        self._give_names(self._volume.make_names())
         starts = ThreadStarts()
         starts.watch()
         try:
@@ -232,7 +234,7 @@ class CodeRunner:
         import_common_modules()
         load_generators()
         gc.collect()
-        flush_files()
+        self._files.write_inherited()
         gc.freeze()  # a collection touches every page that a fork would otherwise share
         gc.disable()
 
@@ -243,9 +245,10 @@ class CodeRunner:
         if self._parent and self._executions == 1:
             seed_generators(request.get("seed"))
         namespace = self._module.__dict__
-        namespace.update(self._provide_names(request["queries"]))
         number = self._channel.number
-        namespace["report"] = make_report(self._channel.call_host, lambda: self._submit(number, b"{}"))
+        displays = self._displays = Displays(self._send_shown)
+        report = make_report(self._channel.call_host, lambda: self._submit(number, b"{}"))
+        self._give_names({**self._provide_names(request["queries"]), "report": report, "display": displays.display})
         for name in request["names"]:
             namespace[name] = self._make_tool(name)
         namespace["SUBMIT"] = self._make_submit(number, request["output_fields"])
@@ -254,8 +257,6 @@ class CodeRunner:
             variables[name], more = loads(take_file(path).decode("utf-8"))
             nonfinite.update(more)
         restore_numbers(variables, nonfinite)
-        displays = self._displays = Displays(self._send_shown)
-        namespace["display"] = displays.display
         namespace.update(variables)
         try:
             value = self._compile_and_run(request["code"])
@@ -320,6 +321,13 @@ class CodeRunner:
             query_names = make_query_names(self._channel.call_host if can_query else None)
             self._provided_names[can_query] = {**self._volume.make_names(), **query_names}
         return self._provided_names[can_query]
+
+    def _give_names(self, names: dict[str, Any]) -> None:
+        """Puts them among the code's; one that the code has defined itself, in `prepare` or an earlier step, is its."""
+        namespace, given = self._module.__dict__, self._given_names
+        for name, value in names.items():
+            if name not in namespace or (name in given and namespace[name] is given[name]):
+                namespace[name] = given[name] = value
 
     def _make_tool(self, name: str) -> Callable[..., Any]:
         def tool(*args: Any, **kwargs: Any) -> Any:
@@ -439,6 +447,7 @@ class CodeRunner:
         """Ends the process as a script's would."""
         try:
             self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
+            self._files.write_at_end()
         finally:
             os._exit(0)
 

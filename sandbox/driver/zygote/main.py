@@ -52,6 +52,7 @@ def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
     `user` are the ids that sandboxes have in user namespaces of their own; None where the host is root.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what its host has blocked is not what sandboxes have
     control = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 10))
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
