@@ -23,8 +23,8 @@ MODULES = (
     "driver.child.environment", "driver.child.submit", "driver.child.volume",
     "driver.child.queries", "driver.child.report", "driver.child.displays", "driver.child.file_changes",
     "driver.child.imports", "driver.child.evaluation.last_expression", "driver.child.thread_execution",
-    "driver.child.channel", "driver.child.evaluation.coroutines", "driver.child.fork_safety",
-    "driver.child.open_files", "driver.child.runner", "driver.child.fork_service", "driver.output_stream",
+    "driver.child.channel", "driver.child.evaluation.coroutines", "driver.child.forking.fork_safety",
+    "driver.child.open_files", "driver.child.runner", "driver.child.forking.fork_service", "driver.output_stream",
     "driver.child_process", "driver.collection", "driver.collectors", "driver.fork_server", "driver.supervisor",
     "driver.main",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from ..wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame_parts
 from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from ..wire.strict_json import dumps
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
-from .child.fork_service import serve_forks
+from .child.forking.fork_service import serve_forks
 from .orphans import kill_descendants
 from .output_stream import OutputStream
 from .processes import has_ended, kill_session, signal

@@ -7,7 +7,7 @@ import os
 import select
 import time
 
-from .child.fork_service import MAX_MESSAGE_BYTES, encode_descriptors
+from .child.forking.fork_service import MAX_MESSAGE_BYTES, encode_descriptors
 from .child_process import build_child, close_all, fork_runner, open_pipes
 from .processes import describe_end, has_ended, kill_session, list_children, list_descendants, read_end, signal
 

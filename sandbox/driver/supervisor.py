@@ -12,7 +12,7 @@ from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
 from ..wire.submission import MAX_SUBMIT_BYTES
 from .child.environment import enter_environment
-from .child.fork_safety import import_common_modules
+from .child.forking.fork_safety import import_common_modules
 from .child.runner import CODE_NAME, CodeRunner
 from .child_process import NEVER, ChildProcess, Execution, build_child, fork_runner
 from .collection import Collection

@@ -18,7 +18,7 @@ from .environment import open_streams
 from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, await_codes
 from .evaluation.last_expression import compile_code
 from .file_changes import report_missing_files
-from .fork_safety import (
+from .forking.fork_safety import (
     ThreadsLeftError,
     ThreadStarts,
     check_threads,

@@ -23,7 +23,7 @@ import sys
 import time
 from contextlib import suppress
 
-from ..child.fork_safety import import_common_modules
+from ..child.forking.fork_safety import import_common_modules
 from ..child.runner import CodeRunner
 from ..confinement import Confinement
 from ..main import main as run_driver

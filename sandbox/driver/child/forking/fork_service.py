@@ -11,15 +11,15 @@ import errno
 import os
 import sys
 
-from .channel import CHANNEL_IN, CHANNEL_OUT, FORK_REQUESTS, place_descriptors, report_unconfined
+from ..channel import CHANNEL_IN, CHANNEL_OUT, FORK_REQUESTS, place_descriptors, report_unconfined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..confinement import Confinement
-    from .runner import CodeRunner
+    from ...confinement import Confinement
+    from ..runner import CodeRunner
 
 FD_BYTES = 4
 PIPES = 4  # of a child, whose ends it gets

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from .thread_execution import wrap_thread_start
+from ..thread_execution import wrap_thread_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
