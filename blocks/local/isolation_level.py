@@ -6,7 +6,7 @@ import sys
 from typing import Literal
 
 from ...sandbox.confinement import policy as confinement_policy
-from ...sandbox.errors import ConfigurationError, RlmBatchError
+from ...sandbox.errors import ConfigurationError, RlmBatchError, SandboxStartError
 from ...sandbox.interpreter import Interpreter
 from ..worker_consent import check_no_isolation
 from . import isolation
@@ -15,6 +15,7 @@ from .deletion import remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import pick_folder
 from .isolation import INSTALL_HINT, IsolationLevel
+from .launch.driver_process import is_shortage
 from .settings import LocalSettings
 
 PROBE = """
@@ -31,7 +32,8 @@ _reasons: dict[IsolationLevel, str] = {}  # why a level does not work here, of t
 async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> IsolationLevel:
     """The level that is in force where `isolation` is asked for. Raises ConfigurationError with the fix if none is.
 
-    A deployment's run has `none` only with its worker's consent.
+    Raises SandboxStartError where that cannot be found out now, for want of descriptors, memory or processes. A
+    deployment's run has `none` only with its worker's consent.
     """
     if isolation == "none":
         check_no_isolation()
@@ -79,7 +81,10 @@ def _find_missing_support(level: IsolationLevel) -> str:
 
 
 async def try_level(level: IsolationLevel) -> str:
-    """Opens a sandbox and asks code in it to read a file that it must not see; returns why the level does not work."""
+    """Opens a sandbox and asks code in it to read a file that it must not see; returns why the level does not work.
+
+    Raises SandboxStartError for want of what there may be again in a moment: a weaker level is no remedy for that.
+    """
     # In a folder that is named as a sandbox's is: should this process be killed, it is found as one.
     folder = pick_folder()
     secret = folder / "secret"
@@ -102,6 +107,8 @@ async def try_level(level: IsolationLevel) -> str:
         result = await interpreter.execute(PROBE.format(secret=str(secret)))
         return "code in it could read a file that it must not see" if result["seen"] else ""
     except RlmBatchError as error:
+        if is_shortage(error):
+            raise SandboxStartError(f"isolation {level!r} could not be tried: {error.summary}") from error
         summary, is_cut, _ = error.summary.partition("Traceback (most recent call last):")
         return summary + str(error).strip().splitlines()[-1] if is_cut else summary
     finally:

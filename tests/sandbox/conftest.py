@@ -1,4 +1,4 @@
-"""A driver that is started by hand and spoken to in frames, and the check that its processes are gone."""
+"""A driver that is started by hand and spoken to in frames, scripts, and the check that their processes are gone."""
 
 import os
 import select
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, Self
 
 import pytest
@@ -18,7 +19,25 @@ from rlm_batch.sandbox.wire.frames import FrameReader, encode_frame
 from rlm_batch.sandbox.wire.strict_json import dumps, loads
 
 Frame = tuple[dict[str, Any], bytes | None]
+Run = Callable[..., subprocess.Popen[str]]
 PATIENCE = 20.0  # seconds after which a driver that says nothing fails the test
+SCRIPT_PATIENCE = 40.0  # seconds that a script has to end, on a busy machine; what it waits for in vain takes 1000
+
+BEGIN = """
+import asyncio, os, sys, time
+from rlm_batch import LocalInterpreter
+def ready():
+    os.write(1, b"ready\\n")  # in one piece, whatever other threads say
+"""
+# Functions of the host that take for ever.
+TOOLS = """
+def plain():
+    ready()
+    time.sleep(1000)
+async def asynchronous():
+    ready()
+    await asyncio.sleep(1000)
+"""
 
 
 class Driver:
@@ -124,6 +143,25 @@ def launch(driver_file: Path) -> Iterator[Callable[..., Driver]]:
         for pipe in (one.process.stdin, one.process.stdout, one.process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Run]:
+    """Starts scripts, each as a terminal would: the leader of a process group."""
+    started: list[subprocess.Popen[str]] = []
+
+    def script(text: str) -> subprocess.Popen[str]:
+        path = tmp_path / "script.py"
+        path.write_text(BEGIN + TOOLS + dedent(text))
+        command = [sys.executable, str(path)]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        started.append(subprocess.Popen(command, cwd=tmp_path, **options))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield script
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(autouse=True)

@@ -4,34 +4,16 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
 from rlm_batch import LocalSandbox
 
-PATIENCE = 40.0  # seconds that a script has to end, on a busy machine; what it waits for in vain takes 1000
-Run = Callable[..., subprocess.Popen[str]]
+from .conftest import SCRIPT_PATIENCE, Run
 
-BEGIN = """
-import asyncio, os, sys, time
-from rlm_batch import LocalInterpreter
-def ready():
-    os.write(1, b"ready\\n")  # in one piece, whatever other threads say
-"""
-# Functions of the host that take for ever.
-TOOLS = """
-def plain():
-    ready()
-    time.sleep(1000)
-async def asynchronous():
-    ready()
-    await asyncio.sleep(1000)
-"""
 # Leaves processes that no signal but SIGKILL ends, in the session of the code and outside of it.
 DAEMONS = """
 import os, signal, subprocess, time
@@ -50,25 +32,6 @@ time.sleep(1000)
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Iterator[Run]:
-    """Starts scripts, each as a terminal would: the leader of a process group."""
-    started: list[subprocess.Popen[str]] = []
-
-    def script(text: str) -> subprocess.Popen[str]:
-        path = tmp_path / "script.py"
-        path.write_text(BEGIN + TOOLS + dedent(text))
-        command = [sys.executable, str(path)]
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-        started.append(subprocess.Popen(command, cwd=tmp_path, **options))  # type: ignore[call-overload]
-        return started[-1]
-
-    yield script
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 def said(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
@@ -77,7 +40,7 @@ def said(process: subprocess.Popen[str]) -> str:
 def press_ctrl_c(process: subprocess.Popen[str]) -> str:
     """Interrupts the terminal's process group once; what the script says on stderr before it ends."""
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=SCRIPT_PATIENCE)
     assert process.returncode != 0
     return errors
 
@@ -126,7 +89,7 @@ def test_ctrl_c_that_does_not_reach_a_system_call_ends_a_script_too(script: Run,
             interpreter.execute("press()")
         """)
     assert said(process) == "ready"  # what imports a language model's library takes seconds
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=SCRIPT_PATIENCE)
     assert "KeyboardInterrupt" in errors
 
 
@@ -166,7 +129,7 @@ def test_a_script_ends_although_a_tool_of_an_ended_execution_still_runs(script: 
                 ready()
         """)
     assert [said(process), said(process)] == ["ready"] * 2
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=SCRIPT_PATIENCE)
     assert (process.returncode, errors) == (0, "")
 
 
@@ -185,7 +148,7 @@ def test_a_script_that_catches_ctrl_c_goes_on_with_its_state(script: Run) -> Non
         time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)
         assert said(process) == "1"
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=SCRIPT_PATIENCE)
     assert (process.returncode, errors) == (0, "")
 
 
@@ -205,7 +168,7 @@ def test_an_alarm_of_the_scripts_own_ends_the_execution_and_keeps_its_state(scri
             except TooSlow:
                 print(interpreter.execute("SUBMIT(kept=kept)").kept, flush=True)
         """)
-    output, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=SCRIPT_PATIENCE)
     assert (output, errors) == ("1\n", "")
 
 
@@ -236,7 +199,7 @@ def test_ctrl_c_while_a_large_variable_is_sent_is_no_end_or_a_clear_one(script: 
             except (SandboxLost, OutcomeUnknown):
                 print(1, flush=True)
         """)
-    output, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=SCRIPT_PATIENCE)
     assert (output, errors) == ("1\n", "")
 
 
@@ -280,7 +243,7 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing(script: Run, local: Loca
                 pass
         ready()
         """)
-    output, errors = process.communicate(timeout=2 * PATIENCE)
+    output, errors = process.communicate(timeout=2 * SCRIPT_PATIENCE)
     assert (output, errors) == ("ready\n", "")
 
 
@@ -308,7 +271,7 @@ def test_thousands_of_interrupts_of_what_the_background_does_leave_it_at_work(sc
                 pass
         print(run_sync(sleep_shortly))
         """)
-    output, errors = process.communicate(timeout=2 * PATIENCE)
+    output, errors = process.communicate(timeout=2 * SCRIPT_PATIENCE)
     assert (output, errors) == ("awake\n", "")
 
 
@@ -336,7 +299,7 @@ def test_ctrl_c_before_the_start_has_begun_ends_it(script: Run) -> None:
         thread.join()
         other.shutdown()
         """)
-    output, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=SCRIPT_PATIENCE)
     assert (output, errors) == ("ready\n", "")
 
 
@@ -349,7 +312,7 @@ def test_a_script_that_never_shuts_down_leaves_nothing(script: Run, end: str) ->
         {end}
         """)
     assert said(process) == "ready"
-    process.communicate(timeout=PATIENCE)
+    process.communicate(timeout=SCRIPT_PATIENCE)
     assert process.returncode == {"": 0, "sys.exit(3)": 3, "1 / 0": 1}[end]
 
 
@@ -371,7 +334,7 @@ def test_a_tool_that_calls_exit_ends_neither_the_script_nor_the_code(script: Run
                 print(interpreter.execute(code).said, flush=True)
         asyncio.run(main())
         """)
-    output, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=SCRIPT_PATIENCE)
     assert errors == ""
     assert output.splitlines() == ["SystemExit: 3"] * 4
     assert process.returncode == 0
@@ -414,72 +377,3 @@ def remove_folders(local: LocalSandbox) -> None:
             await local.delete_sandbox(info.id)
 
     asyncio.run(remove())
-
-
-def test_a_fork_of_a_script_leaves_its_interpreter_to_it_and_can_open_one_of_its_own(script: Run) -> None:
-    process = script("""
-        interpreter = LocalInterpreter().start()
-        interpreter.execute("x = 1")
-        for ends in (os._exit, sys.exit):
-            if (pid := os.fork()) == 0:
-                for use in (lambda: interpreter.execute("x = 2"), interpreter.reset, lambda: interpreter.download("a")):
-                    try:
-                        use()
-                    except Exception as error:
-                        print(type(error).__name__, "of which this one is a fork" in str(error), flush=True)
-                interpreter.shutdown()
-                with interpreter:
-                    print(interpreter.execute("'x' in globals()").meta.value, flush=True)
-                ends(0)
-            os.waitpid(pid, 0)
-        interpreter.upload("file", b"still there")
-        print(interpreter.execute("[x, open('file').read()]").meta.value)
-        interpreter.shutdown()
-        """)
-    out, errors = process.communicate(timeout=PATIENCE)
-    in_fork = ["ConfigurationError True"] * 3 + ["False"]
-    assert out.splitlines() == [*in_fork, *in_fork, "[1, 'still there']"], errors
-
-
-@pytest.mark.parametrize("number", [signal.SIGCHLD, signal.SIGINT])
-def test_signals_that_a_script_has_blocked_are_not_blocked_in_its_sandboxes(
-    script: Run, local: LocalSandbox, number: signal.Signals
-) -> None:
-    process = script(f"""
-        import signal
-        from rlm_batch import ExecutionTimeout
-        signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])
-        with LocalInterpreter(isolation={local.isolation!r}) as interpreter:
-            interpreter.execute("x = 1")
-            try:
-                interpreter.execute("while True: pass", timeout=1)
-            except ExecutionTimeout:
-                print(interpreter.execute("x").meta.value)
-        """)
-    out, errors = process.communicate(timeout=PATIENCE)
-    assert out == "1\n", errors
-
-
-def test_a_script_whose_umask_closes_all_to_others_has_the_strongest_level_too(
-    script: Run, local: LocalSandbox
-) -> None:
-    process = script(f"""
-        os.umask(0o077)
-        with LocalInterpreter(isolation={local.isolation!r}) as interpreter:
-            interpreter.upload("file", b"1")
-            print(interpreter.execute("open('file').read()").meta.value, interpreter.download("file"))
-        """)
-    out, errors = process.communicate(timeout=PATIENCE)
-    assert out == "1 b'1'\n", errors
-
-
-def test_a_script_whose_path_leads_nowhere_leaves_no_folder(script: Run, tmp_path: Path) -> None:
-    process = script("""
-        import glob
-        os.environ.update(PATH="/nonexistent", TMPDIR=os.getcwd())
-        with LocalInterpreter(isolation="none") as interpreter:
-            interpreter.execute("open('file', 'w').write('x')")
-        print(glob.glob("rlm-batch-*"))
-        """)
-    out, errors = process.communicate(timeout=PATIENCE)
-    assert out == "[]\n", errors

@@ -1,6 +1,7 @@
 """The process of a local sandbox's driver, as its handle sees it, and the way to start one as a program of its own."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.pipes import READ_BYTES, widen_pipe
 from ..isolation import INSTALL_HINT
 
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # of descriptors, memory, processes
+SHORTAGE_HINT = "Let this process have more (ulimit -n, ulimit -u, ulimit -v), or use fewer workers"
 PIPE_BYTES = 256 * 1024  # of the wire; a user has 64 MiB of it before the kernel makes all new pipes narrow
 BOOT_COMMENT = "# rlm-batch: "  # with it a program begins, for whoever looks at the list of processes
 
@@ -114,7 +117,20 @@ def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[
             start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
         )
     except OSError as error:
-        raise SandboxStartError(f"{command[0]} could not be started: {error.strerror}. {INSTALL_HINT}") from error
+        remedy = SHORTAGE_HINT if error.errno in SHORTAGES else INSTALL_HINT
+        raise SandboxStartError(f"{command[0]} could not be started: {error.strerror}. {remedy}") from error
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether a sandbox failed for want of what there may be again in a moment, and not of what a machine offers.
+
+    A driver tells its own errors in words. No space is one only where a file was written: where there are to be no
+    namespaces, the kernel calls that so.
+    """
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in (*SHORTAGES, errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(os.strerror(number) in str(error) for number in SHORTAGES)
 
 
 def find_python() -> str:

@@ -15,7 +15,14 @@ from typing import IO, Any
 
 from ....sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 from ....sandbox.errors import SandboxStartError
-from .driver_process import DriverProcess, build_boot_program, find_python, spawn_process, wait_readable
+from .driver_process import (
+    DriverProcess,
+    build_boot_program,
+    find_python,
+    is_shortage,
+    spawn_process,
+    wait_readable,
+)
 
 START_TIMEOUT_SECONDS = 20.0  # of a zygote, and of a sandbox from it; a busy machine takes one
 PACKET_BYTES = 32 * 1024
@@ -52,7 +59,7 @@ class Zygote:
                 )
             except SandboxStartError as error:
                 control.close()
-                raise ZygoteError(str(error), is_lasting=True) from error
+                raise ZygoteError(str(error), is_lasting=not is_shortage(error)) from error
         self._control = control
         self.processes = weakref.WeakSet[ForkedProcess]()
         self.has_forked = False  # a sandbox that stood

@@ -1,0 +1,104 @@
+"""Scripts whose process is an unusual one: a fork, with signals blocked, a closed umask, no PATH, few descriptors."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from rlm_batch import LocalSandbox
+
+from ..infra.isolation_levels import find_strongest_level
+from .conftest import SCRIPT_PATIENCE, Run
+
+
+def test_a_fork_of_a_script_leaves_its_interpreter_to_it_and_can_open_one_of_its_own(script: Run) -> None:
+    process = script("""
+        interpreter = LocalInterpreter().start()
+        interpreter.execute("x = 1")
+        for ends in (os._exit, sys.exit):
+            if (pid := os.fork()) == 0:
+                for use in (lambda: interpreter.execute("x = 2"), interpreter.reset, lambda: interpreter.download("a")):
+                    try:
+                        use()
+                    except Exception as error:
+                        print(type(error).__name__, "of which this one is a fork" in str(error), flush=True)
+                interpreter.shutdown()
+                with interpreter:
+                    print(interpreter.execute("'x' in globals()").meta.value, flush=True)
+                ends(0)
+            os.waitpid(pid, 0)
+        interpreter.upload("file", b"still there")
+        print(interpreter.execute("[x, open('file').read()]").meta.value)
+        interpreter.shutdown()
+        """)
+    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
+    in_fork = ["ConfigurationError True"] * 3 + ["False"]
+    assert out.splitlines() == [*in_fork, *in_fork, "[1, 'still there']"], errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGCHLD, signal.SIGINT])
+def test_signals_that_a_script_has_blocked_are_not_blocked_in_its_sandboxes(
+    script: Run, local: LocalSandbox, number: signal.Signals
+) -> None:
+    process = script(f"""
+        import signal
+        from rlm_batch import ExecutionTimeout
+        signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])
+        with LocalInterpreter(isolation={local.isolation!r}) as interpreter:
+            interpreter.execute("x = 1")
+            try:
+                interpreter.execute("while True: pass", timeout=1)
+            except ExecutionTimeout:
+                print(interpreter.execute("x").meta.value)
+        """)
+    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
+    assert out == "1\n", errors
+
+
+def test_a_script_whose_umask_closes_all_to_others_has_the_strongest_level_too(
+    script: Run, local: LocalSandbox
+) -> None:
+    process = script(f"""
+        os.umask(0o077)
+        with LocalInterpreter(isolation={local.isolation!r}) as interpreter:
+            interpreter.upload("file", b"1")
+            print(interpreter.execute("open('file').read()").meta.value, interpreter.download("file"))
+        """)
+    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
+    assert out == "1 b'1'\n", errors
+
+
+def test_a_script_whose_path_leads_nowhere_leaves_no_folder(script: Run, tmp_path: Path) -> None:
+    process = script("""
+        import glob
+        os.environ.update(PATH="/nonexistent", TMPDIR=os.getcwd())
+        with LocalInterpreter(isolation="none") as interpreter:
+            interpreter.execute("open('file', 'w').write('x')")
+        print(glob.glob("rlm-batch-*"))
+        """)
+    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
+    assert out == "[]\n", errors
+
+
+@pytest.mark.requires("isolation")
+def test_a_script_that_has_too_few_descriptors_is_told_so_and_gets_no_weaker_level(script: Run) -> None:
+    process = script("""
+        import resource
+        from rlm_batch import SandboxStartError
+        def use():
+            with LocalInterpreter() as interpreter:
+                return interpreter.execute("1").meta.isolation
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (12, hard))
+        try:
+            use()
+        except SandboxStartError as error:
+            print(error)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        print(use())
+        """)
+    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
+    sentence, level = out.splitlines()
+    assert "could not be tried" in sentence, errors
+    assert "Too many open files" in sentence
+    assert level == find_strongest_level()
