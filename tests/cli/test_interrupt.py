@@ -20,7 +20,8 @@ from .conftest import COMMAND, environment
 )
 def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(run_alone, tmp_path, number):
     (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 60); SUBMIT(x=x)")
-    command = [COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]
+    # Where the tests run under nohup, which says that the end of the terminal is to be survived, this one does not.
+    command = ["env", "--default-signal=HUP", COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
