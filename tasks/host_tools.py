@@ -60,7 +60,7 @@ def _load_tool(name: str, path: str) -> Tool:
         for part in attribute.split("."):
             tool = getattr(tool, part)
     except (ImportError, AttributeError) as error:
-        remedy = "; PYTHONPATH has the directories of modules" if isinstance(error, ModuleNotFoundError) else ""
+        remedy = "; put the directory that it is in into PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigurationError(
             f"the tool {name!r}, {path}, cannot be imported on this host: {error}{remedy}"
         ) from None

@@ -15,7 +15,7 @@ from .deletion import remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import pick_folder
 from .isolation import INSTALL_HINT, IsolationLevel
-from .launch.driver_process import is_shortage
+from .launch.driver_process import SHORTAGE_HINT, is_shortage
 from .settings import LocalSettings
 
 PROBE = """
@@ -108,7 +108,8 @@ async def try_level(level: IsolationLevel) -> str:
         return "code in it could read a file that it must not see" if result["seen"] else ""
     except RlmBatchError as error:
         if is_shortage(error):
-            raise SandboxStartError(f"isolation {level!r} could not be tried: {error.summary}") from error
+            hint = "" if "ulimit" in error.summary else f". {SHORTAGE_HINT}"
+            raise SandboxStartError(f"isolation {level!r} could not be tried: {error.summary}{hint}") from error
         summary, is_cut, _ = error.summary.partition("Traceback (most recent call last):")
         return summary + str(error).strip().splitlines()[-1] if is_cut else summary
     finally:

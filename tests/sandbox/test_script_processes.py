@@ -101,4 +101,5 @@ def test_a_script_that_has_too_few_descriptors_is_told_so_and_gets_no_weaker_lev
     sentence, level = out.splitlines()
     assert "could not be tried" in sentence, errors
     assert "Too many open files" in sentence
+    assert "ulimit -n" in sentence
     assert level == find_strongest_level()
