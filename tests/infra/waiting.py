@@ -4,8 +4,9 @@ A limit here guards against a hang and says nothing about speed: only a test tha
 """
 
 import asyncio
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 HANG_SECONDS = 90.0  # below pytest's own timeout, so that a wait ends with its own message
@@ -33,11 +34,13 @@ def wait_until(condition: Callable[[], T], description: str = "", *, timeout: fl
     return value
 
 
-async def wait_until_async(condition: Callable[[], T], description: str = "", *, timeout: float = HANG_SECONDS) -> T:
+async def wait_until_async(
+    condition: Callable[[], T | Awaitable[T]], description: str = "", *, timeout: float = HANG_SECONDS
+) -> T:
     """Wait as `wait_until` does, and let the event loop run meanwhile.
 
     Args:
-        condition: Called again and again; an exception of it ends the wait.
+        condition: Called again and again, and awaited if it is a coroutine function; an exception of it ends the wait.
         description: What is waited for, for the message of a failure.
         timeout: Seconds after which the wait has hung; at least 30.
 
@@ -45,11 +48,14 @@ async def wait_until_async(condition: Callable[[], T], description: str = "", *,
         TimeoutError: The condition was still false after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
-    while not (value := condition()):
+    while True:
+        answer = condition()
+        value: T = await answer if inspect.isawaitable(answer) else answer  # type: ignore[assignment]
+        if value:
+            return value
         if time.monotonic() > deadline:
             raise TimeoutError(_describe(condition, description, value, timeout))
         await asyncio.sleep(POLL_SECONDS)
-    return value
 
 
 def _describe(condition: Callable[[], object], description: str, value: object, timeout: float) -> str:
