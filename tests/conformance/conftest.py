@@ -1,9 +1,8 @@
 """What every provider of sandboxes has to do: the same tests run on each that `blocks/registry.py` has an entry for.
 
-A new provider adds to `MAKERS` what makes it with a stand-in behind it.
+A new provider adds to `MAKERS` a function that makes it with a stand-in behind it.
 """
 
-import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from rlm_batch.sandbox.interpreter import Interpreter
 
 from ..infra.isolation_levels import find_strongest_level
 from ..infra.requirements import mark_level
+from ..infra.waiting import HANG_SECONDS
 from ..standins.mount_namespace import find_refusal
 
 PROVIDER_NAMES = [
@@ -26,12 +26,12 @@ PROVIDER_NAMES = [
     for entry in PROVIDERS.values()
     for name in [f"{entry.name}-{isolation}" for isolation in reversed(entry.isolations)] or [entry.name]
 ]
-# The strongest level that this machine has is tried at once; on a weaker one code runs the same, and its tests wait for
-# the full ones.
+# `make test` runs on the strongest level that this machine has; code runs the same on the weaker ones, so their tests
+# are `full`.
 LEVELS = ("bubblewrap", "landlock", "none")
 LATER = [f"local-{level}" for level in LEVELS[LEVELS.index(find_strongest_level() or "none") + 1 :]]
 LITTLE_MEMORY = 256  # MiB
-# A container takes a hundred times as long to start as a local sandbox: on one the others wait for the full tests.
+# A container takes a hundred times as long to start as a local sandbox, so its other tests are `full`.
 QUICK_IN_CONTAINERS = (
     "test_fields_come_back_as_items_and_attributes",
     "test_what_is_saved_in_one_sandbox_is_loaded_in_the_next",
@@ -39,13 +39,12 @@ QUICK_IN_CONTAINERS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "local_first: on a cloud it waits for the full tests; the host and the driver do it by themselves"
-    )
-    config.addinivalue_line(
-        "markers", "own_machine: on a cloud it needs files or processes that are the sandbox's own, as a volume does"
-    )
-    config.addinivalue_line("markers", "every_provider: among tests that are local_first, one that does not wait")
+    for line in (
+        "local_first: the host and the driver do this without the provider, so on a cloud the test is full",
+        "every_provider: among tests that are local_first, one that is never full",
+        "own_machine: on a cloud the test needs files or processes that are the sandbox's own, as a volume does",
+    ):
+        config.addinivalue_line("markers", line)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the run's own choice of marks
@@ -95,14 +94,14 @@ MAKERS = {"local": make_local, "container": make_container, "daytona": make_dayt
 
 
 def make(name: str, memory_mib: int, request: pytest.FixtureRequest) -> SandboxProvider:
-    """The provider of that name, whose sandboxes have at least that much memory and not much more."""
+    """Return the provider of that name, whose sandboxes have at least that much memory and not much more."""
     kind = name.partition("-")[0]
     assert kind in MAKERS, f"add to MAKERS in tests/conformance/conftest.py what makes {kind} with its stand-in"
     return MAKERS[kind](name, memory_mib, request)
 
 
 def mark_provider(name: str) -> list[pytest.MarkDecorator]:
-    """What the tests of that provider need, and whether they wait for the full tests."""
+    """Return the marks of that provider's tests: what they need, and whether they are `full`."""
     if name == "container":
         return [pytest.mark.requires("podman")]
     level = name.partition("-")[2]
@@ -117,13 +116,13 @@ def provider_name(request: pytest.FixtureRequest, running_daytona: object) -> st
 @pytest.fixture
 def provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
     """Each provider that this machine has, with its usual settings."""
-    return _checked(make(provider_name, 4096, request))
+    return make(provider_name, 4096, request)
 
 
 @pytest.fixture
 def small_provider(provider_name: str, request: pytest.FixtureRequest) -> SandboxProvider:
-    """The same with little memory."""
-    return _checked(make(provider_name, LITTLE_MEMORY, request))
+    """Each provider with little memory."""
+    return make(provider_name, LITTLE_MEMORY, request)
 
 
 @pytest.fixture
@@ -135,15 +134,10 @@ def volume_name(volumes: Path) -> str:
 @pytest.fixture
 async def interpreter(provider: SandboxProvider) -> AsyncIterator[Interpreter]:
     """An interpreter in an open sandbox."""
-    async with provider.interpreter(timeout=20) as interpreter:
+    async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         yield interpreter
 
 
 @pytest.fixture(autouse=True)
 def clean(no_process_left: None) -> None:
-    """Every test here starts processes."""
-
-
-def _checked(provider: SandboxProvider) -> SandboxProvider:
-    asyncio.run(provider.check())
-    return provider
+    """Fail each test here that leaves a process."""
