@@ -1,14 +1,18 @@
-"""A Prefect server for the tests of this room, with the settings that we ship."""
+"""What the tests of flows share: a Prefect server, a results root of their own, and the ids of their flow runs."""
 
 import asyncio
+import socket
 import time
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlm_batch.flows.engine.events import FlowListener
+
+from ..infra.waiting import wait_until_async
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +24,21 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def clean(server: str, running_daytona: object, no_process_left: None) -> None:
-    """No test leaves a process; the servers are there before they are counted."""
+    """Fail a test that leaves a process; the servers are started before processes are counted."""
+
+
+@pytest.fixture
+def closed_address() -> Iterator[str]:
+    """An address on loopback that refuses connections, and that no other process can take."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))  # It does not listen.
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+def find_run_id(results: Path) -> uuid.UUID:
+    """Return the id of the one flow run that has its ledger below the results root."""
+    (ledger,) = [path for path in results.iterdir() if path.name != "inputs"]
+    return uuid.UUID(ledger.name)
 
 
 async def becomes(true: Callable[[], Awaitable[Any]], seconds: float = 90) -> None:
@@ -43,12 +61,8 @@ class OutputListener(FlowListener):
         self._indices.add(index)
 
     async def wait_for(self, count: int) -> None:
-        """Waits until so many have."""
-
-        async def have_written() -> bool:
-            return len(self._indices) >= count
-
-        await becomes(have_written)
+        """Wait until that many executions have."""
+        await wait_until_async(lambda: len(self._indices) >= count, f"output of {count} executions")
 
 
 async def last_run(client: Any) -> Any:

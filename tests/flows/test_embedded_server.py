@@ -57,7 +57,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         yield program.stdout.readline().strip()
         (folder / "go").touch()
-        assert program.communicate(timeout=60)[0].strip() == "True"
+        assert program.communicate(timeout=90)[0].strip() == "True"
     finally:
         with suppress(ProcessLookupError):
             program.kill()

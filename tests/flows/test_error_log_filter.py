@@ -1,13 +1,11 @@
 """What a flow run that failed says in its log."""
 
-import asyncio
-
 import pytest
 
 from rlm_batch import ConfigurationError, ExecutionsFailed, batch, sweep
 
 
-def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+def read_log(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         logged.getMessage() + (logged.exc_text or "") + str(logged.exc_info or "")
         for logged in caplog.records
@@ -15,27 +13,19 @@ def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def test_what_only_the_flow_can_tell_to_be_wrong_is_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_person_can_mend_is_a_sentence_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError):
-        asyncio.run(sweep("SUBMIT(x=x)", grid={"x": [1]}, points=[{"x": 1}]))
-    said, state = log_of(caplog)
-    assert said == "ConfigurationError: the space was given twice: pass grid or points, not both"
-    assert "Traceback" not in state
-
-
-def test_executions_that_failed_are_no_traceback_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+        sweep.sync("SUBMIT(x=x)", grid={"x": [1]}, points=[{"x": 1}])
     with pytest.raises(ExecutionsFailed):
-        asyncio.run(batch(["1 / 0"]))
-    said, _ = log_of(caplog)
-    assert said.startswith("ExecutionsFailed: 1 of 1 executions failed")
-    assert "Traceback" not in said
+        batch.sync(["1 / 0"])
+    wrong, wrong_state, failed, _ = read_log(caplog)
+    assert wrong == "ConfigurationError: the space was given twice: pass grid or points, not both"
+    assert failed.startswith("ExecutionsFailed: 1 of 1 executions failed")
+    assert "Traceback" not in wrong_state + failed
 
 
 def test_a_defect_keeps_its_traceback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("rlm_batch.flows.batch.executions", broken)
+    monkeypatch.setattr("rlm_batch.flows.batch.executions", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(batch(["pass"]))
-    assert "traceback" in log_of(caplog)[0]
+        batch.sync(["pass"])
+    assert "traceback" in read_log(caplog)[0]

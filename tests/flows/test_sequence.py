@@ -1,7 +1,6 @@
 """What a person gets from the sequence flow."""
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,6 @@ from rlm_batch import (
     ConfigurationError,
     DeadlineExceeded,
     ExecutionsFailed,
-    ExecutionTimeout,
-    LocalSandbox,
     NotRun,
     OutcomeUnknown,
     StateLost,
@@ -34,26 +31,17 @@ async def test_five_steps_share_one_interpreter_and_what_the_first_defines_is_th
     assert [result.meta.index for result in results] == [0, 1, 2, 3, 4]
 
 
-async def test_functions_imports_and_files_stay_from_step_to_step():
-    steps = [
-        "import json\ndef double(x):\n    return 2 * x\nopen('kept.json', 'w').write(json.dumps([1, 2]))",
-        "data = [double(x) for x in json.load(open('kept.json'))]",
-        "SUBMIT(data=data)",
-    ]
-    first, second, third = await sequence(steps)
-    assert (first.outputs, second.outputs) == ({}, {})
-    assert third.data == [2, 4]
-
-
 async def test_no_step_is_run_once_one_has_failed():
     steps = ["x = 1", "raise ValueError('broken')", "open('/dev/null').read(); SUBMIT(x=x)", "SUBMIT(x=x)"]
-    first, failed, *rest = await sequence(steps, on_failure="return")
+    with pytest.raises(
+        ExecutionsFailed, match="1 of 4 steps failed and 2 not run, first number 1 with CodeError"
+    ) as ended:
+        await sequence(steps)
+    first, failed, *rest = ended.value.results
     assert first.meta.index == 0
     assert isinstance(failed.error, CodeError)
     assert [type(failure.error) for failure in rest] == [NotRun, NotRun]
     assert "step 1 failed" in str(rest[0].error)
-    with pytest.raises(ExecutionsFailed, match="1 of 4 steps failed and 2 not run, first number 1 with CodeError"):
-        await sequence(steps)
 
 
 async def test_with_stop_on_error_off_the_next_step_goes_on_from_what_there_is():
@@ -63,17 +51,9 @@ async def test_with_stop_on_error_off_the_next_step_goes_on_from_what_there_is()
     assert last.x == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        "import os; os._exit(3)",
-        pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", marks=pytest.mark.full),
-        pytest.param("import ctypes; ctypes.string_at(0)", marks=pytest.mark.full),
-    ],
-)
 @pytest.mark.parametrize("stop_on_error", [True, False])
-async def test_a_step_that_kills_the_interpreter_says_that_the_state_is_lost(step, stop_on_error):
-    steps = ["x = 1", step, "SUBMIT(there='x' in globals())", "SUBMIT(there='x' in globals())"]
+async def test_a_step_that_kills_the_interpreter_says_that_the_state_is_lost(stop_on_error):
+    steps = ["x = 1", "import os; os._exit(3)", "SUBMIT(x=x)", "SUBMIT(x=x)"]
     outcomes = await sequence(steps, stop_on_error=stop_on_error, on_failure="return")
     assert isinstance(outcomes[1].error, CodeCrashed)
     assert "The state that earlier executions had left is lost" in str(outcomes[1].error)
@@ -83,26 +63,20 @@ async def test_a_step_that_kills_the_interpreter_says_that_the_state_is_lost(ste
 
 @pytest.mark.parametrize("idempotent", [False, True])
 async def test_a_sandbox_that_is_lost_takes_the_state_and_no_later_step_runs_in_a_new_one(idempotent):
-    steps = ["x = 1", "import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(9)", "SUBMIT(y=2)"]
+    kill = "import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(1000)"
     _, lost, after = await sequence(
-        steps, provider="local:none", idempotent=idempotent, stop_on_error=False, on_failure="return"
+        ["x = 1", kill, "SUBMIT(y=2)"],
+        provider="local:none",
+        idempotent=idempotent,
+        stop_on_error=False,
+        on_failure="return",
     )
     assert isinstance(lost.error, StateLost if idempotent else OutcomeUnknown)
     assert isinstance(after.error, StateLost)
 
 
-async def test_a_step_that_outlives_its_timeout_is_interrupted_and_the_state_stays():
-    steps = ["x = 1", "import time\nx = 2\ntime.sleep(60)", "SUBMIT(x=x)"]
-    _, late, last = await sequence(steps, timeout=2, stop_on_error=False, on_failure="return")
-    assert isinstance(late.error, ExecutionTimeout)
-    assert last.x == 2
-
-
-@pytest.mark.full
 async def test_a_deadline_is_for_the_whole_sequence():
-    steps = ["SUBMIT(x=1)", "import time; time.sleep(60)", "SUBMIT(x=3)"]
-    first, *late = await sequence(steps, deadline=15, on_failure="return")
-    assert first.x == 1
+    late = await sequence(["import time; time.sleep(1000)", "SUBMIT(x=3)"], deadline=1, on_failure="return")
     assert [type(failure.error) for failure in late] == [DeadlineExceeded, DeadlineExceeded]
 
 
@@ -133,29 +107,6 @@ async def test_a_sequence_that_is_resumed_begins_again_unless_all_of_it_is_done(
     assert [again[0].name, again[2].name] == [whole[0].name, whole[2].name]
 
 
-async def test_steps_beyond_what_prefect_takes_as_parameters_go_by_a_file():
-    steps = [f"# {'x' * 200_000}\nx{number} = {number}" for number in range(4)]
-    results = await sequence([*steps, "SUBMIT(sum=x0 + x1 + x2 + x3)"])
-    assert results[-1].sum == 6
-
-
-async def test_steps_see_the_volume_of_their_provider(tmp_path):
-    tmp_path.chmod(0o755)
-    block = LocalSandbox(volume_name="steps", volume_root=str(tmp_path / "volumes"), isolation="none")
-    await block.save("with-volume", overwrite=True)  # type: ignore[misc]
-    *_, last = await sequence(
-        ["save_to_volume('a.txt', 'kept')", "SUBMIT(text=load_from_volume('a.txt'))"],
-        provider="local-sandbox/with-volume",
-    )
-    assert last.text == "kept"
-    assert (Path(tmp_path) / "volumes" / "steps" / "a.txt").read_text() == "kept"
-
-
 async def test_no_steps_are_refused():
     with pytest.raises(ConfigurationError, match="empty"):
         await sequence([])
-
-
-def test_parameters_have_descriptions_for_the_form_in_the_ui():
-    schema = sequence.parameters.model_dump()["properties"]
-    assert all(schema[name].get("description") for name in schema)
