@@ -1,10 +1,9 @@
-"""A driver that is started by hand and spoken to in frames, scripts, and the check that their processes are gone."""
+"""A driver that a test starts and speaks to in frames, scripts, and the check that no process is left."""
 
 import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +19,7 @@ from rlm_batch.sandbox.wire.strict_json import dumps, loads
 
 Frame = tuple[dict[str, Any], bytes | None]
 Run = Callable[..., subprocess.Popen[str]]
-PATIENCE = 20.0  # seconds after which a driver that says nothing fails the test
-SCRIPT_PATIENCE = 40.0  # seconds that a script has to end, on a busy machine; what it waits for in vain takes 1000
+PATIENCE = 90.0  # seconds after which a driver or a script has hung; what they wait for in vain takes 1000
 
 BEGIN = """
 import asyncio, os, sys, time
@@ -29,7 +27,7 @@ from rlm_batch import LocalInterpreter
 def ready():
     os.write(1, b"ready\\n")  # in one piece, whatever other threads say
 """
-# Functions of the host that take for ever.
+# Functions of the host that never return.
 TOOLS = """
 def plain():
     ready()
@@ -41,7 +39,7 @@ async def asynchronous():
 
 
 class Driver:
-    """A driver's process, and both ends of its wire."""
+    """A driver's process and its wire."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         self.process = subprocess.Popen(
@@ -55,73 +53,73 @@ class Driver:
         self.n = -1
 
     def frame(self, op: str, number: int = 0, body: object = None, **header: Any) -> bytes:
-        """A frame's bytes, with the next number."""
+        """Encode a frame with the next number."""
         self.n += 1
         data = None if body is None else dumps(body).encode()
         return encode_frame({"op": op, "id": number, "n": self.n, **header}, data)
 
     def send(self, data: bytes) -> None:
+        """Write to the driver."""
         while data:
             data = data[os.write(self._writes, data) :]
 
     def start(self, cwd: Path, **settings: Any) -> Self:
+        """Send the settings, and wait until the driver is ready."""
         values = {"cwd": str(cwd), "heartbeat": None, **settings}
         self.send(self.frame("start", body=asdict(DriverSettings(**values))))
         self.until("ready")
         return self
 
     def execution(self, number: int, code: str, **header: Any) -> bytes:
-        """The frame of an execution."""
+        """Encode the frame of an execution."""
         body = {"code": code, "variables": {}, "names": ["ask"], "output_fields": None, "queries": False}
         return self.frame("execute", number, body, **{"timeout": None, "context": None, **header})
 
-    def listen(self, seconds: float) -> bool:
-        """Takes what the driver says within that time; false where it has closed the wire."""
-        if select.select([self._reads], [], [], seconds)[0]:
-            data = os.read(self._reads, 65_536)
-            self.heard += self._frames.feed(data)
-            return data != b""
-        return True
+    def listen(self) -> None:
+        """Add what the driver says next to what was heard. Fails where it says nothing or has ended."""
+        assert select.select([self._reads], [], [], PATIENCE)[0], f"the driver said nothing for {PATIENCE:.0f} s"
+        data = os.read(self._reads, 65_536)
+        assert data, f"the driver has ended: {self.words()}"
+        self.heard += self._frames.feed(data)
 
     def until(self, op: str, number: int = 0) -> Frame:
-        """The next frame of that kind, which may have been heard already."""
-        end = time.monotonic() + PATIENCE
+        """Return the next frame of that kind, which may have been heard already."""
         while True:
-            for i, (header, body) in enumerate(self.heard):
+            for i, (header, _) in enumerate(self.heard):
                 if (header["op"], header["id"]) == (op, number):
-                    del self.heard[i]
-                    return header, body
-            assert time.monotonic() < end, f"no {op} within {PATIENCE} s"
-            assert self.listen(1.0), f"the driver has ended: {self.words()}"
+                    return self.heard.pop(i)
+            self.listen()
+
+    def end(self, number: int) -> tuple[str, Any]:
+        """Return the status of an execution's end and its body."""
+        header, body = self.until("end", number)
+        return header["status"], loads((body or b"null").decode())
 
     def submitted(self, number: int) -> Any:
-        """What that execution hands back."""
-        header, body = self.until("end", number)
-        assert header["status"] == "submitted", (header, body)
-        return loads((body or b"").decode())
+        """Return what that execution submits."""
+        status, body = self.end(number)
+        assert status == "submitted", (status, body)
+        return body
 
     def words(self) -> str:
+        """Return what the driver has written to its standard error."""
         assert self.process.stderr is not None
         os.set_blocking(self.process.stderr.fileno(), False)
         return (self.process.stderr.read() or b"").decode()
 
     def close(self) -> None:
-        """Ends the wire."""
+        """Close the wire to the driver."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def ends(self) -> bool:
-        """Whether it has ended, after a while at most."""
-        try:
-            self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+    def wait(self) -> None:
+        """Wait for the driver's end."""
+        self.process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="session")
 def driver_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The driver as one program of text, as a sandbox is sent it."""
+    """Write the driver as one program of text, as a sandbox gets it."""
     path = tmp_path_factory.mktemp("driver") / "driver.py"
     path.write_bytes(build_driver_text())
     return path
@@ -129,7 +127,7 @@ def driver_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def launch(driver_file: Path) -> Iterator[Callable[..., Driver]]:
-    """Starts drivers, with this Python or with the command line that is given."""
+    """Start drivers, with this Python or with another command line."""
     launched: list[Driver] = []
 
     def launch(*command: str, **options: Any) -> Driver:
@@ -147,7 +145,7 @@ def launch(driver_file: Path) -> Iterator[Callable[..., Driver]]:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Run]:
-    """Starts scripts, each as a terminal would: the leader of a process group."""
+    """Start scripts as a terminal does: each leads a process group."""
     started: list[subprocess.Popen[str]] = []
 
     def script(text: str) -> subprocess.Popen[str]:
@@ -166,4 +164,4 @@ def script(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.fixture(autouse=True)
 def clean(no_process_left: None) -> None:
-    """Every test here starts processes."""
+    """Check that no process is left: every test here starts some."""

@@ -11,7 +11,7 @@ from ..infra.requirements import mark_level
 
 pytestmark = pytest.mark.anyio
 
-ATTACKING = """
+ATTACK = """
     import os, signal
     reached = []
     for pid in [os.getppid(), *pids]:
@@ -37,17 +37,20 @@ ATTACKING = """
     "local", [pytest.param(level, marks=mark_level(level)) for level in ("landlock", "bubblewrap")], indirect=True
 )
 async def test_an_execution_reaches_no_other_and_not_the_driver(local: LocalSandbox) -> None:
-    async with local.interpreter(timeout=20) as interpreter:
-        begun: list[asyncio.Future[int]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
-        code = "import os, time; print(os.getpid()); time.sleep(1); SUBMIT(fine=True)"
-        waiting = [
-            asyncio.ensure_future(
-                interpreter.execute(code, context=context, on_output=lambda _, text, one=one: one.set_result(int(text)))
-            )
-            for one, context in zip(begun, (None, "c"), strict=True)
-        ]
-        pids = await asyncio.wait_for(asyncio.gather(*begun), 15)
-        attack = await interpreter.execute(dedent(ATTACKING), {"pids": pids})
-        assert attack.reached == []
+    pids: list[int] = []
+    have_begun, is_over = asyncio.Event(), asyncio.Event()
+
+    async def wait_for_the_attack(pid: int) -> None:
+        pids.append(pid)
+        if len(pids) == 2:
+            have_begun.set()
+        await is_over.wait()
+
+    async with local.interpreter(timeout=100, tools={"wait": wait_for_the_attack}) as interpreter:
+        code = "import os; wait(os.getpid()); SUBMIT(fine=True)"
+        waiting = [asyncio.ensure_future(interpreter.execute(code, context=context)) for context in (None, "c")]
+        await have_begun.wait()
+        assert (await interpreter.execute(dedent(ATTACK), {"pids": pids})).reached == []
+        is_over.set()
         for result in await asyncio.gather(*waiting):
             assert result.fine

@@ -1,4 +1,4 @@
-"""Starting and losing sandboxes: what the host says, and that nothing is left."""
+"""Sandboxes that do not start or are lost: what the host says, and that nothing is left."""
 
 import asyncio
 import os
@@ -17,12 +17,13 @@ from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.sandbox_api import Channel, Sandbox
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
-pytestmark = pytest.mark.anyio
+from ..infra.waiting import wait_until_async
+
 Open = Callable[[], Awaitable[Sandbox]]
 
 
 def opening(**settings: Any) -> Open:
-    """Opens sandboxes without isolation whose drivers are told something else."""
+    """Open sandboxes without isolation whose drivers get other settings."""
 
     async def open_sandbox() -> Sandbox:
         sandbox = await LocalSandbox(isolation="none").open({})
@@ -53,7 +54,7 @@ class Deaf(Sandbox):
         return self
 
     async def send(self, data: bytes) -> None:
-        """Takes it and does nothing."""
+        """Do nothing."""
 
     async def upload(self, path: str, data: bytes) -> None:
         raise NotImplementedError
@@ -65,21 +66,22 @@ class Deaf(Sandbox):
         self.removed += 1
 
 
-async def test_a_driver_that_ends_at_its_start_is_a_start_error_that_says_why() -> None:
-    one = Interpreter(opening(cwd="/no/such/folder"))
-    with pytest.raises(SandboxStartError, match="No such file or directory: '/no/such/folder'"):
-        await one.execute("SUBMIT()")
-    await one.shutdown()
+def test_a_driver_that_ends_at_its_start_is_a_start_error_that_says_why() -> None:
+    async def execute() -> None:
+        one = Interpreter(opening(cwd="/no/such/folder"))
+        try:
+            await one.execute("SUBMIT()")
+        finally:
+            await one.shutdown()
 
-
-def test_a_script_hears_why_a_driver_ended_at_its_start() -> None:
-    one = SyncInterpreter(opening(cwd="/no/such/folder"))
-    for _ in range(2):
+    script = SyncInterpreter(opening(cwd="/no/such/folder"))
+    for run in (lambda: asyncio.run(execute()), *[lambda: script.execute("SUBMIT()")] * 2):
         with pytest.raises(SandboxStartError, match="No such file or directory: '/no/such/folder'"):
-            one.execute("SUBMIT()")
-    one.shutdown()
+            run()
+    script.shutdown()
 
 
+@pytest.mark.anyio
 async def test_a_driver_that_never_answers_is_a_start_error_and_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "START_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setattr(protocol, "START_TIMEOUT_SECONDS", 0.3)
@@ -93,6 +95,7 @@ async def test_a_driver_that_never_answers_is_a_start_error_and_is_removed(monke
     assert sandbox.removed == 1
 
 
+@pytest.mark.anyio
 async def test_what_opening_raises_is_raised_and_the_next_try_may_succeed() -> None:
     errors: list[Exception] = [QuotaExceeded("too many", retry_after=2.0), ConfigurationError("no key")]
 
@@ -101,7 +104,7 @@ async def test_what_opening_raises_is_raised_and_the_next_try_may_succeed() -> N
             raise errors.pop(0)
         return await LocalSandbox(isolation="none").open({})
 
-    one = Interpreter(open_sandbox, timeout=20)
+    one = Interpreter(open_sandbox)
     with pytest.raises(QuotaExceeded):
         await one.start()
     with pytest.raises(ConfigurationError):
@@ -110,28 +113,35 @@ async def test_what_opening_raises_is_raised_and_the_next_try_may_succeed() -> N
     await one.shutdown()
 
 
+@pytest.mark.anyio
 async def test_a_shutdown_while_the_sandbox_is_being_opened_removes_it() -> None:
-    opened = asyncio.Event()
+    is_opened, may_return = asyncio.Event(), asyncio.Event()
 
     async def open_slowly() -> Sandbox:
         sandbox = await LocalSandbox(isolation="none").open({})
-        opened.set()
-        await asyncio.sleep(0.2)
+        is_opened.set()
+        await may_return.wait()
         return sandbox
 
-    one = Interpreter(open_slowly, timeout=20)
+    one = Interpreter(open_slowly)
     start = asyncio.ensure_future(one.start())
-    await opened.wait()
+    await is_opened.wait()
     await one.shutdown()
+    may_return.set()
     with pytest.raises((SandboxLost, SandboxStartError)):
         await start
     assert not one.is_alive
 
 
+@pytest.mark.anyio
 async def test_a_cancelled_start_removes_what_it_has_opened() -> None:
-    removed: list[bool] = []
+    is_connected, removed = asyncio.Event(), list[bool]()
 
     class Slow(Deaf):
+        async def connect(self, receive: Callable[[bytes], None], closed: Callable[[str], None]) -> Channel:
+            is_connected.set()
+            return self
+
         async def remove(self) -> None:
             await asyncio.sleep(0.2)
             removed.append(True)
@@ -140,7 +150,7 @@ async def test_a_cancelled_start_removes_what_it_has_opened() -> None:
         return Slow()
 
     start = asyncio.ensure_future(Interpreter(open_sandbox).start())
-    await asyncio.sleep(0.05)
+    await is_connected.wait()
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
@@ -148,92 +158,103 @@ async def test_a_cancelled_start_removes_what_it_has_opened() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.anyio
 async def test_beats_of_the_host_keep_an_idle_sandbox_alive() -> None:
-    async with Interpreter(opening(heartbeat=0.3, silence=2), timeout=20) as one:
+    async with Interpreter(opening(heartbeat=0.3, silence=5)) as one:
         await one.execute("x = 1", context="c")
-        await asyncio.sleep(3.5)
+        await asyncio.sleep(7)  # neither side says anything but beats
         assert one.is_alive
         assert (await one.execute("SUBMIT(x=x)", context="c")).x == 1
 
 
+@pytest.mark.anyio
 async def test_a_sandbox_that_falls_silent_is_lost(processes: Callable[[], dict[int, str]]) -> None:
     before = set(processes())
-    async with Interpreter(opening(heartbeat=0.2, silence=1), timeout=20) as one:
-        await one.start()
+    async with Interpreter(opening(heartbeat=0.2, silence=3)) as one:
         drivers = set(processes()) - before
         tell(drivers, signal.SIGSTOP)
-        with pytest.raises(OutcomeUnknown, match="said nothing for 1 s"):
+        with pytest.raises(OutcomeUnknown, match="said nothing for 3 s"):
             await one.execute("SUBMIT()")
         with pytest.raises(SandboxLost):
             await one.execute("SUBMIT()")
         tell(drivers, signal.SIGCONT)
 
 
-async def test_a_driver_that_does_not_report_a_timeout_is_taken_for_lost(
+def test_a_driver_that_does_not_report_a_timeout_is_taken_for_lost(
     monkeypatch: pytest.MonkeyPatch, processes: Callable[[], dict[int, str]]
 ) -> None:
     monkeypatch.setattr(protocol, "ANSWER_GRACE_SECONDS", 0.5)
+
+    async def execute() -> None:
+        async with Interpreter(opening(), timeout=0.5) as one:
+            drivers = set(processes()) - before
+            tell(drivers, signal.SIGSTOP)
+            with pytest.raises(OutcomeUnknown, match="has not answered"):
+                await one.execute("SUBMIT()")
+            with pytest.raises(SandboxLost):
+                await one.execute("SUBMIT()")
+            tell(drivers, signal.SIGCONT)
+
     before = set(processes())
-    async with Interpreter(opening(), timeout=0.5) as one:
-        await one.start()
+    asyncio.run(execute())
+    with SyncInterpreter(opening(), timeout=0.5) as one:
         drivers = set(processes()) - before
         tell(drivers, signal.SIGSTOP)
         with pytest.raises(OutcomeUnknown, match="has not answered"):
-            await one.execute("SUBMIT()")
-        with pytest.raises(SandboxLost):
-            await one.execute("SUBMIT()")
+            one.execute("SUBMIT()")
         tell(drivers, signal.SIGCONT)
 
 
-def test_a_script_takes_such_a_driver_for_lost_too(
-    monkeypatch: pytest.MonkeyPatch, processes: Callable[[], dict[int, str]]
-) -> None:
-    monkeypatch.setattr(protocol, "ANSWER_GRACE_SECONDS", 0.5)
-    before = set(processes())
-    one = SyncInterpreter(opening(), timeout=0.5).start()
-    drivers = set(processes()) - before
-    tell(drivers, signal.SIGSTOP)
-    with pytest.raises(OutcomeUnknown, match="has not answered"):
-        one.execute("SUBMIT()")
-    tell(drivers, signal.SIGCONT)
-    one.shutdown()
-
-
-def ours() -> int:
-    """How many threads we have started: an earlier test's model or server may have some of its own."""
-    return sum(thread.name.startswith("rlm-batch") for thread in threading.enumerate())
-
-
+@pytest.mark.anyio
 async def test_opening_and_closing_leaves_no_descriptor_and_no_thread(local: LocalSandbox) -> None:
-    async def once(i: int) -> None:
-        async with local.interpreter(timeout=20, tools={"add": lambda a, b: a + b}) as one:
+    def count_threads() -> int:
+        """Count our threads: an earlier test's model or server may have some of its own."""
+        return sum(thread.name.startswith("rlm-batch") for thread in threading.enumerate())
+
+    async def use(i: int) -> None:
+        async with local.interpreter(tools={"add": lambda a, b: a + b}) as one:
             await one.execute("print(add(1, 2)); SUBMIT()", context=None if i % 2 else "c")
 
-    def scripted() -> None:
-        with SyncInterpreter(lambda: local.open({}), timeout=20, tools={"one": lambda: 1}) as one:
+    def use_in_script() -> None:
+        with SyncInterpreter(lambda: local.open({}), tools={"one": lambda: 1}) as one:
             one.execute("print(one())")
 
-    await once(0)
-    await asyncio.to_thread(scripted)
-    descriptors, threads = len(os.listdir("/proc/self/fd")), ours()
-    for i in range(6):
-        await once(i)
-        await asyncio.to_thread(scripted)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
-    assert ours() <= threads + 1
+    await use(0)
+    await asyncio.to_thread(use_in_script)
+    descriptors, threads = len(os.listdir("/proc/self/fd")), count_threads()
+    for i in range(4):
+        await use(i)
+        await asyncio.to_thread(use_in_script)
+    await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+    await wait_until_async(lambda: count_threads() <= threads + 1)
 
 
-async def test_no_execution_begins_while_the_volume_is_refreshed_for_another(local: LocalSandbox) -> None:
-    async with local.interpreter(timeout=20) as one:
-        begun_during: list[int] = []
+@pytest.mark.anyio
+async def test_no_execution_begins_while_the_volume_is_refreshed_for_another() -> None:
+    begun, refreshes = 0, list[int]()
+    is_refreshing, is_refreshed, all_have_begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def refresh() -> None:
-            before = len(one._protocol.pending)  # type: ignore[union-attr]
-            await asyncio.sleep(0.2 * (len(begun_during) + 1))
-            begun_during.append(len(one._protocol.pending) - before)  # type: ignore[union-attr]
+    async def refresh() -> None:
+        refreshes.append(begun)
+        is_refreshing.set()
+        await is_refreshed.wait()
 
+    async def begin() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 3:
+            all_have_begun.set()
+        await all_have_begun.wait()
+
+    async with LocalSandbox(isolation="none").interpreter(tools={"begin": begin}) as one:
         one.sandbox.refresh_volume = refresh  # type: ignore[method-assign]
-        await asyncio.gather(*(one.execute("import time; time.sleep(1)") for _ in range(3)))
-        assert begun_during == [0]
+        running = [asyncio.ensure_future(one.execute("begin()")) for _ in range(3)]
+        await is_refreshing.wait()
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+        assert not begun
+        is_refreshed.set()
+        await asyncio.gather(*running)
+        assert refreshes == [0]
         await one.execute("SUBMIT()")
-        assert begun_during == [0, 0]
+        assert refreshes == [0, 3]

@@ -1,6 +1,5 @@
 """Scripts whose process is an unusual one: a fork, with signals blocked, a closed umask, no PATH, few descriptors."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from rlm_batch import LocalSandbox
 
 from ..infra.isolation_levels import find_strongest_level
-from .conftest import SCRIPT_PATIENCE, Run
+from .conftest import PATIENCE, Run
 
 
 def test_a_fork_of_a_script_leaves_its_interpreter_to_it_and_can_open_one_of_its_own(script: Run) -> None:
@@ -31,40 +30,29 @@ def test_a_fork_of_a_script_leaves_its_interpreter_to_it_and_can_open_one_of_its
         print(interpreter.execute("[x, open('file').read()]").meta.value)
         interpreter.shutdown()
         """)
-    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
+    out, errors = process.communicate(timeout=PATIENCE)
     in_fork = ["ConfigurationError True"] * 3 + ["False"]
     assert out.splitlines() == [*in_fork, *in_fork, "[1, 'still there']"], errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGCHLD, signal.SIGINT])
-def test_signals_that_a_script_has_blocked_are_not_blocked_in_its_sandboxes(
-    script: Run, local: LocalSandbox, number: signal.Signals
+@pytest.mark.strongest_first
+def test_blocked_signals_and_a_closed_umask_of_a_script_change_nothing_in_its_sandboxes(
+    script: Run, local: LocalSandbox
 ) -> None:
     process = script(f"""
         import signal
         from rlm_batch import ExecutionTimeout
-        signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])
+        os.umask(0o077)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGINT])
         with LocalInterpreter(isolation={local.isolation!r}) as interpreter:
-            interpreter.execute("x = 1")
+            interpreter.upload("file", b"1")
+            interpreter.execute("x = open('file').read()")
             try:
                 interpreter.execute("while True: pass", timeout=1)
             except ExecutionTimeout:
-                print(interpreter.execute("x").meta.value)
+                print(interpreter.execute("x").meta.value, interpreter.download("file"))
         """)
-    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
-    assert out == "1\n", errors
-
-
-def test_a_script_whose_umask_closes_all_to_others_has_the_strongest_level_too(
-    script: Run, local: LocalSandbox
-) -> None:
-    process = script(f"""
-        os.umask(0o077)
-        with LocalInterpreter(isolation={local.isolation!r}) as interpreter:
-            interpreter.upload("file", b"1")
-            print(interpreter.execute("open('file').read()").meta.value, interpreter.download("file"))
-        """)
-    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
+    out, errors = process.communicate(timeout=PATIENCE)
     assert out == "1 b'1'\n", errors
 
 
@@ -76,12 +64,12 @@ def test_a_script_whose_path_leads_nowhere_leaves_no_folder(script: Run, tmp_pat
             interpreter.execute("open('file', 'w').write('x')")
         print(glob.glob("rlm-batch-*"))
         """)
-    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
+    out, errors = process.communicate(timeout=PATIENCE)
     assert out == "[]\n", errors
 
 
 @pytest.mark.requires("isolation")
-def test_a_script_that_has_too_few_descriptors_is_told_so_and_gets_no_weaker_level(script: Run) -> None:
+def test_a_script_that_has_too_few_descriptors_gets_an_error_that_says_so_and_no_weaker_level(script: Run) -> None:
     process = script("""
         import resource
         from rlm_batch import SandboxStartError
@@ -97,7 +85,7 @@ def test_a_script_that_has_too_few_descriptors_is_told_so_and_gets_no_weaker_lev
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         print(use())
         """)
-    out, errors = process.communicate(timeout=SCRIPT_PATIENCE)
+    out, errors = process.communicate(timeout=PATIENCE)
     sentence, level = out.splitlines()
     assert "could not be tried" in sentence, errors
     assert "Too many open files" in sentence

@@ -6,7 +6,7 @@ from typing import Any
 
 Launch = Callable[..., Any]
 
-PAUSE = "import sys, time\ntime.sleep(sys.pause)\n"
+PAUSE = "import sys, time\nprint('pausing', flush=True)\ntime.sleep(sys.pause)\n"
 
 
 def write_package(folder: Path, **files: str) -> None:
@@ -15,54 +15,49 @@ def write_package(folder: Path, **files: str) -> None:
         (folder / f"{name}.py").write_text(text)
 
 
-def start_context(launch: Launch, cwd: Path) -> Any:
-    """A driver with a context in which `sys.pause` is the length of every pause."""
-    driver = launch().start(cwd)
-    driver.send(driver.execution(1, "import sys; sys.pause = 1000; SUBMIT()", context="c"))
-    driver.submitted(1)
-    return driver
-
-
-def interrupt(driver: Any, number: int, code: str) -> None:
-    driver.send(driver.execution(number, code, context="c", timeout=1.0))
-    header, body = driver.until("end", number)
-    assert header["status"] == "timeout", (header, body)
-
-
 def run(driver: Any, number: int, code: str) -> Any:
-    driver.send(driver.execution(number, f"sys.pause = 0\n{code}", context="c"))
+    """Return what code submits in the context."""
+    driver.send(driver.execution(number, code, context="c"))
     return driver.submitted(number)
+
+
+def interrupt_import(launch: Launch, cwd: Path, code: str) -> Any:
+    """Start a driver whose context was interrupted in a pause, as a timeout does it; the next pause is none."""
+    driver = launch().start(cwd)
+    run(driver, 1, "import sys; sys.pause = 1000; SUBMIT()")
+    driver.send(driver.execution(2, code, context="c"))
+    driver.until("output", 2)
+    driver.send(driver.frame("cancel", 2))
+    assert driver.end(2)[0] == "cancelled"
+    run(driver, 3, "sys.pause = 0; SUBMIT()")
+    return driver
 
 
 def test_a_package_is_imported_anew_with_its_submodules(launch: Launch, tmp_path: Path) -> None:
     init = "from .part import *\n" + PAUSE + "__all__ = part.__all__\n"
     write_package(tmp_path / "whole", __init__=init, part="__all__ = ['X']\nX = 1\n")
-    driver = start_context(launch, tmp_path)
-    interrupt(driver, 2, "import whole")
-    assert run(driver, 3, "import whole; SUBMIT(x=whole.X, same=whole.part is sys.modules['whole.part'])") == {
-        "x": 1,
-        "same": True,
-    }
+    driver = interrupt_import(launch, tmp_path, "import whole")
+    code = "import whole; SUBMIT(x=whole.X, same=whole.part is sys.modules['whole.part'])"
+    assert run(driver, 4, code) == {"x": 1, "same": True}
 
 
 def test_every_package_on_the_way_is_imported_anew(launch: Launch, tmp_path: Path) -> None:
     write_package(tmp_path / "outer", __init__="from . import a\nimport inner\nX = a.X\n", a="X = 1\n")
     write_package(tmp_path / "inner", __init__="from .b import *\n" + PAUSE + "X = b.X\n", b="X = 2\n")
-    driver = start_context(launch, tmp_path)
-    interrupt(driver, 2, "import outer")
-    assert run(driver, 3, "import outer; SUBMIT(x=[outer.X, outer.inner.X])") == {"x": [1, 2]}
+    driver = interrupt_import(launch, tmp_path, "import outer")
+    assert run(driver, 4, "import outer; SUBMIT(x=[outer.X, outer.inner.X])") == {"x": [1, 2]}
 
 
 def test_what_was_imported_before_stays_as_it_is(launch: Launch, tmp_path: Path) -> None:
     write_package(tmp_path / "library", __init__="from . import done\n", done="X = []\n", slow=PAUSE + "Y = 3\n")
-    driver = start_context(launch, tmp_path)
-    interrupt(driver, 2, "import library.done as done; done.X.append(1); import library.slow")
-    assert run(driver, 3, "import library.slow; SUBMIT(x=library.done.X, y=library.slow.Y)") == {"x": [1], "y": 3}
+    driver = interrupt_import(launch, tmp_path, "import library.done as done; done.X.append(1); import library.slow")
+    assert run(driver, 4, "import library.slow; SUBMIT(x=library.done.X, y=library.slow.Y)") == {"x": [1], "y": 3}
 
 
 def test_an_import_in_another_thread_goes_on(launch: Launch, tmp_path: Path) -> None:
-    write_package(tmp_path / "slow", __init__="import time\nfrom . import part\ntime.sleep(3)\nX = 4\n", part="")
-    driver = start_context(launch, tmp_path)
+    wait = "import os, time\nfrom . import part\nprint('pausing', flush=True)\n"
+    wait += "while not os.path.exists('go'): time.sleep(0.01)\nX = 4\n"
+    write_package(tmp_path / "slow", __init__=wait, part="")
     code = """
 import threading, time
 def load():
@@ -71,19 +66,17 @@ thread = threading.Thread(target=load)
 thread.start()
 time.sleep(1000)
 """
-    interrupt(driver, 2, code)
+    driver = interrupt_import(launch, tmp_path, code)
+    (tmp_path / "go").touch()
     code = "part = sys.modules['slow.part']; thread.join(); import slow; SUBMIT(x=slow.X, same=slow.part is part)"
-    assert run(driver, 3, code) == {"x": 4, "same": True}
+    assert run(driver, 4, code) == {"x": 4, "same": True}
 
 
 def test_a_package_with_a_compiled_module_is_left_with_it(launch: Launch, tmp_path: Path) -> None:
-    """Many of those, such as numpy's, cannot be loaded a second time by a process."""
+    """Many compiled modules, such as numpy's, cannot be loaded a second time by a process."""
     part = "import sys\nsys.loads = getattr(sys, 'loads', 0) + 1\nX = 5\n"
     write_package(tmp_path / "compiled", __init__="from . import _json, part\n" + PAUSE + "X = part.X\n", part=part)
-    driver = start_context(launch, tmp_path)
     # A compiled module of the library's stands in for one of the package's own.
     code = "import importlib.util, shutil\nshutil.copy(importlib.util.find_spec('_json').origin, 'compiled/_json.so')"
-    driver.send(driver.execution(4, f"{code}; SUBMIT()", context="c"))
-    driver.submitted(4)
-    interrupt(driver, 2, "import compiled")
-    assert run(driver, 3, "import compiled; SUBMIT(x=compiled.X, loads=sys.loads)") == {"x": 5, "loads": 1}
+    driver = interrupt_import(launch, tmp_path, f"{code}\nimport compiled")
+    assert run(driver, 4, "import compiled; SUBMIT(x=compiled.X, loads=sys.loads)") == {"x": 5, "loads": 1}

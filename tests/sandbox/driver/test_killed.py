@@ -1,85 +1,66 @@
-"""What a driver that is killed leaves, and what the host says of it."""
+"""A driver that is killed: what is left of its executions, and what the host says."""
 
 import asyncio
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from rlm_batch import LocalSandbox, OutcomeUnknown, SandboxLost
-from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
 
 from ...infra.machine import read_parent
+from ...infra.waiting import wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.strongest_first
 Processes = Callable[[], dict[int, str]]
 
 
-def leaf(pids: set[int]) -> int:
-    """The one process among them that has no child among them."""
-    (found,) = pids - {read_parent(pid) for pid in pids}
-    return found
+def find_driver(before: set[int], processes: Processes) -> int:
+    """Return the parent of the one new process that has no child, which runs the code."""
+
+    def find() -> int:
+        with suppress(OSError):  # a process ended meanwhile
+            parents = {pid: read_parent(pid) for pid in set(processes()) - before}
+            leaves = parents.keys() - {*parents.values()}
+            return parents[leaves.pop()] if len(leaves) == 1 else 0
+        return 0
+
+    return wait_until(find, "the driver's id")
 
 
-async def interrupted(
-    interpreter: Interpreter, descendants: set[int], processes: Processes
-) -> tuple[asyncio.Task, int]:
-    """An execution that runs, and the id of its driver."""
-    heard = asyncio.Event()
-    code = "print('on', flush=True); import time; time.sleep(1000)"
-    task = asyncio.ensure_future(interpreter.execute(code, on_output=lambda *_: heard.set()))
-    await asyncio.wait_for(heard.wait(), 15)
-    return task, read_parent(leaf(set(processes()) - descendants))
-
-
-async def test_a_killed_driver_gives_outcome_unknown_and_then_sandbox_lost(
-    local: LocalSandbox, processes: Processes
+@pytest.mark.anyio
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_an_ended_driver_gives_outcome_unknown_then_sandbox_lost_and_leaves_no_process(
+    local: LocalSandbox, processes: Processes, number: signal.Signals
 ) -> None:
-    before = set(processes())
-    async with local.interpreter(timeout=20) as interpreter:
-        task, driver = await interrupted(interpreter, before, processes)
-        os.kill(driver, signal.SIGKILL)
+    before, has_begun = set(processes()), asyncio.Event()
+    code = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+    async with local.interpreter() as interpreter:
+        running = "print('on', flush=True); import time; time.sleep(1000)"
+        task = asyncio.ensure_future(interpreter.execute(running, on_output=lambda *_: has_begun.set()))
+        await has_begun.wait()
+        driver = await asyncio.to_thread(find_driver, before, processes)
+        await interpreter.execute(code, context="c")
+        os.kill(driver, number)
         with pytest.raises(OutcomeUnknown, match="what the code did is unknown") as caught:
-            await asyncio.wait_for(task, 15)
+            await task
         assert caught.value.meta is not None
-        assert caught.value.meta.stdout == "on\n"
-        assert caught.value.meta.isolation == local.isolation
+        assert (caught.value.meta.stdout, caught.value.meta.isolation) == ("on\n", local.isolation)
         for _ in range(2):
             with pytest.raises(SandboxLost):
                 await interpreter.execute("SUBMIT()")
         assert not interpreter.is_alive
 
 
-async def test_a_killed_driver_leaves_no_process_that_the_code_had_started(
+def test_a_script_gets_the_same_errors_and_begins_anew_after_shutdown(
     local: LocalSandbox, processes: Processes
 ) -> None:
     before = set(processes())
-    async with local.interpreter(timeout=20) as interpreter:
-        task, driver = await interrupted(interpreter, before, processes)
-        code = "import subprocess; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
-        await interpreter.execute(code, context="c")
-        os.kill(driver, signal.SIGKILL)
-        with pytest.raises(OutcomeUnknown):
-            await asyncio.wait_for(task, 15)
-
-
-async def test_a_driver_that_was_asked_to_end_ends_everything(local: LocalSandbox, processes: Processes) -> None:
-    before = set(processes())
-    async with local.interpreter(timeout=20) as interpreter:
-        task, driver = await interrupted(interpreter, before, processes)
-        code = "import subprocess; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
-        await interpreter.execute(code, context="c")
-        os.kill(driver, signal.SIGTERM)
-        with pytest.raises(OutcomeUnknown):
-            await asyncio.wait_for(task, 15)
-
-
-def test_a_script_hears_of_it_too_and_begins_anew_after_shutdown(local: LocalSandbox, processes: Processes) -> None:
-    before = set(processes())
-    interpreter = SyncInterpreter(lambda: local.open({}), timeout=20)
-    interpreter.tools["end"] = lambda: os.kill(read_parent(leaf(set(processes()) - before)), signal.SIGKILL)
+    interpreter = SyncInterpreter(lambda: local.open({}))
+    interpreter.tools["end"] = lambda: os.kill(find_driver(before, processes), signal.SIGKILL)
     try:
         with pytest.raises(OutcomeUnknown):
             interpreter.execute("x = 1\nend()")

@@ -1,41 +1,51 @@
-"""What becomes of executions while their host takes nothing."""
+"""Executions whose host takes nothing from their driver for a while."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
+from ...infra.machine import is_alive
+from ...infra.waiting import wait_until
 
-# More than the driver keeps for its host, so that it reads no more from what runs.
+# Calls with more than the driver keeps for its host, so that the driver reads no more from what runs; then `full`.
 FLOOD = """
-import threading, time
+import re, threading, time
 for _ in range(40):
     threading.Thread(target=ask, args=("x" * 500_000,), daemon=True).start()
-print("on")
+written, before = 0, -1
+while written != before:
+    time.sleep(0.3)
+    before, written = written, re.search(r"wchar: (\\d+)", open("/proc/self/io").read())[1]
+open("full", "w").close()
 time.sleep(1000)
 """
-FROM_A_THREAD = "import threading, time\nthreading.Thread(target=lambda: SUBMIT(x=1)).start()\ntime.sleep(1000)"
+FROM_A_THREAD = """
+import os, threading, time
+print(os.getpid(), file=open('pid', 'w', 1))
+threading.Thread(target=lambda: SUBMIT(x=1)).start()
+time.sleep(1000)
+"""
+IN_A_CONTEXT = """
+import threading, time
+def tell_that_it_is_late():
+    time.sleep(3.3)
+    open("late", "w").close()
+threading.Thread(target=tell_that_it_is_late, daemon=True).start()
+SUBMIT(x=1)
+"""
 
 
-@pytest.mark.parametrize(
-    ("code", "context", "is_prepared"),
-    [
-        pytest.param(FROM_A_THREAD, None, True, marks=pytest.mark.full, id="a thread of a fork"),
-        pytest.param(FROM_A_THREAD, None, False, id="a thread"),
-        pytest.param("SUBMIT(x=1)", "c", False, marks=pytest.mark.full, id="a context"),
-    ],
-)
 def test_what_is_submitted_in_time_counts_although_the_host_reads_it_late(
-    launch: Callable[..., Any], tmp_path: Path, code: str, context: str | None, is_prepared: bool
+    launch: Callable[..., Any], tmp_path: Path
 ) -> None:
     one = launch().start(tmp_path)
-    if is_prepared:
-        one.send(one.frame("prepare", 1, {"code": "x = 1"}, timeout=20))
-        one.until("end", 1)
+    one.send(one.frame("prepare", 1, {"code": "x = 1"}, timeout=60))
+    one.until("end", 1)
     one.send(one.execution(2, FLOOD))
-    one.until("output", 2)
-    time.sleep(3)  # it is not told when it reads no more
-    one.send(one.execution(3, code, timeout=2, context=context))
-    time.sleep(4)
-    assert one.submitted(3) == {"x": 1}
+    wait_until((tmp_path / "full").exists)
+    # Both submit within milliseconds.
+    one.send(one.execution(3, FROM_A_THREAD, timeout=3) + one.execution(4, IN_A_CONTEXT, timeout=3, context="c"))
+    pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    wait_until(lambda: not is_alive(pid))
+    wait_until((tmp_path / "late").exists)
+    assert [one.submitted(number) for number in (3, 4)] == [{"x": 1}] * 2
