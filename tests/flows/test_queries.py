@@ -1,20 +1,23 @@
 """What code in a flow may ask, what it costs, and what is left of it."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-import time
+import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import TaskRun
+from prefect.logging.handlers import APILogHandler
 
 from rlm_batch import (
     CodeError,
     ConfigurationError,
-    ExecutionTimeout,
     Failure,
     LanguageModel,
     Result,
@@ -25,8 +28,9 @@ from rlm_batch import (
 )
 
 from ..infra.scripted_turns import make_script
-from ..standins.openai_chat import Reply
-from .conftest import becomes, last_run
+from ..infra.waiting import wait_until_async
+from ..standins.openai_chat import ChatServer, Reply
+from .conftest import find_run_id
 
 pytestmark = pytest.mark.anyio
 
@@ -52,17 +56,15 @@ def credentials(chat, monkeypatch):
     monkeypatch.setenv("OPENAI_API_BASE", chat.url)
 
 
-async def saved(chat, **settings: Any):
-    """A saved block's name, as a flow is given it."""
+async def save_model(chat: ChatServer, **settings: Any) -> str:
+    """Save a block; return its name as a flow takes it."""
     settings = {"model": NAME, "api_key": KEY, "api_base": chat.url, **settings}
     block = LanguageModel(**settings)
     await block.save("chat", overwrite=True)  # type: ignore[misc]
     return "language-model/chat"
 
 
-@pytest.mark.full
 async def test_ten_calls_reach_the_model_and_not_one_more_and_the_sum_is_what_the_server_counted(chat, caplog):
-    chat.delay = 0.05
     first, second = await batch([TWENTY, TWENTY], language_model=NAME, max_llm_calls=10, batch_concurrency=8)
     for result in (first, second):
         assert [answer is None for answer in result.answers].count(True) == 10
@@ -76,16 +78,6 @@ async def test_ten_calls_reach_the_model_and_not_one_more_and_the_sum_is_what_th
     assert sum(one.cost or 0 for one in told) == pytest.approx(cost)
     said = f"called 20 times: {chat.stats.prompt_tokens} + {chat.stats.completion_tokens} tokens, for ${cost:.6f}"
     assert said in caplog.text
-
-
-@pytest.mark.full
-async def test_no_more_requests_are_under_way_than_batch_concurrency_for_each_execution(chat):
-    chat.delay = 1.0
-    code = "SUBMIT(n=len(llm_query_batched([str(i) for i in range(9)], concurrency=50)))"
-    assert (await batch([code], language_model=NAME, batch_concurrency=3))[0].n == 9
-    assert chat.stats.most_at_once == 3
-    await batch([code, code], language_model=NAME, batch_concurrency=3, max_workers=2)
-    assert 3 < chat.stats.most_at_once <= 6
 
 
 @pytest.mark.full
@@ -118,7 +110,7 @@ async def test_a_sweep_asks_too_and_an_error_that_the_code_does_not_catch_is_its
 
 async def test_max_cost_holds_for_the_whole_flow_run(chat):
     """A call may take 24 + 100 tokens at $0.001 each and takes 1 + 3: twenty of them leave less than one may take."""
-    model = await saved(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
+    model = await save_model(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
     code = """
 count = 0
 try:
@@ -135,68 +127,48 @@ except BudgetExceeded as error:
     assert chat.stats.requests == 20
 
 
-@pytest.mark.full
-async def test_max_llm_tokens_holds_for_an_execution(chat):
-    model = await saved(chat, max_tokens=10)
-    code = """
-try:
-    while True:
-        llm_query("question")
-except BudgetExceeded as error:
-    SUBMIT(said=str(error))
-"""
-    (result,) = await batch([code], language_model=model, max_llm_tokens=50)
-    assert "could take 34 tokens" in result.said
-    assert result.meta.queries.calls == 5
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         ({"language_model": "openai/no-such-model", "max_cost": 1.0}, "no price of the model openai/no-such-model"),
         ({"language_model": "language-model/nosuch"}, "no block language-model/nosuch"),
-        ({"language_model": ""}, "LiteLLM's naming"),
-        ({"language_model": "gpt-4o-minni"}, "gpt-4o-minni is no model that LiteLLM knows; gpt-4o-mini is one"),
-        ({"language_model": "mistral/mistral-small-latest"}, "no key for the model mistral/.*: set MISTRAL_API_KEY"),
         ({"language_model": NAME, "max_llm_calls": 0}, f"no call of the model {NAME} can be made: .* max_llm_calls"),
         ({"language_model": NAME, "max_llm_tokens": 100}, "could take 16,384 tokens, and of 100 100 .* max_llm_tokens"),
         ({"language_model": NAME, "max_cost": 0.005}, r"could cost \$0.009830, and of \$0.005 .* raise max_cost"),
     ],
 )
 async def test_a_model_that_cannot_be_asked_within_the_limits_is_refused_before_anything_runs(
-    parameters, message, results, monkeypatch
+    parameters, message, results
 ):
-    monkeypatch.delenv("MISTRAL_API_KEY", raising=False)
     with pytest.raises(ConfigurationError, match=message):
         await batch(["SUBMIT(1)"], **parameters)
     assert not list(results.glob("*"))
 
 
 async def test_a_budget_for_one_of_two_models_is_one(chat):
-    model = await saved(chat, model="openai/gpt-4", sub_model=NAME, max_tokens=1000)
+    model = await save_model(chat, model="openai/gpt-4", sub_model=NAME, max_tokens=1000)
     (result,) = await batch(["SUBMIT(answer=llm_query('q'))"], language_model=model, max_cost=0.001)
     assert result.answer == "answer to: q"
 
 
 @pytest.mark.full
 async def test_the_model_is_part_of_an_executions_key_and_its_credentials_and_limits_are_not(chat):
-    code = ["SUBMIT(answer=llm_query('q'))"]
-    for settings, requests in (
-        ({}, 1),
-        ({"api_key": "sk-another", "retries": 5, "request_timeout": 7}, 1),
-        ({"temperature": 0.5}, 2),
-        ({"sub_model": "openai/gpt-4o"}, 3),
+    code, limits = ["SUBMIT(answer=llm_query('q'))"], {"max_llm_calls": 3, "batch_concurrency": 2}
+    for settings, parameters, requests in (
+        ({}, {}, 1),
+        ({"api_key": "sk-another", "retries": 5, "request_timeout": 7}, limits, 1),
+        ({"sub_model": "openai/gpt-4o"}, {}, 2),
     ):
-        model = await saved(chat, **settings)
-        await batch(code, language_model=model, cache_results=True)
-        await batch(code, language_model=model, cache_results=True, max_llm_calls=3, batch_concurrency=2)
+        await batch(code, language_model=await save_model(chat, **settings), cache_results=True, **parameters)
         assert chat.stats.requests == requests
 
 
-async def test_each_query_is_a_task_run_below_its_execution_that_says_what_it_cost(chat):
-    from prefect import get_client
-    from prefect.client.schemas.filters import FlowRunFilter
+async def read_task_runs(run_id: uuid.UUID) -> list[TaskRun]:
+    async with get_client() as client:
+        return await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])))
 
+
+async def test_each_query_is_a_task_run_below_its_execution_that_says_what_it_cost(chat, results):
     chat.rule("refused", Reply("refused", status=400))
     chat.script = make_script(("", "SUBMIT(answer=llm_query('deeper'))"))
     code = """
@@ -205,73 +177,40 @@ llm_query_batched(["refused"], on_error="return")
 SUBMIT(answer=rlm_query("think"))
 """
     await batch([code], language_model=NAME)
-    async with get_client() as client:
-        runs = {}
+    run_id = find_run_id(results)
 
-        async def five_are_over() -> bool:
-            flow = await last_run(client)
-            mine = FlowRunFilter(id={"any_": [flow.id]})  # type: ignore[arg-type]
-            found = await client.read_task_runs(flow_run_filter=mine)
-            runs.clear()
-            runs.update({(run.name, (run.state.message or "")[:10]): run for run in found if run.state is not None})
-            return len(found) == 5 and all(run.state is not None and run.state.is_final() for run in found)
+    async def find_five_that_are_over() -> list[TaskRun]:
+        found = await read_task_runs(run_id)
+        return found if len(found) == 5 and all(run.state and run.state.is_final() for run in found) else []
 
-        await becomes(five_are_over)
-    states = sorted((run.name, run.state_name or "", (run.state and run.state.message) or "") for run in runs.values())
-    assert [state[:2] for state in states] == [
+    runs = sorted(await wait_until_async(find_five_that_are_over), key=lambda run: (run.name, run.state_name))
+    assert [(run.name, run.state_name) for run in runs] == [
         ("execution 0", "Completed"),
         (f"llm_query at depth 1, {NAME}", "Completed"),
         (f"llm_query at depth 1, {NAME}", "Failed"),
         (f"llm_query at depth 2, {NAME}", "Completed"),
         (f"rlm_query at depth 1, {NAME}", "Completed"),
     ]
-    by_name = {name: message for name, state, message in states if state == "Completed"}
-    assert by_name[f"llm_query at depth 1, {NAME}"] == "1 calls, 2 + 4 tokens, $0.000003"
-    failed = next(message for _, state, message in states if state == "Failed")
-    assert failed.startswith("QueryError: the model openai/gpt-4o-mini did not answer")
-    deeper = next(run for run in runs.values() if run.name.startswith("llm_query at depth 2"))
-    above = next(run for run in runs.values() if run.name.startswith("rlm_query"))
+    _, flat, failed, deeper, above = runs
+    assert flat.state is not None
+    assert flat.state.message == "1 calls, 2 + 4 tokens, $0.000003"
+    assert failed.state is not None
+    assert str(failed.state.message).startswith("QueryError: the model openai/gpt-4o-mini did not answer")
     assert str(above.id) in json.dumps(deeper.model_dump(mode="json")["task_inputs"])
 
 
 @pytest.mark.full
-async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, monkeypatch):
-    from prefect import get_client
-    from prefect.client.schemas.filters import FlowRunFilter
-
+async def test_beyond_a_few_hundred_queries_are_summed_up_and_not_tracked(chat, results, monkeypatch):
     monkeypatch.setattr("rlm_batch.tasks.query.MAX_TRACKED_QUERIES", 3)
     (result,) = await batch(["SUBMIT(n=len(llm_query_batched([str(i) for i in range(40)])))"], language_model=NAME)
     assert (result.n, result.meta.queries.asked, len(result.meta.queries.tree)) == (40, 40, 40)
-    async with get_client() as client:
-        flow = await last_run(client)
-        mine = FlowRunFilter(id={"any_": [flow.id]})  # type: ignore[arg-type]
+    run_id = find_run_id(results)
 
-        async def four_are_there() -> bool:
-            return len(await client.read_task_runs(flow_run_filter=mine)) >= 4
+    async def has_execution_ended() -> bool:  # The server hears of that last.
+        return any(run.name == "execution 0" and run.state_name == "Completed" for run in await read_task_runs(run_id))
 
-        await becomes(four_are_there)
-        await asyncio.sleep(0.5)
-        assert len(await client.read_task_runs(flow_run_filter=mine)) == 4
-
-
-@pytest.mark.full
-async def test_cancelling_the_flow_ends_the_tree_and_no_request_starts_afterwards(chat):
-    chat.delay = 0.3
-    chat.script = make_script(("", "llm_query_batched([str(i) for i in range(100)])"))
-    task = asyncio.create_task(
-        batch(["rlm_query_batched(['a', 'b', 'c'])"] * 2, language_model=NAME, max_llm_calls=None)
-    )
-    until = time.monotonic() + 60
-    while chat.stats.requests < 12 and time.monotonic() < until:  # noqa: ASYNC110 - the server is in another thread
-        await asyncio.sleep(0.05)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(20):
-            await task
-    at_the_end = chat.stats.requests
-    assert at_the_end >= 12
-    await asyncio.sleep(1.5)
-    assert chat.stats.requests == at_the_end
+    await wait_until_async(has_execution_ended)
+    assert len(await read_task_runs(run_id)) == 4
 
 
 @pytest.mark.full
@@ -283,17 +222,22 @@ async def test_the_key_is_in_no_log_result_ledger_database_or_error(chat, caplog
     )
     code = ["SUBMIT(a=llm_query('q'), b=rlm_query('x'))", "llm_query('refuse')"]
     outcomes = []
-    for model in (NAME, await saved(chat)):
+    for model in (NAME, await save_model(chat)):
         outcomes += await batch(code, language_model=model, on_failure="return")
-    await asyncio.sleep(3)  # what is logged is sent to the server every two seconds
+    await APILogHandler.aflush()
     assert "AuthenticationError" in outcomes[0].b
     assert "AuthenticationError" in str(outcomes[1].error)
     assert KEY not in repr([(one.outputs if isinstance(one, Result) else str(one.error), one.meta) for one in outcomes])
     assert KEY not in caplog.text
     home = Path(os.environ["PREFECT_HOME"]).parent
-    files = [path for root in (home, results) for path in root.rglob("*") if path.is_file()]
-    assert any(path.name.endswith(".db") for path in files)
-    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
+    with_key, names = list[Path](), set[str]()
+    for path in (path for root in (home, results) for path in root.rglob("*")):
+        with suppress(FileNotFoundError, IsADirectoryError):  # The servers remove files meanwhile.
+            names.add(path.name)
+            if KEY.encode() in path.read_bytes():
+                with_key.append(path)
+    assert "prefect.db" in names
+    assert with_key == []
 
 
 async def test_a_retried_execution_has_a_budget_of_its_own_and_every_call_is_in_the_log(chat, caplog):
@@ -305,14 +249,6 @@ async def test_a_retried_execution_has_a_budget_of_its_own_and_every_call_is_in_
     assert failure.meta.queries.calls == 1
     assert chat.stats.requests == 2
     assert "the model was called 2 times" in caplog.text
-
-
-@pytest.mark.full
-async def test_a_timeout_ends_what_is_being_asked(chat):
-    chat.delay = 30
-    (failure,) = await batch(["try:\n    llm_query('x')\nfinally:\n    import time; time.sleep(60)"],
-                             language_model=NAME, timeout=3, on_failure="return")  # fmt: skip
-    assert isinstance(failure.error, ExecutionTimeout)
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_batch import ConfigurationError, ExecutionsFailed, Failure, SubmitError, sweep
+from rlm_batch import ConfigurationError, Failure, SubmitError, sweep
 from rlm_batch.flows.engine.execution_labels import chunk_label, trial_label
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
@@ -31,20 +31,9 @@ async def test_a_grid_gives_its_losses_and_the_best_trial():
     assert found == pytest.approx(LOSSES, abs=1e-4)
     assert (report.best.lr, report.best.batch_size) == (0.01, 64)
     assert [trial.meta.variables for trial in report.trials][1] == {"lr": 0.001, "batch_size": 64}
-
-
-async def test_points_give_the_same_and_maximize_finds_the_greatest():
-    points = [{"lr": lr, "batch_size": batch_size} for lr, batch_size in LOSSES]
-    report = await sweep(CODE, points=points, objective="loss", direction="maximize")
-    assert [round(trial.loss, 3) for trial in report.trials] == pytest.approx(list(LOSSES.values()), abs=1e-3)
-    assert (report.best.lr, report.best.batch_size) == (0.001, 32)
-
-
-async def test_the_report_prints_as_a_table_with_the_best_marked():
-    report = await sweep("SUBMIT(y=x * x)", {"x": [3, 1, 2]}, objective="y")
-    header, *rows = [line.split() for line in str(report).splitlines()]
-    assert header == ["x", "y"]
-    assert rows == [["0", "3", "9"], ["1", "1", "1", "best"], ["2", "2", "4"]]
+    rows = [line.split() for line in str(report).splitlines()]
+    assert rows[0] == ["lr", "batch_size", "loss"]
+    assert [row[-1] == "best" for row in rows[1:]] == [False, False, False, True]
 
 
 async def test_failed_trials_stand_in_the_report_beside_the_best():
@@ -52,8 +41,6 @@ async def test_failed_trials_stand_in_the_report_beside_the_best():
     assert report.best.y == 0.5
     assert "ZeroDivisionError" in str(report.trials[0].error)
     assert "division by zero" in str(report)
-    with pytest.raises(ExecutionsFailed, match="1 of 3 trials failed"):
-        await sweep("SUBMIT(y=1 / x)", {"x": [0, 1, 2]}, objective="y")
 
 
 @pytest.mark.parametrize(
@@ -62,10 +49,8 @@ async def test_failed_trials_stand_in_the_report_beside_the_best():
         ({}, "the space is missing"),
         ({"grid": {}}, "the grid is empty"),
         ({"grid": {"x": []}}, "no values for 'x'"),
-        ({"grid": {"x": [1]}, "points": [{"x": 1}]}, "given twice"),
         ({"points": []}, "empty"),
         ({"points": [{"x": 1, "y": 2}, {"x": 1}]}, "point 2 has no variable 'y', which the first has"),
-        ({"points": [{"x": 1}, {"x": 1, "y": 2}]}, "the first point has no variable 'y', which point 2 has"),
         ({"points": "nosuch.csv"}, "No such file"),
     ],
 )
@@ -96,8 +81,7 @@ def forge(body):
 """
 
 
-@pytest.mark.parametrize("direction", ["minimize", pytest.param("maximize", marks=pytest.mark.full)])
-async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone(direction):
+async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone():
     forged = [
         '{"loss": 1e999}',
         '{"loss": -1e999}',
@@ -107,11 +91,11 @@ async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone
     huge = ["10**400", "-10**400", "float('inf')", "float('nan')", "10**308", "2**63"]
     points = [{"body": body, "text": ""} for body in forged] + [{"body": "", "text": text} for text in ["1.5", *huge]]
     code = f"{FORGE}\nif body:\n    forge(body.encode())\nSUBMIT(loss=eval(text))"
-    found = await sweep(code, points=points, objective="loss", direction=direction, on_failure="return", retries=0)
+    found = await sweep(code, points=points, objective="loss", on_failure="return", retries=0)
     failed = [trial for trial in found.trials if isinstance(trial, Failure)]
     assert [type(failure.error) for failure in failed] == [SubmitError] * 4
     assert [trial.meta.index for trial in failed] == [0, 1, 2, 3]
-    assert found.best.loss == (1.5 if direction == "minimize" else 10**308)
+    assert found.best.loss == 1.5
     assert str(found)
     for part in Path(found.results_path).glob("part-*"):
         for line in part.read_text().splitlines():
@@ -119,15 +103,14 @@ async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone
     assert len(list(open_run_ledger(found.results_path).read_outcomes())) == len(points)
 
 
-@pytest.mark.parametrize("direction", [pytest.param("minimize", marks=pytest.mark.full), "maximize"])
-async def test_a_trial_that_diverged_is_a_result_after_every_other_and_is_not_run_again(direction, tmp_path):
+async def test_a_trial_that_diverged_is_a_result_after_every_other_and_is_not_run_again(tmp_path):
     """A learning rate that is too large gives NaN, which is what one wants to see of it and no failure."""
     code = "loss = {1: 2.5, 2: float('nan'), 3: float('inf'), 4: -float('inf'), 5: 7.5}[x]\n"
     code += "SUBMIT(loss=loss, curve=[1, loss])"
-    options = {"objective": "loss", "direction": direction, "results_path": str(tmp_path / "run")}
+    options = {"objective": "loss", "direction": "maximize", "results_path": str(tmp_path / "run")}
     found = await sweep(code, {"x": [2, 3, 4, 5, 1]}, **options)
     assert [str(trial.loss) for trial in found.trials] == ["nan", "inf", "-inf", "7.5", "2.5"]
-    assert found.best.loss == (2.5 if direction == "minimize" else 7.5)
+    assert found.best.loss == 7.5
     again = await sweep(code, {"x": [2, 3, 4, 5, 1]}, **options)
     assert [trial.meta.sandbox_id for trial in again.trials] == [trial.meta.sandbox_id for trial in found.trials]
     assert [str(trial.curve) for trial in again.trials][:3] == ["[1, nan]", "[1, inf]", "[1, -inf]"]
