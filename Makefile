@@ -13,10 +13,10 @@ READY = $(VENV)/.ready
 MAKING = $(VENV).making
 INSTALL = install --constraint constraints.txt
 
-.PHONY: help demo test test-full chaos check format bench scale pictures clean
+.PHONY: help demo test test-programs test-full chaos check format bench scale pictures clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY) ## run the example sweep, each trial in a sandbox of its own on this machine
 	@$(VENV)/bin/rlm-batch sweep examples/learning_rate.py \
@@ -25,6 +25,9 @@ demo: $(READY) ## run the example sweep, each trial in a sandbox of its own on t
 # pytest's own script: `python -m pytest` would put the root on sys.path, and its rooms there as top-level packages.
 test: $(READY) ## run the tests (ARGS="-x -k sweep" is handed to pytest)
 	@$(VENV)/bin/pytest --numprocesses 4 --dist worksteal --durations 10 $(ARGS)
+
+test-programs: $(READY) ## run only the tests that need installed programs, such as bubblewrap, podman or Postgres
+	@$(VENV)/bin/pytest -m "programs and not full and not chaos" --numprocesses 4 --dist worksteal --durations 10 $(ARGS)
 
 test-full: $(READY) ## run the scenarios at their full size, which takes minutes
 	@$(VENV)/bin/pytest -m "full and not alone" --numprocesses 4 --dist worksteal --durations 10 $(ARGS)

@@ -26,7 +26,8 @@ from .infra.execution_counter import ExecutionCounter
 from .infra.isolation_levels import find_strongest_level
 from .infra.podman.store import use_own_storage
 from .infra.prefect_database import make_prefect_home
-from .infra.requirements import leave_out_tests, mark_level
+from .infra.requirements import leave_out_tests, mark_level, mark_programs
+from .infra.waiting import wait_until_empty
 from .standins.daytona.running import Running as DaytonaStandin
 from .standins.openai_chat import ChatServer
 from .standins.process import StandinProcess
@@ -78,11 +79,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     level = getattr(item, "callspec", None) and item.callspec.params.get("local")  # type: ignore[attr-defined]
     if level and item.get_closest_marker("strongest_first") and level != find_strongest_level():
         item.add_marker(pytest.mark.full)
+    mark_programs(item)
 
 
-@pytest.hookimpl(trylast=True)  # what was not asked for is no reason to say what it lacks
+@pytest.hookimpl(trylast=True)  # only the tests that were asked for can lack something
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     leave_out_tests(config, items)
+    # Workers take tests from the front of the list in blocks, and steal from the ends of other workers' blocks. Tests
+    # that need the Prefect server come first, so that one worker runs most of them and starts most servers.
+    items.sort(key=lambda item: "server" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish() -> None:
@@ -124,9 +129,7 @@ def modal_standin(modal_process: Any) -> Iterator[Any]:
     before = set(modal_process.ask("state")["sandboxes"])
     yield modal_process
     modal_process.ask("faults", rules=[])
-    until = time.monotonic() + 10
-    while (left := set(modal_process.ask("state")["sandboxes"]) - before) and time.monotonic() < until:
-        time.sleep(0.05)
+    left = wait_until_empty(lambda: set(modal_process.ask("state")["sandboxes"]) - before)
     for sandbox in left:
         modal_process.ask("end", sandbox=sandbox)
     assert not left, f"left at the stand-in: {left}"
@@ -247,14 +250,10 @@ def no_container_left() -> Iterator[None]:
 
 @pytest.fixture
 def no_process_left() -> Iterator[None]:
-    """Fails a test that leaves a process; the kernel gets a few seconds to end what has been killed."""
+    """Fail a test that leaves a process; what has been killed has the time to end."""
     begun = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
     yield
-    until = time.monotonic() + 5
-    while (left := {pid: name for pid, name in descendants(begun).items() if pid not in STANDINS}) and (
-        time.monotonic() < until
-    ):
-        time.sleep(0.01)
+    left = wait_until_empty(lambda: {pid: name for pid, name in descendants(begun).items() if pid not in STANDINS})
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, 9)
@@ -289,9 +288,7 @@ def daytona(running_daytona: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
         monkeypatch.setenv(name, value)
     running_daytona.reset()
     yield running_daytona
-    until = time.monotonic() + 5
-    while (left := running_daytona.state()["sandboxes"]) and time.monotonic() < until:
-        time.sleep(0.05)
+    left = wait_until_empty(lambda: running_daytona.state()["sandboxes"])
     running_daytona.reset()
     assert not left, f"left at the provider: {[box['name'] for box in left]}"
 

@@ -137,16 +137,12 @@ def test_every_module_imports_from_the_installed_wheel(wheel: Path, tmp_path: Pa
 
 def test_import_is_light(tmp_path: Path) -> None:
     program = """
-        import json, sys, time
-        start = time.process_time()
+        import json, sys
         import rlm_batch
-        seconds = time.process_time() - start
-        heavy = {"prefect", "daytona", "modal", "pydantic"} & {name.partition(".")[0] for name in sys.modules}
-        print(json.dumps([seconds, sorted(heavy)]))
+        heavy = {"prefect", "daytona", "modal", "pydantic", "asyncio"} & {name.partition(".")[0] for name in sys.modules}
+        print(json.dumps(sorted(heavy)))
         """
-    runs = [json.loads(run_isolated(program, cwd=tmp_path)) for _ in range(5)]
-    assert min(seconds for seconds, _ in runs) < 0.050
-    assert [heavy for _, heavy in runs] == [[]] * 5
+    assert json.loads(run_isolated(program, cwd=tmp_path)) == []
 
 
 def test_every_public_name_loads() -> None:
@@ -226,43 +222,6 @@ def test_imports_go_down_the_floors_only() -> None:
         for rule in broken_rules(name, path.read_text(), path.name == "__init__.py")
     ]
     assert broken == []
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("rlm_batch.tasks.execute", "from ..flows.batch import batch"),
-        ("rlm_batch.tasks.execute", "def f():\n    from ..flows import batch"),
-        ("rlm_batch.blocks.local.block", "from ... import tasks"),
-        ("rlm_batch.flows.batch", "from .. import Result"),
-        ("rlm_batch.flows.batch", "from rlm_batch.tasks import execute"),
-        ("rlm_batch.sandbox.interpreter", "import prefect.blocks"),
-        ("rlm_batch.sandbox.interpreter", "from modal import Sandbox"),
-        ("rlm_batch.sandbox.driver.main", "from ..errors import CodeError"),
-        ("rlm_batch.sandbox.driver.main", "import anyio"),
-        ("rlm_batch.sandbox.wire.frames", "from ..errors import CodeError"),
-        ("rlm_batch.sandbox.wire.frames", "from ..driver.main import main"),
-        ("rlm_batch.sandbox.interpreter", "from .driver.main import main"),
-    ],
-)
-def test_an_import_that_goes_up_is_found(module: str, source: str) -> None:
-    assert len(broken_rules(module, source)) == 1
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("rlm_batch.cli.main", "from ..flows.batch import batch"),
-        ("rlm_batch.flows.batch", "from .lanes import Lane\nfrom ..sandbox import result\nimport prefect"),
-        ("rlm_batch.sandbox.interpreter", "from . import errors\nfrom .wire.frames import FrameReader\nimport asyncio"),
-        (
-            "rlm_batch.sandbox.driver.main",
-            "import os\nfrom ..wire.frames import FrameReader\nfrom .child import runner",
-        ),
-    ],
-)
-def test_an_import_that_goes_down_is_not(module: str, source: str) -> None:
-    assert broken_rules(module, source) == []
 
 
 # ----------------------------------------------------------------------------- dependencies and tracked files

@@ -33,6 +33,8 @@ FIXTURES = {
     "small_volume": "root",
     "small_disk": "root",
 }
+# What apt or pip installs and a fresh machine lacks: the tests that need one of these are marked `programs`.
+PROGRAMS = {"bubblewrap", "bubblewrap for users", "podman", "chromium", "postgres", "redis", "haproxy", "ray"}
 
 
 def _find_missing_program(*names: str, package: str, purpose: str) -> str:
@@ -91,6 +93,12 @@ REQUIREMENTS: dict[str, Callable[[], str]] = {
 def mark_level(level: str) -> tuple[pytest.MarkDecorator, ...]:
     """The marks of a parameter that is a level of isolation."""
     return () if level == "none" else (pytest.mark.requires(level),)
+
+
+def mark_programs(item: pytest.Item) -> None:
+    """Mark a test that needs an installed program, so that `make test-programs` selects it."""
+    if PROGRAMS.intersection(list_requirements(item)):
+        item.add_marker(pytest.mark.programs)
 
 
 def list_requirements(item: pytest.Item) -> list[str]:

@@ -6,13 +6,14 @@ A limit here guards against a hang and says nothing about speed: only a test tha
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sized
 from typing import TypeVar
 
 HANG_SECONDS = 90.0  # below pytest's own timeout, so that a wait ends with its own message
 POLL_SECONDS = 0.02
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Sized)
 
 
 def wait_until(condition: Callable[[], T], description: str = "", *, timeout: float = HANG_SECONDS) -> T:
@@ -56,6 +57,19 @@ async def wait_until_async(
         if time.monotonic() > deadline:
             raise TimeoutError(_describe(condition, description, value, timeout))
         await asyncio.sleep(POLL_SECONDS)
+
+
+def wait_until_empty(find: Callable[[], C], *, timeout: float = 30.0) -> C:
+    """Wait until the function finds nothing, and return what it found last: something only where that stays.
+
+    Args:
+        find: Called again and again; returns a collection.
+        timeout: Seconds after which what is still found counts as left behind; at least 30.
+    """
+    deadline = time.monotonic() + timeout
+    while (found := find()) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return found
 
 
 def _describe(condition: Callable[[], object], description: str, value: object, timeout: float) -> str:
