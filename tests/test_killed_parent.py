@@ -10,7 +10,7 @@ import pytest
 from .infra.machine import is_alive, list_descendants
 from .infra.waiting import wait_until
 
-# It starts a module as the package starts its servers and workers, in a thread that ends: nothing depends on the thread.
+# It starts a module as the package starts its servers and workers, in a thread that ends before it does.
 PROGRAM = """
 import os, subprocess, sys, threading, time
 from rlm_batch.flows.child_process import build_module_command
