@@ -1,4 +1,4 @@
-"""Each way in which code fails becomes an error of its own, others finish, and the sandbox lives on."""
+"""Each way in which code fails is an error of its own, other executions finish, and the sandbox lives on."""
 
 import asyncio
 import re
@@ -11,6 +11,9 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.errors import RlmBatchError
 from rlm_batch.sandbox.interpreter import Interpreter
 
+from ..infra.waiting import HANG_SECONDS
+from .gate import Gate
+
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 FAILING: dict[str, tuple[str, type[RlmBatchError], str]] = {
@@ -18,39 +21,30 @@ FAILING: dict[str, tuple[str, type[RlmBatchError], str]] = {
     "does not compile": ("x = = 1", CodeSyntaxError, r"not valid Python \(line 1\)"),
     "exits": ("import os; os._exit(3)", CodeCrashed, r"exited with status 3 .*os\._exit"),
     "crashes": ("import ctypes; ctypes.string_at(0)", CodeCrashed, "killed by SIGSEGV"),
-    "allocates without end": (
-        "x = [bytearray(10**7) for _ in range(10**6)]",
-        CodeCrashed,
-        "out of memory|want of memory",
-    ),
+    "asks for a terabyte": ("x = bytearray(10**12)", CodeCrashed, "out of memory|want of memory"),
     "submits an object": ("SUBMIT(x=object())", SubmitError, "x is a object, which is not JSON"),
     "submits 2 MiB": ("SUBMIT(x='x' * 2 * 1024 ** 2)", SubmitError, "volume"),
 }
 
 
 @pytest.mark.every_provider
-async def test_each_failure_is_its_own_error_and_the_others_finish(small_provider: SandboxProvider) -> None:
-    async with small_provider.interpreter(timeout=20) as interpreter:
-        fine = [interpreter.execute("import time; time.sleep(0.3); SUBMIT(i=i)", {"i": i}) for i in range(3)]
-        late = interpreter.execute("import time; time.sleep(1000)", timeout=0.5)
-        failing = [interpreter.execute(code) for code, _, _ in FAILING.values()]
-        *outcomes, timeout, first, second, third = await asyncio.gather(*failing, late, *fine, return_exceptions=True)
-        assert isinstance(timeout, ExecutionTimeout)
-        assert [result.i for result in (first, second, third)] == [0, 1, 2]  # type: ignore[union-attr]
-        for (_, kind, said), outcome in zip(FAILING.values(), outcomes, strict=True):
-            assert type(outcome) is kind
-            assert re.search(said, str(outcome), re.DOTALL)
-
-
-async def test_the_next_execution_in_the_sandbox_works(small_provider: SandboxProvider) -> None:
-    async with small_provider.interpreter(timeout=20) as interpreter:
+async def test_each_failure_is_its_own_error_and_the_next_and_the_others_finish(
+    small_provider: SandboxProvider,
+) -> None:
+    gate = Gate()
+    async with small_provider.interpreter(timeout=HANG_SECONDS, tools={"wait": gate}) as interpreter:
+        others = [asyncio.ensure_future(interpreter.execute("wait(); SUBMIT(i=i)", {"i": i})) for i in range(3)]
+        await gate.is_reached.wait()
         for code, kind, said in FAILING.values():
-            with pytest.raises(kind, match=said):
+            with pytest.raises(kind) as caught:
                 await interpreter.execute(code)
+            assert type(caught.value) is kind
+            assert re.search(said, str(caught.value), re.DOTALL)
             assert (await interpreter.execute("SUBMIT(fine=True)")).fine
         with pytest.raises(ExecutionTimeout):
             await interpreter.execute("while True: pass", timeout=0.2)
-        assert (await interpreter.execute("SUBMIT(fine=True)")).fine
+        gate.open()
+        assert [(await other).i for other in others] == [0, 1, 2]
 
 
 @pytest.mark.every_provider
@@ -87,41 +81,30 @@ async def test_a_syntax_error_shows_the_line_and_nothing_ran(interpreter: Interp
     assert "driver" not in str(error)
 
 
-@pytest.mark.local_first
-@pytest.mark.parametrize("opening", ["```python", "\n  ```", "```PY "])
-async def test_a_markdown_fence_around_code_is_taken_off_and_lines_keep_their_numbers(
-    interpreter: Interpreter, opening: str
-) -> None:
-    result = await interpreter.execute(f"{opening}\nx = '''\n  t\x0cw\u2028o\n'''\nSUBMIT(x=x)\n```\n")
-    assert result.outputs == {"x": "\n  t\x0cw\u2028o\n"}
-    with pytest.raises(CodeError) as caught:
-        await interpreter.execute(f"{opening}\n\n1 / 0\n```")
-    assert caught.value.line == opening.count("\n") + 3
+async def test_a_markdown_fence_around_code_is_removed_and_lines_keep_their_numbers(interpreter: Interpreter) -> None:
+    for opening in ("```python", "\n  ```", "```PY "):
+        result = await interpreter.execute(f"{opening}\nx = '''\n  t\x0cw\u2028o\n'''\nSUBMIT(x=x)\n```\n")
+        assert result.outputs == {"x": "\n  t\x0cw\u2028o\n"}
+        with pytest.raises(CodeError) as caught:
+            await interpreter.execute(f"{opening}\n\n1 / 0\n```")
+        assert caught.value.line == opening.count("\n") + 3
 
 
-@pytest.mark.local_first
-@pytest.mark.parametrize(
-    "code", ["```python\nx = 1", "```sh\nls\n```", "```\nx = 1\n```\nthen\n```\ny = 2\n```", "```", "``````"]
-)
-async def test_what_is_no_fence_around_all_of_the_code_is_a_syntax_error(interpreter: Interpreter, code: str) -> None:
-    with pytest.raises(CodeSyntaxError):
-        await interpreter.execute(code)
+NO_FENCES = ("```python\nx = 1", "```sh\nls\n```", "```\nx = 1\n```\nthen\n```\ny = 2\n```", "```", "``````")
+NO_PYTHON = ("x = 1\0", "(" * 500, "x = '\\N{no such name}'", "return 1", "yield x", "from __future__ import no")
 
 
 async def test_text_that_no_python_can_read_is_a_syntax_error(interpreter: Interpreter) -> None:
-    for code in ("x = 1\0", "(" * 500, "x = '\\N{no such name}'", "return 1", "yield x", "from __future__ import no"):
+    for code in (*NO_FENCES, *NO_PYTHON):
         with pytest.raises(CodeSyntaxError):
             await interpreter.execute(code)
-
-
-async def test_a_syntax_error_in_what_the_code_compiles_itself_is_its_own_error(interpreter: Interpreter) -> None:
     with pytest.raises(CodeError) as caught:
         await interpreter.execute("\neval('1 +')")
-    assert type(caught.value) is CodeError
+    assert type(caught.value) is CodeError, "the code compiled that itself"
     assert (caught.value.type, caught.value.line) == ("SyntaxError", 2)
 
 
-async def test_exit_says_how_a_value_is_handed_back(interpreter: Interpreter) -> None:
+async def test_exit_says_how_a_value_is_handed_back_and_a_clean_one_is_no_error(interpreter: Interpreter) -> None:
     for code, status in (
         ("exit(4)", 4), ("quit('no data')", 1), ("import sys; sys.exit([1])", 1), ("raise SystemExit(True)", 1),
         ("import sys; sys.exit(10 ** 5000)", 1),
@@ -130,82 +113,78 @@ async def test_exit_says_how_a_value_is_handed_back(interpreter: Interpreter) ->
             await interpreter.execute(code)
         assert "exit(" in caught.value.summary, code
         assert caught.value.exit_code == status or code.endswith("5000)")
-
-
-async def test_a_clean_exit_is_an_end_like_any_other(interpreter: Interpreter) -> None:
     for code in ("import sys; sys.exit()", "exit(0)", "raise SystemExit"):
         assert not (await interpreter.execute(f"print('said')\n{code}")).meta.submitted
 
 
-async def test_errors_that_cannot_be_printed_are_errors_all_the_same(interpreter: Interpreter) -> None:
-    code = """
-        class Odd(Exception):
-            def __str__(self):
-                raise RuntimeError("no text for you")
-        raise Odd
-        """
-    with pytest.raises(CodeError) as caught:
-        await interpreter.execute(dedent(code))
-    assert caught.value.type == "Odd"
-    for raising in ("chr(0xD800)", "'x' * 10 ** 7", "'\\0\\x1b[31m'", "b'\\xff'"):
+UNPRINTABLE = """
+class Odd(Exception):
+    def __str__(self):
+        raise RuntimeError("no text for you")
+raise Odd
+"""
+CHAINED = """
+try:
+    {}["key"]
+except KeyError as error:
+    raise RuntimeError("outer") from error
+"""
+
+
+async def test_unusual_errors_are_code_errors_too(interpreter: Interpreter) -> None:
+    for code, kind in ((UNPRINTABLE, "Odd"), ("def f(): f()\nf()", "RecursionError"), (CHAINED, "RuntimeError")):
         with pytest.raises(CodeError) as caught:
-            await interpreter.execute(f"raise ValueError({raising})")
+            await interpreter.execute(code)
+        assert caught.value.type == kind
+    assert "direct cause" in caught.value.traceback
+    assert "KeyError: 'key'" in caught.value.traceback
+    for text in ("chr(0xD800)", "'x' * 10 ** 7", "'\\0\\x1b[31m'", "b'\\xff'"):
+        with pytest.raises(CodeError) as caught:
+            await interpreter.execute(f"raise ValueError({text})")
         assert caught.value.type == "ValueError"
         assert len(str(caught.value)) < 100_000
         assert str(caught.value).encode()
-
-
-async def test_endless_recursion_is_a_code_error(interpreter: Interpreter) -> None:
-    with pytest.raises(CodeError) as caught:
-        await interpreter.execute("def f(): f()\nf()")
-    assert caught.value.type == "RecursionError"
-
-
-async def test_base_exceptions_of_the_code_are_its_errors(interpreter: Interpreter) -> None:
     for name in ("KeyboardInterrupt", "GeneratorExit", "BaseException", "Stopped"):
         with pytest.raises(CodeError) as caught:
             await interpreter.execute(f"class Stopped(BaseException): pass\nraise {name}('enough')")
         assert (caught.value.type, caught.value.message) == (name, "enough")
 
 
-async def test_groups_and_causes_stand_in_the_traceback(interpreter: Interpreter) -> None:
-    code = """
-        try:
-            {}["key"]
-        except KeyError as error:
-            raise RuntimeError("outer") from error
-        """
-    with pytest.raises(CodeError, match="direct cause") as caught:
-        await interpreter.execute(dedent(code))
-    assert "KeyError: 'key'" in caught.value.traceback
-
-
 MEMORY = {
-    "large pieces": "x = [bytearray(10**7) for _ in range(10**6)]",
-    "one piece": "x = bytearray(10**12)",
-    "small pieces": "x = []\nwhile True: x.append([0])",
-    "in a function": "def f():\n    x = []\n    while True: x.append({'a': 1.5 + len(x)})\nf()",
+    "large pieces": "def f(): return [bytearray(10**7) for _ in range(10**6)]\nf()",
+    "small pieces": "def f():\n    x = []\n    while True: x.append({'a': 1.5 + len(x)})\nf()",
     "a doubled text": "x = 'ab'\nwhile True: x += x",
 }
+CATCHING = """
+try:
+    x = bytearray(10**12)
+except MemoryError:
+    SUBMIT(caught=True)
+"""
 
 
-async def test_out_of_memory_says_so_and_names_the_setting_for_more(small_provider: SandboxProvider) -> None:
+async def test_out_of_memory_says_so_names_the_setting_for_more_and_keeps_a_context(
+    small_provider: SandboxProvider,
+) -> None:
     option = "memory" if small_provider.provider_name == "daytona" else "memory_mib"
-    async with small_provider.interpreter(timeout=60) as interpreter:
+    async with small_provider.interpreter(timeout=HANG_SECONDS) as interpreter:
+        await interpreter.execute("kept = 1", context="c")
         for name, code in MEMORY.items():
             with pytest.raises(CodeCrashed) as caught:
-                await interpreter.execute(code)
+                await interpreter.execute(code, context="c" if name == "large pieces" else None)
             assert caught.value.out_of_memory, f"{name}: {caught.value}"
             assert caught.value.summary.endswith(f"give the sandbox more with {option}"), name
+        assert (await interpreter.execute("SUBMIT(kept=kept)", context="c")).kept == 1
+        assert (await interpreter.execute(CATCHING)).caught
 
 
-# Stands in for Python, which has come to that where code had filled its memory.
+# Stands in for Python, which raises this in code that has filled its memory.
 NO_EXCEPTION = "raise SystemError('error return without exception set')"
 
 
-async def test_the_error_that_python_raises_for_want_of_memory_is_one_only_where_it_has_been_filled() -> None:
+async def test_a_system_error_is_a_lack_of_memory_only_where_the_code_has_filled_it() -> None:
     fill = "import resource\nx = b'x' * int(0.7 * resource.getrlimit(resource.RLIMIT_AS)[0])\n"
-    async with LocalSandbox(isolation="none", memory_mib=512).interpreter(timeout=60) as interpreter:
+    async with LocalSandbox(isolation="none", memory_mib=512).interpreter() as interpreter:
         with pytest.raises(CodeCrashed) as caught:
             await interpreter.execute(fill + NO_EXCEPTION)
         assert caught.value.out_of_memory
@@ -213,25 +192,6 @@ async def test_the_error_that_python_raises_for_want_of_memory_is_one_only_where
             await interpreter.execute(NO_EXCEPTION)
         with pytest.raises(CodeError, match="SystemError: bad call"):
             await interpreter.execute(fill + "raise SystemError('bad call')")
-
-
-async def test_code_that_catches_its_memory_error_goes_on(small_provider: SandboxProvider) -> None:
-    code = """
-        try:
-            x = bytearray(10**12)
-        except MemoryError:
-            SUBMIT(caught=True)
-        """
-    async with small_provider.interpreter(timeout=20) as interpreter:
-        assert (await interpreter.execute(dedent(code))).caught
-
-
-async def test_a_context_survives_its_memory_error(small_provider: SandboxProvider) -> None:
-    async with small_provider.interpreter(timeout=20) as interpreter:
-        await interpreter.execute("kept = 1", context="c")
-        with pytest.raises(CodeCrashed, match="memory"):
-            await interpreter.execute("def f(): return [bytearray(10**7) for _ in range(10**6)]\nf()", context="c")
-        assert (await interpreter.execute("SUBMIT(kept=kept)", context="c")).kept == 1
 
 
 async def test_signals_that_the_code_sends_itself_end_its_own_execution(interpreter: Interpreter) -> None:
