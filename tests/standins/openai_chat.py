@@ -19,14 +19,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-GATE_SECONDS = 15.0  # that a reply waits for others at most
+GATE_SECONDS = 60.0  # that a reply waits for others at most
 
 
 @dataclass(frozen=True)
 class Reply:
     """What a prompt is answered with, after `delay` seconds.
 
-    With a `gate` these begin once so many requests have been under way at the same time, or after 15 s.
+    With a `gate` these begin once so many requests have been under way at the same time, or after a minute.
 
     A `status` other than 200 is an error of the API with `text` as its message; `drop` closes the connection without
     an answer; `garbled` sends a body that is no JSON; `no_usage` leaves the count of tokens out, and `usage` is
@@ -120,13 +120,13 @@ class ChatServer:
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._loop.run_forever, name="chat-server", daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.serve(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.serve(), self._loop).result(60)
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _end(self) -> None:

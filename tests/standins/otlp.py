@@ -86,7 +86,7 @@ class SpanReceiver:
         self._ended.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _add(self, request: ExportTraceServiceRequest) -> None:
         for resource in request.resource_spans:

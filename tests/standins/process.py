@@ -41,7 +41,7 @@ class StandinProcess:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, f"the stand-in has ended with status {self._process.wait(10)}"
+        assert line, f"the stand-in has ended with status {self._process.wait(60)}"
         return json.loads(line)
 
     def __enter__(self) -> StandinProcess:
@@ -52,7 +52,7 @@ class StandinProcess:
         assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(20)
+            self._process.wait(60)
         finally:
             self._process.kill()
             self._process.wait()

@@ -1,16 +1,15 @@
-"""What Daytona refuses is one sentence that says what to change, at once."""
+"""What Daytona refuses: what may pass is tried again, and the rest is one sentence that says what to change."""
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
+import socket
 import threading
-import time
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import daytona as sdk
 import pytest
 from pydantic import SecretStr, ValidationError
 
@@ -18,80 +17,334 @@ from rlm_batch import (
     ConfigurationError,
     DaytonaInterpreter,
     DaytonaSandbox,
-    OutcomeUnknown,
     QuotaExceeded,
+    SandboxLost,
     SandboxStartError,
-    batch,
 )
-from rlm_batch.blocks.daytona import channel, errors, launch
+from rlm_batch.blocks.daytona import errors, launch
 from rlm_batch.blocks.daytona.client import borrow_client
+from rlm_batch.blocks.daytona.error_table import TABLE, Meaning
 from rlm_batch.sandbox.errors import RlmBatchError
+from rlm_batch.sandbox.interpreter import Interpreter
+
+from ...infra.waiting import wait_until_async
+from ...standins.git_server import GitServer
+from ...standins.wheels import write_wheel
+
+pytestmark = pytest.mark.anyio
 
 CREATE = "POST /api/sandbox"
 
 
-async def opened(provider: DaytonaSandbox) -> None:
-    box = await provider.open(provider.labels(""))
-    await box.remove()
-
-
-def refusal(provider: DaytonaSandbox) -> RlmBatchError:
-    """What opening a sandbox raises, without having been waited for."""
-    asyncio.run(_warm(provider))
-    begun = time.monotonic()
-    with pytest.raises(RlmBatchError) as caught:
-        asyncio.run(opened(provider))
-    assert "\n" not in str(caught.value)
-    assert time.monotonic() - begun < 15
-    return caught.value
-
-
-async def _warm(provider: DaytonaSandbox) -> None:
-    """Has the SDK imported."""
-    (await borrow_client(provider)).release()
-
-
-def test_a_wrong_key(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes a key for wrong that is refused again after tenths of a second, not after three."""
     monkeypatch.setattr(errors, "KEY_SECONDS", 0.3)
-    error = refusal(DaytonaSandbox(api_key=SecretStr("a wrong key")))
-    assert isinstance(error, ConfigurationError)
-    assert "Invalid credentials" in str(error)
-    assert "set api_key on the block, or DAYTONA_API_KEY" in str(error)
-    assert "a wrong key" not in str(error)
-    assert daytona.state()["counts"][CREATE] == 1
+
+
+async def open_and_remove(provider: DaytonaSandbox) -> None:
+    await (await provider.open(provider.labels(""))).remove()
+
+
+# -- the table of refusals
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer of Daytona's; `ends_as` is our error where it comes again and again, and `passes` where it may not."""
+
+    status: int
+    message: str
+    ends_as: type[RlmBatchError]
+    passes: bool = False
+
+    def make_error(self) -> sdk.DaytonaError:
+        return sdk.DaytonaError(self.message, status_code=self.status)
+
+
+THROTTLED = Refusal(429, "ThrottlerException: Too Many Requests", QuotaExceeded, passes=True)
+NO_RUNNER = Refusal(400, "failed to get runner info: request failed", SandboxStartError, passes=True)
+NOT_FOUND = Refusal(404, "Sandbox with ID or name a-b not found", SandboxStartError)
+NOT_STARTED = Refusal(400, "Sandbox a-b is not started", SandboxStartError)
+DENIED = Refusal(403, "open /tmp/x: permission denied", ConfigurationError)
+BUSY = Refusal(400, "No available runners", SandboxStartError, passes=True)
+CHANGING = Refusal(409, "Sandbox state change in progress", SandboxStartError, passes=True)
+NAME_TAKEN = Refusal(409, "Sandbox with name rlm-batch-1 already exists", SandboxStartError, passes=True)
+VOLUME_MADE = Refusal(400, "Volume with name v already exists", SandboxStartError, passes=True)
+NO_MORE_VOLUMES = Refusal(400, "Volume quota exceeded. Maximum allowed: 10", ConfigurationError)
+NO_REPOSITORY = Refusal(401, "authentication required: Repository not found.", ConfigurationError)
+BAD_KEY = Refusal(401, "Invalid credentials", ConfigurationError, passes=True)
+BAD_FIELD = Refusal(400, "cpu must not be less than 1, memory must be an integer number", ConfigurationError)
+UNKNOWN = Refusal(400, "something new", SandboxStartError, passes=True)
+AWAY = Refusal(503, "Temporary authentication service error", SandboxStartError, passes=True)
+BAD_TOKEN = "authentication failed: Bearer token validation error: context deadline exceeded"
+NO_ADDRESS = (
+    "bad request: failed to resolve container IP after 3 attempts: no IP address found. Is the Sandbox started?"
+)
+REFUSALS = [
+    *(THROTTLED, NO_RUNNER, NOT_FOUND, NOT_STARTED, DENIED, BUSY, CHANGING, NAME_TAKEN, VOLUME_MADE, NO_MORE_VOLUMES),
+    *(NO_REPOSITORY, BAD_KEY, BAD_FIELD, UNKNOWN, AWAY),
+    Refusal(401, BAD_TOKEN, SandboxStartError, passes=True),
+    Refusal(401, "unauthorized: authentication failed: Bearer token is invalid", SandboxStartError, passes=True),
+    Refusal(400, NO_ADDRESS, SandboxStartError, passes=True),
+    Refusal(404, "sandbox container not found: No such container", SandboxStartError, passes=True),
+    Refusal(400, "Sandbox is not running", SandboxStartError, passes=True),
+    Refusal(404, "session not found", SandboxStartError),
+    Refusal(410, "session process has exited", SandboxStartError),
+    Refusal(400, "Runner r-1 is draining", SandboxStartError, passes=True),
+    Refusal(400, "Snapshot mine not found. Did you add it through the Dashboard?", ConfigurationError),
+    Refusal(400, "Snapshot mine is not available in region eu", ConfigurationError),
+    Refusal(400, "Snapshot mine is inactive", ConfigurationError),
+    Refusal(400, "Snapshot mine is pulling", SandboxStartError, passes=True),
+    Refusal(400, "Volume 'v' is not in a ready state. Current state: pending_create", SandboxStartError, passes=True),
+    Refusal(400, "CPU request 8 exceeds maximum allowed per sandbox (4).", ConfigurationError),
+    Refusal(400, "Total CPU limit exceeded. Maximum allowed: 10.", QuotaExceeded),
+    Refusal(400, "Sandbox resource limit reached (16), please try again later.", QuotaExceeded),
+    Refusal(403, "Organization is suspended: unpaid", ConfigurationError),
+    Refusal(403, "Region eu is not available to the organization for class container", ConfigurationError),
+    Refusal(404, "Region not found", ConfigurationError),
+    Refusal(400, 'Invalid network format: "x". Missing CIDR prefix length', ConfigurationError),
+    Refusal(400, "Invalid mount path x (must be absolute)", ConfigurationError),
+    Refusal(404, "reference not found", ConfigurationError),
+    Refusal(403, "Forbidden resource", ConfigurationError, passes=True),
+    Refusal(404, "Cannot POST", SandboxStartError, passes=True),  # No row has these two.
+    Refusal(403, "", SandboxStartError, passes=True),
+]
+
+
+def test_each_refusal_of_the_table_means_what_daytona_means_by_it() -> None:
+    for refusal in REFUSALS:
+        error = refusal.make_error()
+        mapped = errors.map_error(error, "it could not be done")
+        assert (type(mapped), errors.is_transient(error)) == (refusal.ends_as, refusal.passes), refusal
+        assert refusal.message in str(mapped)
+    rows = [errors.find_row(refusal.make_error()) for refusal in REFUSALS]
+    assert [row for row in TABLE if row not in rows] == []
+    assert all(row.source for row in TABLE)
+    assert all(row.advice for row in TABLE if row.meaning is Meaning.KEY)
+
+
+# -- what follows from a refusal, at each moment where it may come
+
+CALLS = {
+    "create": r"^POST /api/sandbox$",
+    "volume": r"^GET /api/volumes/by-name",
+    "new volume": r"^POST /api/volumes$",
+    "clone": "/git/clone$",
+    "packages": "/exec$",
+    "upload": "/files/bulk-upload$",
+    "session": "^POST .*/process/session$",
+    "start": "/exec$",
+    "status": r"^GET /api/sandbox/\*$",
+    "delete": "^DELETE /api/sandbox",
+}
+
+
+def mark_moment(moment: str, *refusals: Refusal) -> Any:
+    marks = [pytest.mark.requires("pip")] if moment == "packages" else []
+    marks += [pytest.mark.requires("namespaces")] if moment == "packages" or "volume" in moment else []
+    return pytest.param(moment, refusals, id=moment.replace(" ", "-"), marks=marks)
+
+
+async def make_provider(moment: str, standin: Any, repository: GitServer, **fields: Any) -> DaytonaSandbox:
+    """Return a block whose sandboxes come by that moment."""
+    if moment == "volume":
+        fields["volume_name"] = "v"
+    if moment == "clone":
+        fields["repo_url"] = repository.url
+    if moment == "packages":
+        await open_and_remove(DaytonaSandbox(volume_name="v"))
+        (volume,) = standin.state()["volumes"]
+        wheel = write_wheel(Path(volume["folder"]), "tiny_of_the_tests")
+        package = f"tiny-of-the-tests @ file:///home/daytona/memory/{wheel.name}"
+        fields |= {"volume_name": "v", "packages": [package]}
+    return DaytonaSandbox(**fields)
+
+
+async def use_sandbox(provider: DaytonaSandbox, moment: str, open_sandbox: Any = None) -> None:
+    """Do with a sandbox what a run does, as far as that moment."""
+    if moment in ("upload", "session", "start"):
+        async with Interpreter(open_sandbox or (lambda: provider.open(provider.labels("")))) as interpreter:
+            text = "x" * 100_000 if moment == "upload" else ""
+            assert (await interpreter.execute("SUBMIT(len(text))", {"text": text})).output == len(text)
+    else:
+        await open_and_remove(provider)
+
+
+def refuse(standin: Any, moment: str, refusal: Refusal, **settings: Any) -> None:
+    standin.set(
+        boot_s=0.1 if moment == "status" else 0.0, volume_ready_s=0.0, retry_after_s=0.1, fault_rate=1.0,
+        faults=[str(refusal.status)], fault_message=refusal.message, fault_where=CALLS[moment], **settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("moment", "refusals"),
+    [
+        mark_moment("create", BUSY, NAME_TAKEN, BAD_KEY, UNKNOWN, AWAY),
+        mark_moment("volume", THROTTLED, BAD_KEY, AWAY),
+        mark_moment("new volume", VOLUME_MADE, UNKNOWN, AWAY),
+        mark_moment("clone", NO_RUNNER, AWAY),
+        mark_moment("packages", NO_RUNNER, AWAY),
+        mark_moment("upload", NO_RUNNER, THROTTLED, AWAY),
+        mark_moment("session", NO_RUNNER, UNKNOWN, AWAY),
+        mark_moment("start", NO_RUNNER, UNKNOWN, AWAY),
+        mark_moment("status", NOT_FOUND, THROTTLED, BAD_KEY, AWAY),
+        mark_moment("delete", THROTTLED, CHANGING, BAD_KEY, AWAY),
+    ],
+)
+async def test_one_refusal_that_may_pass_is_nobodys_error(
+    moment: str, refusals: tuple[Refusal, ...], standin: Any, repository: GitServer
+) -> None:
+    provider = await make_provider(moment, standin, repository)
+    for number, refusal in enumerate(refusals):
+        if moment == "new volume":
+            provider.volume_name = f"v{number}"
+        before = standin.state()["created"]
+        refuse(standin, moment, refusal, fault_times=1)
+        await use_sandbox(provider, moment)
+        state = standin.state()
+        assert state["faults"] == {str(refusal.status): 1}
+        # A clone or a command that was lost may be under way: another sandbox has it to itself.
+        is_lost = moment in ("clone", "packages") and refusal is AWAY
+        assert state["created"] - before == 1 + is_lost, refusal
+
+
+@pytest.mark.parametrize(
+    ("moment", "refusals"),
+    [
+        mark_moment("create", BAD_FIELD, NO_MORE_VOLUMES),
+        mark_moment("new volume", NO_MORE_VOLUMES),
+        mark_moment("clone", NOT_FOUND, NO_REPOSITORY),
+        mark_moment("packages", NOT_FOUND, NOT_STARTED),
+        mark_moment("upload", DENIED),
+    ],
+)
+async def test_a_refusal_that_is_certain_is_told_and_leaves_nothing(
+    moment: str, refusals: tuple[Refusal, ...], standin: Any, repository: GitServer
+) -> None:
+    provider = await make_provider(moment, standin, repository)
+    if moment == "new volume":
+        provider.volume_name = "new"
+    for refusal in refusals:
+        refuse(standin, moment, refusal, fault_times=1)
+        with pytest.raises((SandboxStartError, SandboxLost) if moment == "upload" else refusal.ends_as) as caught:
+            await use_sandbox(provider, moment)
+        assert refusal.message in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert standin.state()["faults"] == {str(refusal.status): 1}
+
+
+@pytest.mark.parametrize(
+    ("moment", "refusal", "seconds"),
+    [
+        ("create", BUSY, 2),
+        ("session", NO_RUNNER, 1),
+        ("upload", NO_RUNNER, 1),
+        pytest.param("clone", NO_RUNNER, 5, marks=pytest.mark.full),
+    ],
+)
+async def test_what_does_not_pass_within_the_time_for_a_start_is_told_in_daytonas_words(
+    moment: str,
+    refusal: Refusal,
+    seconds: int,
+    standin: Any,
+    repository: GitServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "TRIES", 2)
+    provider = await make_provider(moment, standin, repository)
+
+    async def open_and_hurry() -> Any:
+        sandbox = await provider.open(provider.labels(""))
+        provider.start_timeout = seconds  # It was opened in its usual time.
+        return sandbox
+
+    if moment in ("create", "clone"):
+        await provider.check()  # The first client of a process takes seconds.
+        provider.start_timeout = seconds
+    refuse(standin, moment, refusal)
+    with pytest.raises((SandboxStartError, SandboxLost)) as caught:
+        await use_sandbox(provider, moment, open_and_hurry)
+    assert refusal.message in str(caught.value)
+
+
+async def test_a_refusal_after_which_there_is_no_time_for_another_call_is_told_too(standin: Any) -> None:
+    provider = DaytonaSandbox(volume_name="v", start_timeout=2)
+    await provider.check()  # The first client of a process takes seconds.
+    standin.set(
+        retry_after_s=1000.0, fault_rate=1.0, faults=["429"], fault_message="Not so fast", fault_where=CALLS["volume"]
+    )
+    with pytest.raises(QuotaExceeded, match=r"volume 'v' could not be had: .*Not so fast"):
+        await open_and_remove(provider)
 
 
 @pytest.mark.full
-def test_a_wrong_key_ends_a_batch_before_anything_runs(
-    daytona: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_set_up_that_is_cut_off_before_no_sandbox_is_opened_is_told_too(
+    standin: Any, repository: GitServer
 ) -> None:
-    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
-    monkeypatch.setenv("DAYTONA_API_KEY", "a wrong key")
-    monkeypatch.setattr(errors, "KEY_SECONDS", 0.3)
-    with pytest.raises(ConfigurationError, match="refused the API key"):
-        asyncio.run(batch(["SUBMIT(1)"] * 5, provider="daytona"))
-    assert CREATE not in daytona.state()["counts"]
+    standin.set(fault_rate=1.0, faults=["502"], fault_message="no clone", fault_where=CALLS["clone"])
+
+    async def refuse_creations() -> None:
+        await wait_until_async(lambda: standin.state()["faults"], "the clone is refused")
+        standin.set(fault_message="no sandbox", fault_where=CALLS["create"])
+
+    refusing = asyncio.create_task(refuse_creations())
+    with pytest.raises(SandboxStartError, match=r"could not be set up: no clone; then .* opened: no sandbox"):
+        await open_and_remove(DaytonaSandbox(repo_url=repository.url, start_timeout=5))
+    await refusing
 
 
-def test_no_key_at_all(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_set_up_that_is_cut_off_again_and_again_pays_for_three_sandboxes_at_most(standin: Any) -> None:
+    standin.set(fault_rate=1.0, faults=["502"], fault_where=CALLS["clone"])
+    with pytest.raises(SandboxStartError, match="could not be set up"):
+        await open_and_remove(DaytonaSandbox(repo_url="http://127.0.0.1:9/never-asked.git", repo_ref="a" * 40))
+    assert standin.state()["created"] == 3
+
+
+async def test_a_call_to_a_sandbox_that_was_removed_is_not_made_until_the_time_is_over(standin: Any) -> None:
+    """The proxy says of it what it says of one that is coming up; the sandbox's own record tells them apart."""
+    provider = DaytonaSandbox(start_timeout=3600)
+    sandbox = await provider.open(provider.labels(""))
+    standin.set(
+        fault_rate=1.0, faults=["404"], fault_message="sandbox container not found: x", fault_where="^POST /toolbox"
+    )
+    await provider.delete_sandbox(sandbox.id)
+    await wait_until_async(lambda: not standin.state()["sandboxes"], "the sandbox is gone")
+    channel = await sandbox.connect(lambda _: None, lambda _: None)
+    with pytest.raises(SandboxStartError, match=r"did not start in sandbox .* not found"):
+        await channel.send(b'{"n": 1}\n')
+    await sandbox.remove()
+
+
+# -- the account
+
+
+async def test_a_key_that_is_refused_again_is_wrong_and_is_not_told(standin: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"refused the API key \(Invalid credentials\)") as caught:
+        await open_and_remove(DaytonaSandbox(api_key=SecretStr("a wrong key")))
+    assert "set api_key on the block, or DAYTONA_API_KEY" in str(caught.value)
+    assert "a wrong key" not in str(caught.value)
+    assert standin.state()["counts"] == {CREATE: 1, "GET /api/sandbox/*": 2}
+
+
+async def test_no_key_at_all_says_which_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAYTONA_API_KEY")
     assert not DaytonaSandbox().has_credentials()
     with pytest.raises(ConfigurationError, match="DAYTONA_API_KEY"):
-        asyncio.run(opened(DaytonaSandbox()))
+        await open_and_remove(DaytonaSandbox())
 
 
-@pytest.mark.anyio
 async def test_other_credentials_in_the_environment_count_at_once(
-    daytona: Any, monkeypatch: pytest.MonkeyPatch
+    standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = DaytonaSandbox()
     await provider.check()
-    monkeypatch.setattr(errors, "KEY_SECONDS", 0.1)
     monkeypatch.setenv("DAYTONA_API_KEY", "a wrong key")
     with pytest.raises(ConfigurationError, match="refused the API key"):
         await provider.check()
     monkeypatch.delenv("DAYTONA_API_KEY")
-    monkeypatch.setenv("DAYTONA_JWT_TOKEN", daytona.key)
+    monkeypatch.setenv("DAYTONA_JWT_TOKEN", standin.key)
     monkeypatch.setenv("DAYTONA_ORGANIZATION_ID", "one")
     await provider.check()
     first = await borrow_client(provider)
@@ -105,206 +358,128 @@ async def test_other_credentials_in_the_environment_count_at_once(
     second.release()
 
 
-def test_an_unknown_snapshot(daytona: Any) -> None:
-    error = refusal(DaytonaSandbox(snapshot="no-such"))
-    assert isinstance(error, ConfigurationError)
-    assert "Snapshot no-such not found" in str(error)
-    assert "name one of the account's with snapshot" in str(error)
-    assert daytona.state()["counts"] == {CREATE: 1}
-
-
-def test_an_unknown_snapshot_ends_a_batch(
-    daytona: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_saved_block_named_default_has_the_credentials_that_nobody_else_has(
+    standin: Any, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
-    DaytonaSandbox(snapshot="no-such").save("of-the-tests", overwrite=True)
-    with pytest.raises(ConfigurationError, match="Snapshot no-such not found"):
-        asyncio.run(batch(["SUBMIT(1)"] * 5, provider="daytona-sandbox/of-the-tests", max_workers=1))
-    assert daytona.state()["counts"][CREATE] == 1
-
-
-@pytest.mark.parametrize("limit", [{"max_sandboxes": 0}, {"max_cpu": 0}])
-def test_an_exhausted_quota(daytona: Any, limit: dict[str, int]) -> None:
-    daytona.set(**limit)
-    error = refusal(DaytonaSandbox())
-    assert isinstance(error, QuotaExceeded)
-    assert "limit exceeded. Maximum allowed: 0" in str(error)
-    assert "use fewer workers, or raise the account's limits" in str(error)
-    assert daytona.state()["counts"] == {CREATE: 1}
-
-
-def test_a_rate_limit_says_when_to_come_again(daytona: Any) -> None:
-    daytona.set(creates_per_minute=1, minute=30.0)
-    asyncio.run(opened(DaytonaSandbox()))
-    error = refusal(DaytonaSandbox())
-    assert isinstance(error, QuotaExceeded)
-    assert error.retry_after is not None
-    assert 20 < error.retry_after <= 30
-    assert daytona.state()["counts"][CREATE] == 2
-
-
-def test_a_volume_in_error(daytona: Any) -> None:
-    daytona.set(broken_volumes=["broken"])
-    error = refusal(DaytonaSandbox(volume_name="broken"))
-    assert isinstance(error, ConfigurationError)
-    assert "volume 'broken' is in the state error (the bucket could not be made)" in str(error)
-    assert "name another with volume_name" in str(error)
-    assert CREATE not in daytona.state()["counts"]
-
-
-def test_an_image_without_python(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "PYTHON", "python-that-is-not-there")
-    with pytest.raises(SandboxStartError, match=r"status 127.*python-that-is-not-there"):
-        asyncio.run(DaytonaSandbox().interpreter().start())
-    with pytest.raises(SandboxStartError, match="status 127"):  # nothing of what went along can have run
-        asyncio.run(DaytonaSandbox().interpreter().execute("pass"))
-
-
-def test_an_address_where_nobody_answers(daytona: Any) -> None:
-    with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
-        asyncio.run(opened(DaytonaSandbox(api_url="http://127.0.0.1:9/api", start_timeout=1)))
-
-
-def test_a_set_up_that_is_cut_off_again_and_again_pays_for_three_sandboxes_at_most(daytona: Any) -> None:
-    daytona.set(fault_rate=1.0, faults=["502"], fault_where="/git/clone")
-    block = DaytonaSandbox(repo_url="http://127.0.0.1:9/x.git", repo_ref="a" * 40, start_timeout=60)
-    with pytest.raises(SandboxStartError, match="could not be set up"):
-        asyncio.run(opened(block))
-    assert daytona.state()["counts"]["POST /api/sandbox"] == 3
-
-
-class Refusing(BaseHTTPRequestHandler):
-    """Answers every call that would make something with `status` and `body`, and has nothing."""
-
-    status, body = 400, b""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(self.status, self.body)
-
-    def do_GET(self) -> None:
-        self._answer(404, b'{"statusCode": 404, "message": "Sandbox with ID or name x not found"}')
-
-    do_DELETE = do_GET
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+    for name in standin.environment:
+        monkeypatch.delenv(name)
+    DaytonaSandbox(api_key=SecretStr(standin.key), api_url=standin.url).save("default", overwrite=True)
+    with DaytonaInterpreter(environment={"A": "b"}) as interpreter:
+        assert interpreter.execute("import os; SUBMIT(a=os.environ['A'])").a == "b"
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("settings", "fields", "error", "words"),
     [
-        (b'{"statusCode": 400, "message": ["cpu must be positive", "no name"], "error": "Bad Request"}', "no name"),
-        (b'{"statusCode": 400, "error": {"code": 7, "message": "cpu must be positive"}}', "cpu must be positive"),
-        (b"<html><head><title>400 Bad Request</title></head><body>nginx</body></html>", "400 Bad Request"),
-        (b'{"statusCode": 400}', "status 400"),
-        (b"", "status 400"),
+        ({}, {"snapshot": "no-such"}, ConfigurationError, ("Snapshot no-such not found", "account's with snapshot")),
+        (
+            {"max_sandboxes": 0},
+            {},
+            QuotaExceeded,
+            ("limit exceeded. Maximum allowed: 0", "use fewer workers, or raise the account's limits"),
+        ),
+        (
+            {"broken_volumes": ["broken"]},
+            {"volume_name": "broken"},
+            ConfigurationError,
+            ("'broken' is in the state error (the bucket could not be made)", "name another with volume_name"),
+        ),
     ],
+    ids=["snapshot", "quota", "volume"],
 )
-def test_what_a_refusal_says_is_told_without_the_json_or_the_page_around_it(body: bytes, words: str) -> None:
-    handler = type("Handler", (Refusing,), {"body": body})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+async def test_what_the_account_does_not_have_says_what_to_change(
+    settings: dict[str, Any], fields: dict[str, Any], error: type[RlmBatchError], words: tuple[str, ...], standin: Any
+) -> None:
+    standin.set(**settings)
+    with pytest.raises(error) as caught:
+        await open_and_remove(DaytonaSandbox(**fields))
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert standin.state()["counts"].get(CREATE, 0) == (0 if "volume_name" in fields else 1)
+
+
+async def test_a_rate_limit_says_when_to_come_again(standin: Any) -> None:
+    standin.set(creates_per_minute=1, minute=3600.0)
+    await open_and_remove(DaytonaSandbox())
+    with pytest.raises(QuotaExceeded) as caught:
+        await open_and_remove(DaytonaSandbox())
+    assert caught.value.retry_after is not None
+    assert 3000 < caught.value.retry_after <= 3600
+    assert standin.state()["counts"][CREATE] == 2
+
+
+# -- the address, the image and the block
+
+
+async def test_an_address_where_nobody_answers_is_told() -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/api"
+        with pytest.raises(SandboxStartError, match="no sandbox could be opened"):
+            await open_and_remove(DaytonaSandbox(api_url=url, start_timeout=1))
+
+
+def test_an_image_without_python_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "PYTHON", "python-that-is-not-there")
+    with pytest.raises(SandboxStartError, match=r"status 127.*python-that-is-not-there"):
+        DaytonaInterpreter().start()
+    with pytest.raises(SandboxStartError, match="status 127"):  # Nothing of what went along can have run.
+        DaytonaInterpreter().execute("pass")
+
+
+async def test_what_a_refusal_says_is_told_without_the_json_or_the_page_around_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "TRIES", 1)
+    bodies = {
+        b'{"statusCode": 400, "message": ["cpu must be positive", "no name"], "error": "Bad Request"}': "no name",
+        b'{"statusCode": 400, "error": {"code": 7, "message": "cpu must be positive"}}': "cpu must be positive",
+        b"<html><head><title>400 Bad Request</title></head><body>nginx</body></html>": "400 Bad Request",
+        b'{"statusCode": 400}': "status 400",
+        b"": "status 400",
+    }
+
+    class Refusing(BaseHTTPRequestHandler):
+        body = b""
+
+        def do_GET(self) -> None:
+            self.send_response(400)
+            self.send_header("Content-Length", str(len(self.body)))
+            self.end_headers()
+            self.wfile.write(self.body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/api"
-        error = refusal(DaytonaSandbox(api_url=url, api_key=SecretStr("x"), start_timeout=1))
+        provider = DaytonaSandbox(api_url=f"http://127.0.0.1:{server.server_address[1]}/api", api_key=SecretStr("x"))
+        for body, words in bodies.items():
+            Refusing.body = body
+            with pytest.raises(RlmBatchError, match=words) as caught:
+                await provider.list_sandboxes()
+            assert not re.search("[{}<>]|statusCode|headers", str(caught.value)), caught.value
         server.shutdown()
-    assert words in str(error)
-    assert not re.search("[{}<>]|statusCode|headers", str(error)), error
 
 
-async def call_with_deaf_input(daytona: Any) -> None:
-    async with DaytonaSandbox().interpreter(timeout=20) as interpreter:
-        await interpreter.execute("pass")
-        daytona.set(fault_rate=1.0, faults=["delay"], fault_where="/input", fault_delay_s=5.0)
-        await interpreter.execute("pass")
-
-
-def test_an_input_that_is_not_answered_says_so(daytona: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "CALL_SECONDS", 1.0)
-    monkeypatch.setattr(channel, "GIVE_UP_SECONDS", 0.5)
-    with pytest.raises(OutcomeUnknown, match="it takes no input: no answer came in time"):
-        asyncio.run(call_with_deaf_input(daytona))
-
-
-def test_settings_that_exclude_each_other() -> None:
-    with pytest.raises(ValidationError, match="not from both"):
-        DaytonaSandbox(snapshot="a", image="b")
-    with pytest.raises(ValidationError, match="go with an image"):
-        DaytonaSandbox(memory=2)
+def test_settings_that_cannot_be_are_refused_when_the_block_is_made_and_no_secret_is_shown() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"snapshot": "a", "image": "b", "api_key": "hidden"}, "not from both"),
+        ({"memory": 2}, "go with an image"),
+        ({"environment": {"A=B": "hidden"}}, "'A=B' is no name"),
+        ({"environment": {"": "hidden"}}, "'' is no name"),
+        ({"environment": {"A": "hidden\0"}}, "value of A has a null"),
+    ]
+    for fields, message in wrong:
+        with pytest.raises(ConfigurationError, match=message):
+            DaytonaInterpreter(**fields)
+        with pytest.raises(ValidationError, match=message) as caught:
+            DaytonaSandbox(**fields)
+        assert "hidden" not in str(caught.value)
     with pytest.raises(ConfigurationError, match="no field snapsot"):
         DaytonaInterpreter(snapsot="a")  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"A=B": "hidden"}, "'A=B' is no name"),
-        ({"": "hidden"}, "'' is no name"),
-        ({"A": "hidden\0"}, "value of A has a null"),
-    ],
-)
-def test_an_environment_that_no_process_can_have_is_refused_when_the_block_is_made(
-    environment: dict[str, str], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        DaytonaInterpreter(environment=environment)
-    with pytest.raises(ValidationError, match=message) as caught:
-        DaytonaSandbox(environment=environment)  # type: ignore[arg-type]
-    assert "hidden" not in str(caught.value)
-
-
-def test_what_is_wrong_with_a_block_is_told_without_its_secrets() -> None:
-    with pytest.raises(ValidationError, match="not from both") as caught:
-        DaytonaSandbox(api_key="of-a-person", snapshot="a", image="b")  # type: ignore[arg-type]
-    assert "of-a" not in str(caught.value)
-
-
-def test_the_key_is_in_nothing_that_is_shown_or_kept(daytona: Any) -> None:
-    provider = DaytonaSandbox(api_key=SecretStr(daytona.key + "-secret"), repo_token=SecretStr("another-secret"))
-    shown = f"{provider!r} {provider} {asyncio.run(DaytonaSandbox().fingerprint())}"
+async def test_the_key_is_in_nothing_that_is_shown_or_kept() -> None:
+    provider = DaytonaSandbox(api_key=SecretStr("the-secret"), repo_token=SecretStr("another-secret"))
+    shown = f"{provider!r} {provider} {await provider.fingerprint()}"
     assert "secret" not in shown.replace("SecretStr", "")
-
-
-@pytest.mark.full
-def test_importing_and_local_work_do_not_load_the_sdk() -> None:
-    code = (
-        "import sys, rlm_batch\nfrom rlm_batch import DaytonaSandbox, DaytonaInterpreter, LocalInterpreter, batch\n"
-        "DaytonaSandbox(); DaytonaInterpreter()\n"
-        "with LocalInterpreter(isolation='none') as i: i.execute('SUBMIT(1)')\n"
-        "print([name for name in sys.modules if name.split('.')[0].startswith('daytona')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"
-
-
-@pytest.mark.full
-@pytest.mark.requires("namespaces")
-def test_no_connection_but_to_loopback_is_made(daytona: Any) -> None:
-    code = """if True:
-        import sys
-        seen = set()
-        sys.addaudithook(lambda event, args: seen.add(str(args[1])) if event == "socket.connect" else None)
-        from rlm_batch import DaytonaInterpreter
-        with DaytonaInterpreter(volume_name="v") as interpreter:
-            assert interpreter.execute("SUBMIT(1)").output == 1
-        print(sorted(seen))
-        assert seen and all("127.0.0.1" in address for address in seen), seen
-    """
-    environment = {**os.environ, **daytona.environment}
-    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
-
-
-def test_the_saved_block_named_default_has_the_credentials_that_nobody_else_has(
-    daytona: Any, server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in daytona.environment:
-        monkeypatch.delenv(name)
-    DaytonaSandbox(api_key=SecretStr(daytona.key), api_url=daytona.url).save("default", overwrite=True)
-    with DaytonaInterpreter(timeout=20, environment={"A": "b"}) as interpreter:
-        assert interpreter.execute("import os; SUBMIT(a=os.environ['A'])").a == "b"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections import deque
@@ -47,12 +48,32 @@ class Account:
         self.impatient_creations = 0  # that came before that
         self.history: list[tuple[float, int]] = []  # when a sandbox came or went, and how many there were then
         self.transports: dict[Any, asyncio.Transport] = {}
+        self.followed: set[Any] = set()  # addresses of clients that follow a log
+        self.resets = 0
+        self._is_configured = asyncio.Event()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.events = socketio.AsyncServer(async_mode="asgi", cors_allowed_origins="*")
         self.events.on("connect", self.on_connect)
 
     async def on_connect(self, _sid: str, _environ: Any, auth: Any = None) -> bool:
         return bool(auth) and auth.get("token") == self.settings.key
+
+    def configure(self, settings: Settings) -> None:
+        """Take other settings, also for what is waiting."""
+        self.settings = settings
+        self._is_configured.set()
+        self._is_configured = asyncio.Event()
+
+    async def pass_seconds(self, name: str) -> None:
+        """Wait for as many seconds as that setting says, and as it says meanwhile: 0 ends the wait."""
+        begun = time.monotonic()
+        while (rest := begun + getattr(self.settings, name) - time.monotonic()) > 0:
+            await self._wait_for_settings(rest)
+
+    async def _wait_for_settings(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_configured.wait()
 
     def later(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -79,7 +100,7 @@ class Account:
             return
         await self.move(box, "destroying")
         box.kill()
-        await asyncio.sleep(self.settings.destroy_s)
+        await self.pass_seconds("destroy_s")
         box.remove()
         if self.boxes.pop(box.id, None) is not None:
             self.destroyed += 1
@@ -96,7 +117,7 @@ class Account:
     async def reap(self) -> None:
         """Ends what has been idle for too long or has outlived its time."""
         while True:
-            await asyncio.sleep(min(self.settings.minute / 20, 1.0))
+            await self._wait_for_settings(min(max(self.settings.minute / 20, 0.01), 1.0))
             moment, minute = time.monotonic(), self.settings.minute
             for box in list(self.boxes.values()):
                 ttl, idle = box.body.get("ttlMinutes"), box.body.get("autoStopInterval", 15)
@@ -106,15 +127,26 @@ class Account:
                     await self.stopped(box)
 
     def drop(self, scope: Any) -> None:
-        transport = self.transports.get(tuple(scope["client"]))
+        self.abort(tuple(scope["client"]))
+
+    def abort(self, client: Any) -> None:
+        transport = self.transports.get(client)
         if transport is not None:
             transport.abort()
 
+    def cut(self) -> None:
+        """Break every connection that a log is followed over."""
+        for client in self.followed:
+            self.abort(client)
+
     async def reset(self) -> None:
-        """Removes everything, and takes the first settings again."""
-        self.settings = self.first_settings
+        """Remove everything, and take the first settings again. A call that a fault delays is never done."""
+        self.resets += 1
+        self.configure(self.first_settings)
         for box in list(self.boxes.values()):
             await self.destroy(box)
+        while self.boxes:  # noqa: ASYNC110 - other tasks may be destroying one
+            await asyncio.sleep(0.01)
         for volume in self.volumes.values():
             shutil.rmtree(volume.folder, ignore_errors=True)
         self.volumes.clear()

@@ -86,17 +86,13 @@ class Box:
         self.created = self.active = time.monotonic()
         self.memory_kib = body["memory"] * 1024 * 1024 if body.get("memory") else None
 
-    @property
-    def cpu(self) -> int:
-        return int(self.body.get("cpu") or 1)
-
     def dto(self) -> dict[str, Any]:
         body = self.body
         return {
             "id": self.id, "organizationId": "standin", "name": self.name, "user": "daytona", "labels": self.labels,
             "snapshot": body.get("snapshot") or "daytona-small", "env": body.get("env") or {}, "public": False,
             "networkBlockAll": bool(body.get("networkBlockAll")), "kvm": False, "target": body.get("target") or "local",
-            "cpu": self.cpu, "gpu": 0, "memory": body.get("memory") or 1, "disk": body.get("disk") or 3,
+            "cpu": body.get("cpu") or 1, "gpu": 0, "memory": body.get("memory") or 1, "disk": body.get("disk") or 3,
             "state": self.state, "errorReason": self.reason, "volumes": body.get("volumes") or [],
             "autoStopInterval": body.get("autoStopInterval"), "autoDeleteInterval": body.get("autoDeleteInterval"),
             "toolboxProxyUrl": f"{self.base}/toolbox", "createdAt": now(), "updatedAt": now(),
@@ -110,6 +106,10 @@ class Box:
         if self.mounts:
             (self.folder / "refusals").mkdir()
             (self.folder / "refusals" / "sitecustomize.py").write_text(REFUSALS)
+
+    def list_exit_codes(self) -> list[int | None]:
+        """Return how the commands of its sessions have ended; None for one that has not."""
+        return [command.exit_code for session in self.sessions.values() for command in session.commands.values()]
 
     # -- paths
 

@@ -30,7 +30,7 @@ class Running:
         self.key = self.environment["DAYTONA_API_KEY"]
 
     def _call(self, data: bytes | None) -> dict[str, Any]:
-        with urllib.request.urlopen(self.url.removesuffix("/api") + "/standin", data, timeout=30) as answer:
+        with urllib.request.urlopen(self.url.removesuffix("/api") + "/standin", data, timeout=90) as answer:
             return json.load(answer)
 
     def set(self, **settings: Any) -> None:
@@ -40,6 +40,10 @@ class Running:
     def state(self) -> dict[str, Any]:
         """What it has, and how often each call came."""
         return self._call(None)
+
+    def cut(self) -> None:
+        """Break every connection that a log is followed over."""
+        self._call(json.dumps({"cut": True}).encode())
 
     def reset(self) -> None:
         """Removes everything that it has, forgets its counts and takes the settings that it was started with."""
@@ -51,7 +55,7 @@ class Running:
         assert self.process.stdout is not None
         self.process.stdin.close()
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import time
@@ -48,12 +47,6 @@ class SandboxCalls:
             raise Refused(400, f"Snapshot {snapshot} not found. Did you add it through the Daytona Dashboard?")
         if settings.max_sandboxes is not None and len(self.account.boxes) >= settings.max_sandboxes:
             raise Refused(400, f"Total disk limit exceeded. Maximum allowed: {3 * settings.max_sandboxes}GiB.")
-        cpu = int(body.get("cpu") or 1)
-        if (
-            settings.max_cpu is not None
-            and sum(box.cpu for box in self.account.boxes.values()) + cpu > settings.max_cpu
-        ):
-            raise Refused(400, f"Total CPU limit exceeded. Maximum allowed: {settings.max_cpu}.")
         if any(box.name == body.get("name") for box in self.account.boxes.values()):
             raise Refused(409, f"Sandbox with name {body['name']} already exists")
         mounts: dict[str, Path] = {}
@@ -80,7 +73,7 @@ class SandboxCalls:
         return box.dto()
 
     async def boot(self, box: Box) -> None:
-        await asyncio.sleep(self.account.settings.boot_s)
+        await self.account.pass_seconds("boot_s")
         if box.state == "creating":
             box.make()
             broken = box.body.get("snapshot") in self.account.settings.broken_snapshots

@@ -117,22 +117,21 @@ class SessionCalls:
         await socket.accept()
         sending = asyncio.ensure_future(self.send_log(socket, command))
         closing = asyncio.ensure_future(socket.receive())  # the client says nothing but that it goes
-        await asyncio.wait((sending, closing), timeout=self.account.settings.cut_s, return_when=asyncio.FIRST_COMPLETED)
-        ended = sending.done()
+        client = tuple(socket.scope["client"])
+        self.account.followed.add(client)
+        await asyncio.wait((sending, closing), return_when=asyncio.FIRST_COMPLETED)
+        self.account.followed.discard(client)
+        has_ended = sending.done()
         for task in (sending, closing):
             task.cancel()
-        with contextlib.suppress(Exception):
-            if ended:
+        if has_ended:
+            with contextlib.suppress(Exception):
                 await socket.close(1000)
-            elif not closing.done() or closing.cancelled():
-                self.account.drop(socket.scope)
 
     async def send_log(self, socket: Any, command: Command) -> None:
         sent = 0
         while True:
             if sent < len(command.log):
-                if self.account.settings.log_delay_s:
-                    await asyncio.sleep(self.account.settings.log_delay_s)
                 data = bytes(command.log[sent : sent + CHUNK])
                 await socket.send_bytes(data)
                 sent += len(data)

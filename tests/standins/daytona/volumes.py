@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import uuid
 from typing import Any
@@ -36,7 +35,7 @@ class VolumeCalls:
         return volume.dto()
 
     async def make_volume(self, volume: Volume) -> None:
-        await asyncio.sleep(self.account.settings.volume_ready_s)
+        await self.account.pass_seconds("volume_ready_s")
         volume.folder.mkdir(parents=True)
         broken = volume.name in self.account.settings.broken_volumes
         volume.state, volume.reason = ("error", "the bucket could not be made") if broken else ("ready", None)

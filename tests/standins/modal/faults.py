@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import random
 import re
 from typing import Any
@@ -18,8 +19,15 @@ class Faults:
     def __init__(self) -> None:
         self.rules: list[dict[str, Any]] = []
         self.chance = random.Random(0)
+        self._are_replaced = asyncio.Event()
         self.counts: collections.Counter[str] = collections.Counter()
         self.faults: collections.Counter[str] = collections.Counter()
+
+    def replace(self, rules: list[dict[str, Any]], seed: int = 0) -> None:
+        """Take other rules; calls that wait for a delay of the earlier ones go on."""
+        self.rules, self.chance = rules, random.Random(seed)
+        self._are_replaced.set()
+        self._are_replaced = asyncio.Event()
 
     async def before(self, name: str, stream: Any) -> dict[str, Any] | None:
         """Counts a call, and applies the first rule that hits: returns it if it strikes after the call."""
@@ -33,7 +41,9 @@ class Faults:
                 rule["times"] -= 1
             self.faults[name] += 1
             if rule.get("delay"):
-                await asyncio.sleep(rule["delay"])
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(rule["delay"]):
+                        await self._are_replaced.wait()
             if rule.get("after"):
                 return rule
             self.strike(rule, stream)

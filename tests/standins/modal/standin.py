@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import secrets
 import shutil
 import sys
@@ -98,8 +97,9 @@ class Standin:
 
     def ask_faults(self, rules: list[dict[str, Any]], seed: int = 0) -> None:
         """Replaces the rules: `method` (a pattern), `status`, `probability` or `times`, `after` (the call is carried
-        out and its answer lost), `delay` (seconds), `retry_after` (seconds), `drop` (the connection)."""
-        self.faults.rules, self.faults.chance = rules, random.Random(seed)
+        out and its answer lost), `delay` (seconds, or until the rules are replaced), `retry_after` (seconds), `drop`
+        (the connection)."""
+        self.faults.replace(rules, seed)
 
     def ask_set(self, **options: Any) -> None:
         """Changes options."""
@@ -112,7 +112,8 @@ class Standin:
         """Forgets the counts, the events, the rules and the options."""
         for found in (self.faults.counts, self.faults.faults, self.events):
             found.clear()
-        self.faults.rules, self.peak = [], len(self.boxes)
+        self.faults.replace([])
+        self.peak = len(self.boxes)
         fresh = Standin(self.root, False).options
         self.options.update(fresh)
 
