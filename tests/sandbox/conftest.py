@@ -5,6 +5,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import dedent
@@ -115,6 +116,13 @@ class Driver:
     def wait(self) -> None:
         """Wait for the driver's end."""
         self.process.wait(PATIENCE)
+
+
+def read_memory(pid: int | str, field: str) -> int:
+    """Return a line of a process's status in KiB; 0 for a process that has ended."""
+    with suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")[2].split()[0])
+    return 0
 
 
 @pytest.fixture(scope="session")

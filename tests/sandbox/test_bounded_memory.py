@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
@@ -10,17 +9,12 @@ import pytest
 
 from rlm_batch import LocalSandbox
 
+from .conftest import read_memory
+
 pytestmark = pytest.mark.anyio
 Processes = Callable[[], dict[int, str]]
 
 MIB = 1024  # KiB, in which the kernel counts
-
-
-def read_memory(pid: int | str, field: str) -> int:
-    """Return a line of a process's status in KiB; 0 for a process that has ended."""
-    with suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")[2].split()[0])
-    return 0
 
 
 @pytest.mark.strongest_first

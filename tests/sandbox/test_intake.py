@@ -1,4 +1,4 @@
-"""What the host takes of a sandbox: large JSON in parts, and calls of its functions up to a limit."""
+"""Intake of what a sandbox sends: large JSON in parts, and calls of the host's functions up to a limit."""
 
 import asyncio
 import json
@@ -6,8 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -17,9 +15,7 @@ from rlm_batch.sandbox.intake import large_json
 from rlm_batch.sandbox.intake.large_json import finish, read_json
 from rlm_batch.sandbox.wire.strict_json import MAX_CONTAINERS, dumps, loads
 
-from .conftest import PATIENCE
-
-Launch = Callable[..., Any]
+from .conftest import read_memory
 
 # Calls functions of the host as quickly as a thousand threads would, and waits for no answer.
 CALL = """
@@ -32,7 +28,7 @@ def call(body=b'{"args":[],"kwargs":{}}', number=[1_000_000]):
 
 
 def read(text: str) -> Any:
-    """What a reader makes of the text: a value, or that it refuses it."""
+    """Read the text in parts; return the value, or that it is refused."""
     try:
         value = finish(read_json(text.encode()))
         dumps(value).encode()
@@ -42,6 +38,7 @@ def read(text: str) -> Any:
 
 
 def expect(text: str) -> Any:
+    """Read the text at once; return the value, or that it is refused."""
     try:
         value = loads(text)
         dumps(value).encode()
@@ -61,13 +58,13 @@ def make_value(dice: random.Random, depth: int = 0) -> Any:
 
 
 def test_json_that_is_read_in_parts_is_what_it_is_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut wherever it is, in the middle of escapes and pairs of them too, and refused where it is no JSON."""
+    """Cut JSON anywhere, in the middle of escapes and pairs of them too, and break some of it."""
     for name, value in {
         "QUICK_BYTES": 0, "QUICK_VALUES": 0, "QUICK_TEXT_BYTES": 0, "CHARACTERS_AT_ONCE": 13, "SHORT_CHARACTERS": 3,
     }.items():  # fmt: skip
         monkeypatch.setattr(large_json, name, value)
     dice = random.Random(16)
-    for _ in range(3000):
+    for _ in range(1500):
         value = make_value(dice)
         text = dumps(value) if dice.random() < 0.5 else json.dumps(value, separators=(",", ":"))
         if dice.random() < 0.6 and text:
@@ -76,7 +73,7 @@ def test_json_that_is_read_in_parts_is_what_it_is_at_once(monkeypatch: pytest.Mo
         assert repr(read(text)) == repr(expect(text)), text
 
 
-def test_no_part_of_large_json_takes_long() -> None:
+def test_large_json_of_each_kind_is_read_in_many_parts_and_no_deeper_than_a_result_may_be() -> None:
     texts = (
         "[" + "0," * 300_000 + "0]",
         "{" + ",".join(f'"{i:x}":0' for i in range(60_000)) + "}",
@@ -84,17 +81,19 @@ def test_no_part_of_large_json_takes_long() -> None:
         '"' + "é" * 2_000_000 + '"',
     )
     for text in texts:
-        parts, pauses, last, value = read_json(text.encode()), list[float](), time.thread_time(), None
+        parts, count, value = read_json(text.encode()), 0, None
         while value is None:
+            count += 1
             try:
                 next(parts)
             except StopIteration as end:
                 value = end.value
-            pauses.append(time.thread_time() - last)
-            last = time.thread_time()
         assert value == loads(text)
-        assert len(pauses) > 20
-        assert max(pauses) < 0.1  # a few milliseconds, and the garbage collector
+        assert count > 20
+    bodies = [f"{'[' * levels}{'0,' * 200_000}0{']' * levels}".encode() for levels in (101, 102)]
+    assert finish(read_json(bodies[0], 101))
+    with pytest.raises(RecursionError, match="more than 101 levels"):
+        finish(read_json(bodies[1], 101))
 
 
 @pytest.mark.full
@@ -103,20 +102,9 @@ def test_more_lists_than_a_garbage_collector_looks_through_in_a_moment_are_refus
     assert read("[" + "[]," * MAX_CONTAINERS + "[]]") == "refused"
 
 
-def test_large_json_is_read_no_deeper_than_a_result_may_be() -> None:
-    wide = "0," * 200_000
-    for levels, is_refused in ((101, False), (102, True)):
-        body = f"{'[' * levels}{wide}0{']' * levels}".encode()
-        if is_refused:
-            with pytest.raises(RecursionError, match="more than 101 levels"):
-                finish(read_json(body, 101))
-        else:
-            assert finish(read_json(body, 101))
-
-
-def test_code_is_told_that_it_submits_too_many_lists(local: LocalSandbox) -> None:
+def test_code_that_submits_too_many_lists_gets_an_error_that_says_so() -> None:
     code = "try: SUBMIT(x=[[]] * 100_001)\nexcept ValueError as error: SUBMIT(said=str(error), text='[{' * 200_000)"
-    with LocalInterpreter(isolation=local.isolation) as interpreter:
+    with LocalInterpreter(isolation="none") as interpreter:
         result = interpreter.execute(code)
     assert "more than 100,000 lists and dicts" in result.said
     assert "save_to_volume" in result.said
@@ -134,13 +122,13 @@ async def test_the_calls_of_a_sandbox_have_256_threads_and_the_others_wait_for_o
             most = max(most, under_way)
             if under_way == 256:
                 is_full.set()
-        is_full.wait(20)
+        is_full.wait(90)
         time.sleep(0.02)  # long enough for a 257th to be seen, if there were one
         with lock:
             under_way -= 1
             answered += 1
 
-    async with LocalSandbox(isolation="none").interpreter(timeout=60, tools={"ask": ask}) as interpreter:
+    async with LocalSandbox(isolation="none").interpreter(tools={"ask": ask}) as interpreter:
         await interpreter.execute(f"{CALL}\nfor _ in range(600): call()\nask()")
         assert answered >= 601 - 256  # those that nobody waits for end with their execution
     assert most == 256
@@ -166,7 +154,7 @@ from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(12) as pool:
     SUBMIT(sizes=list(pool.map(lambda size: ask([[]] * size), [40_000] * 6 + [90_000] * 2 + [1] * 4)))
 """
-    async with LocalSandbox(isolation="none").interpreter(timeout=30, tools={"ask": ask}) as interpreter:
+    async with LocalSandbox(isolation="none").interpreter(tools={"ask": ask}) as interpreter:
         found = await interpreter.execute(code)
     assert found.sizes == [40_000] * 6 + [90_000] * 2 + [1] * 4
     assert most <= MAX_CONTAINERS
@@ -177,11 +165,9 @@ async def test_a_timeout_holds_while_calls_wait_for_a_thread() -> None:
     gate = threading.Event()
     try:
         async with LocalSandbox(isolation="none").interpreter(timeout=1, tools={"ask": gate.wait}) as interpreter:
-            started_at = time.monotonic()
             with pytest.raises(ExecutionTimeout):
                 await interpreter.execute(f"{CALL}\nfor _ in range(300): call()\nask()")
-            assert time.monotonic() - started_at < 10
-            assert (await interpreter.execute("SUBMIT(x=1)")).x == 1
+            assert (await interpreter.execute("SUBMIT(x=1)", timeout=60)).x == 1
     finally:
         gate.set()
 
@@ -192,11 +178,11 @@ def test_code_that_calls_on_and_on_without_waiting_is_ended_with_a_sentence(is_s
     code = f"{CALL}\nwhile True: call()"
 
     def run_in_script() -> None:
-        with LocalInterpreter(isolation="none", timeout=30, tools={"ask": gate.wait}) as interpreter:
+        with LocalInterpreter(isolation="none", tools={"ask": gate.wait}) as interpreter:
             interpreter.execute(code)
 
     async def run() -> None:
-        async with LocalSandbox(isolation="none").interpreter(timeout=30, tools={"ask": gate.wait}) as interpreter:
+        async with LocalSandbox(isolation="none").interpreter(tools={"ask": gate.wait}) as interpreter:
             try:
                 await interpreter.execute(code)
             finally:
@@ -209,32 +195,15 @@ def test_code_that_calls_on_and_on_without_waiting_is_ended_with_a_sentence(is_s
         gate.set()
 
 
-def read_memory_mib(pid: int) -> int:
-    """What a process has had of memory at most."""
-    return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
-
-
-def test_answers_that_code_never_reads_fill_no_memory_and_end_it_with_a_sentence(
-    launch: Launch, tmp_path: Path
-) -> None:
-    driver = launch().start(tmp_path)
-    driver.send(driver.execution(1, f"{CALL}\nfor _ in range(150): call()\ntime.sleep({PATIENCE})"))
-    answer = {"value": "x" * 1_000_000}
-    # All of them first: one that comes once too much is unread has been ended with the code.
-    for call in [driver.until("call", 1)[0]["call"] for _ in range(150)]:
-        driver.send(driver.frame("reply", 1, answer, call=call))
-    header, body = driver.until("end", 1)
-    assert header["status"] == "replies"
-    assert "bytes of answers unread" in (body or b"").decode()
-    assert read_memory_mib(driver.process.pid) < 120
-    driver.send(driver.execution(2, "SUBMIT(1)"))
-    assert driver.submitted(2) == {"output": 1}
-
-
 @pytest.mark.anyio
-async def test_the_host_says_what_code_has_done_that_reads_no_answer() -> None:
-    code = f"{CALL}\nfor _ in range(90): call()\ntime.sleep(60)"
+async def test_answers_that_code_never_reads_fill_no_memory_and_end_it_with_a_sentence(
+    processes: Callable[[], dict[int, str]],
+) -> None:
+    before = set(processes())
+    code = f"{CALL}\nfor _ in range(150): call()\ntime.sleep(1000)"
     tools = {"ask": lambda: "x" * 1_000_000}
-    async with LocalSandbox(isolation="none").interpreter(timeout=50, tools=tools) as interpreter:
+    async with LocalSandbox(isolation="none").interpreter(tools=tools) as interpreter:
         with pytest.raises(CodeCrashed, match="bytes of answers unread: call a function of the host and wait"):
-            await interpreter.execute(dedent(code))
+            await interpreter.execute(code)
+        assert max(read_memory(pid, "VmHWM") for pid in set(processes()) - before) < 120 * 1024
+        assert (await interpreter.execute("SUBMIT(1)")).output == 1

@@ -1,4 +1,4 @@
-"""The text by which it is known later, on the same machine, that a process has ended."""
+"""The text by which a process is known on its machine, also after it has ended."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from rlm_batch.sandbox.process_identity import is_process_alive, read_own_identi
 from ..infra.requirements import ORDINARY_UID
 from ..standins.mount_namespace import Mount, make_command
 
-pytestmark = [pytest.mark.requires("linux"), pytest.mark.usefixtures("no_process_left"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.requires("linux"), pytest.mark.usefixtures("no_process_left")]
 ASK = """
 import sys
 from rlm_batch.sandbox.process_identity import is_process_alive, read_own_identity
@@ -26,7 +26,7 @@ OTHER_BOOT = "0" * 32
 
 @contextmanager
 def asked(*identities: str, mounts: Sequence[Mount] = ()) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A process, and the words that it says: its own identity, and what it takes those of others for."""
+    """Start a process, and read what it says: its own identity, and whether it takes those of others for alive."""
     command = [sys.executable, "-c", ASK, *identities]
     command = make_command(command, mounts, os.getcwd()) if mounts else command
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""A result's fields are items and attributes, and what is not there is said so in a way that helps."""
+"""A result's fields are items and attributes, and a missing one is an error that helps."""
 
 import copy
 import json
@@ -17,114 +17,60 @@ META = Meta(
     stderr="b",
 )  # fmt: skip
 RESULT = Result({"loss": 0.5, "outputs": 1, "meta": 2, "keys": [3]}, META)
+FAILURE = Failure(CodeError("the code raised ValueError: bad\nTraceback", type="ValueError", line=3), META)
+EVIL = "\x1b]0;owned\x07\x9b2J\x7f\u202e\u2028\r"
 
 
-def test_fields_are_items_and_attributes() -> None:
+def test_fields_are_items_and_attributes_and_only_outputs_and_meta_are_taken() -> None:
     assert RESULT.loss == RESULT["loss"] == 0.5
     assert RESULT.keys == [3]
     assert "loss" in RESULT
     assert "gain" not in RESULT
     assert (len(RESULT), list(RESULT)) == (4, ["loss", "outputs", "meta", "keys"])
-
-
-def test_only_outputs_and_meta_are_taken() -> None:
-    assert RESULT.outputs is not RESULT["outputs"]
-    assert RESULT["outputs"] == 1
-    assert RESULT["meta"] == 2
+    assert (RESULT["outputs"], RESULT["meta"]) == (1, 2)
+    assert RESULT.outputs == {"loss": 0.5, "outputs": 1, "meta": 2, "keys": [3]}
     assert RESULT.meta is META
-
-
-def test_a_field_that_is_not_there_says_which_are() -> None:
-    with pytest.raises(AttributeError, match="no field 'gain': the code submitted loss, outputs, meta, keys"):
-        _ = RESULT.gain
-    with pytest.raises(KeyError, match="no field 'gain': the code submitted loss"):
-        _ = RESULT["gain"]
-
-
-def test_a_result_without_fields_says_whether_submit_was_called() -> None:
-    with pytest.raises(AttributeError, match="the code ended without calling SUBMIT"):
-        _ = Result({}, Meta()).loss
-    with pytest.raises(AttributeError, match="SUBMIT was called without any"):
-        _ = Result({}, Meta(submitted=True)).loss
-    with pytest.raises(KeyError, match="without calling SUBMIT"):
-        _ = Result({}, Meta())["loss"]
-
-
-def test_a_result_without_fields_is_true() -> None:
-    assert Result({}, Meta())
-
-
-def test_questions_about_attributes_are_answered() -> None:
-    assert hasattr(RESULT, "loss")
-    assert not hasattr(RESULT, "gain")
-    assert getattr(RESULT, "gain", None) is None
-    assert not hasattr(RESULT, "__array__")
-
-
-def test_a_result_prints_its_fields() -> None:
     assert repr(Result({"loss": 0.5, "name": "x"}, META)) == "Result(loss=0.5, name='x')"
-    assert repr(Result({}, META)) == "Result()"
 
 
-EVIL = "\x1b]0;owned\x07\x9b2J\x7f\u202e\u2028\r"
-
-
-def is_safe(text: str) -> bool:
-    return text == escape_text(text, keep="\n\t")
+def test_a_missing_field_is_an_error_that_says_which_there_are_and_why() -> None:
+    assert not hasattr(RESULT, "gain")
+    for result, message in (
+        (RESULT, "no field 'gain': the code submitted loss, outputs, meta, keys"),
+        (Result({}, Meta()), "the code ended without calling SUBMIT"),
+        (Result({}, Meta(submitted=True)), "SUBMIT was called without any"),
+        (FAILURE, "no field 'gain': this execution failed: the code raised ValueError: bad"),
+    ):
+        with pytest.raises(AttributeError, match=message):
+            _ = result.gain
+        with pytest.raises(KeyError, match=message):
+            _ = result["gain"]
 
 
 def test_what_code_chose_does_not_reach_a_terminal_as_a_command() -> None:
     result = Result({EVIL: {EVIL: [EVIL]}, "x": EVIL}, Meta(submitted=True))
-    assert is_safe(repr(result))
-    assert is_safe(str([result]))
-    with pytest.raises(AttributeError) as missing:
-        _ = result.gain
-    assert is_safe(str(missing.value))
-    failed = Failure(CodeError(f"the code raised E: {EVIL}\n\tline {EVIL}"), META)
-    assert is_safe(f"{failed!r} {failed}")
-    with pytest.raises(AttributeError) as missing:
-        _ = failed.gain
-    assert is_safe(str(missing.value))
+    failure = Failure(CodeError(f"the code raised E: {EVIL}\n\tline {EVIL}"), META)
+    for outcome in (result, failure):
+        with pytest.raises(AttributeError) as missing:
+            _ = outcome.gain
+        shown = f"{outcome!r} {outcome} {[outcome]} {missing.value}"
+        assert shown == escape_text(shown, keep="\n\t")
 
 
-def test_results_with_the_same_content_are_equal() -> None:
-    assert Result({"x": 1}, META) == Result({"x": 1}, META)
+def test_pickling_copying_and_json_keep_results_and_failures() -> None:
+    for outcome in (RESULT, FAILURE):
+        written = json.loads(json.dumps(outcome_to_json(outcome), allow_nan=False))
+        for again in (pickle.loads(pickle.dumps(outcome)), copy.copy(outcome), outcome_from_json(written)):
+            assert again.meta == META
+            if isinstance(outcome, Result):
+                assert again == outcome
+            else:
+                assert isinstance(again.error, CodeError)
+                assert (str(again.error), again.error.line) == (str(outcome.error), 3)
     assert Result({"x": 1}, META) != Result({"x": 2}, META)
     assert Result({"x": 1}, META) != Result({"x": 1}, Meta())
-    assert Result({"x": 1}, META) != {"x": 1}
-
-
-def test_pickling_and_copying_keep_everything() -> None:
-    for again in (pickle.loads(pickle.dumps(RESULT)), copy.copy(RESULT), copy.deepcopy(RESULT)):
-        assert again == RESULT
-        assert again.meta == META
-
-
-def test_json_keeps_everything() -> None:
-    again = outcome_from_json(json.loads(json.dumps(outcome_to_json(RESULT), allow_nan=False)))
-    assert again == RESULT
-
-
-def failure() -> Failure:
-    return Failure(CodeError("the code raised ValueError: bad\nTraceback", type="ValueError", line=3), META)
-
-
-def test_a_failure_stands_in_the_place_of_a_result_and_says_why() -> None:
-    assert failure().meta is META
-    with pytest.raises(AttributeError, match="no field 'loss': this execution failed: the code raised ValueError: bad"):
-        _ = failure().loss
-    with pytest.raises(KeyError, match="this execution failed"):
-        _ = failure()["loss"]
-    assert repr(failure()) == "Failure(CodeError: the code raised ValueError: bad)"
-
-
-def test_a_failure_survives_pickling_copying_and_json() -> None:
-    written = json.loads(json.dumps(outcome_to_json(failure())))
-    for again in (pickle.loads(pickle.dumps(failure())), copy.deepcopy(failure()), outcome_from_json(written)):
-        assert isinstance(again, Failure)
-        assert again.meta == META
-        assert isinstance(again.error, CodeError)
-        assert (str(again.error), again.error.type, again.error.line) == (str(failure().error), "ValueError", 3)
+    assert Result({}, Meta())  # a result without fields is true
+    assert repr(FAILURE) == "Failure(CodeError: the code raised ValueError: bad)"
 
 
 def test_what_a_later_version_writes_is_read() -> None:

@@ -1,8 +1,6 @@
-"""Text that code chose, as a person sees it."""
+"""Text that code chose, made safe to show."""
 
 import unicodedata
-
-import pytest
 
 from rlm_batch import CodeError
 from rlm_batch.sandbox.outcomes.text_escape import escape_text
@@ -13,8 +11,7 @@ MARKS = ("LEFT-TO-RIGHT MARK", "RIGHT-TO-LEFT MARK", "ARABIC LETTER MARK")
 
 
 def test_no_character_that_turns_a_line_round_gets_through() -> None:
-    every = [chr(number) for number in range(0x110000)]
-    turning = [letter for letter in every if unicodedata.bidirectional(letter) in BIDIRECTIONAL]
+    turning = [letter for letter in map(chr, range(0x110000)) if unicodedata.bidirectional(letter) in BIDIRECTIONAL]
     turning += map(unicodedata.lookup, MARKS)
     assert len(turning) == 12
     for letter in turning:
@@ -27,6 +24,6 @@ def test_a_summary_is_a_line_however_long_its_text_is() -> None:
     assert CodeError("é" * 500 + "\nmore").summary == "é" * 500
 
 
-@pytest.mark.parametrize("text", ["שלום", "مرحبا", "naïve 数 🙂 a\tb"])
-def test_what_people_write_stays_as_it_is(text: str) -> None:
-    assert escape_text(text, keep="\t") == text
+def test_what_people_write_stays_as_it_is() -> None:
+    for text in ("שלום", "مرحبا", "naïve 数 🙂 a\tb"):
+        assert escape_text(text, keep="\t") == text

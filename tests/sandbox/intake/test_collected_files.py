@@ -1,4 +1,4 @@
-"""Files come home below one directory, whatever a sandbox that is not ours any more sends in their place."""
+"""Files that are collected: they are written below one directory, whatever a sandbox under attack sends."""
 
 import base64
 import json
@@ -18,34 +18,33 @@ def send(collected: CollectedFiles, path: Any, data: bytes = b"mine", last: Any 
     collected.take(json.dumps({"path": path, "data": base64.b64encode(data).decode(), "last": last}).encode())
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../x.png", "/tmp/x.png", "out/../../x.png", "out//x", "out/./x", "", ".", "x\0.png", "x\n.png", "\udc80.png",
-        "other.txt", "out/" + "d/" * 60 + "x", "out/" + "x" * 300, "a.png", 3, None,
-    ],
-)  # fmt: skip
-def test_a_path_that_was_not_asked_for_ends_it_and_what_was_there_stays(path: Any, tmp_path: Path) -> None:
-    collected = CollectedFiles(PATTERNS, tmp_path / "home")
-    send(collected, "a.png")
-    send(collected, path)  # one of them a second time
-    send(collected, "b.png")
-    assert (collected.paths, collected.problems) == ([str(tmp_path / "home/a.png")], [FOREIGN])
-    assert [item.name for item in tmp_path.rglob("*")] == ["home", "a.png"]
+PATHS = [
+    "../x.png", "/tmp/x.png", "out/../../x.png", "out//x", "out/./x", "", ".", "x\0.png", "x\n.png", "\udc80.png",
+    "other.txt", "out/" + "d/" * 60 + "x", "out/" + "x" * 300, "a.png", 3, None,
+]  # fmt: skip
+BODIES = [
+    b"", b"3", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"path":"b.png","data":"***","last":true}',
+    b'{"path":"b.png","data":"bWluZQ==","last":1}', b'{"path":"b.png","reason":3}', b'"' + b"x" * 300_000 + b'"',
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"", b"3", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"path":"b.png","data":"***","last":true}',
-        b'{"path":"b.png","data":"bWluZQ==","last":1}', b'{"path":"b.png","reason":3}', b'"' + b"x" * 300_000 + b'"',
-    ],
-)  # fmt: skip
-def test_what_is_no_piece_of_a_file_ends_it(body: bytes, tmp_path: Path) -> None:
-    collected = CollectedFiles(PATTERNS, tmp_path)
-    send(collected, "half.png", last=False)
-    collected.take(body)
-    assert (collected.paths, collected.problems, os.listdir(tmp_path)) == ([], [FOREIGN], [])
+def test_a_path_that_was_not_asked_for_ends_the_collection_and_what_was_there_stays(tmp_path: Path) -> None:
+    for number, path in enumerate(PATHS):
+        home = tmp_path / str(number) / "home"
+        collected = CollectedFiles(PATTERNS, home)
+        send(collected, "a.png")
+        send(collected, path)  # `a.png` for the second time, too
+        send(collected, "b.png")
+        assert (collected.paths, collected.problems) == ([str(home / "a.png")], [FOREIGN]), path
+        assert [item.name for item in home.parent.rglob("*")] == ["home", "a.png"], path
+
+
+def test_what_is_no_piece_of_a_file_ends_the_collection(tmp_path: Path) -> None:
+    for body in BODIES:
+        collected = CollectedFiles(PATTERNS, tmp_path)
+        send(collected, "half.png", last=False)
+        collected.take(body)
+        assert (collected.paths, collected.problems, os.listdir(tmp_path)) == ([], [FOREIGN], []), body[:50]
 
 
 def test_no_link_in_the_directory_is_followed_and_no_more_is_taken_than_fits(
