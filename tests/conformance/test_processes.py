@@ -1,71 +1,53 @@
-"""Threads, subprocesses and forks work, and what an execution leaves running is gone after it."""
+"""Threads, subprocesses and forks work, and processes that an execution leaves running end with it."""
 
 import asyncio
 from textwrap import dedent
 
 import pytest
 
-from rlm_batch import CodeError, ExecutionTimeout
+from rlm_batch import CodeCrashed, CodeError
 from rlm_batch.sandbox.interpreter import Interpreter
+
+from .gate import Gate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
-async def test_threads_and_pools_work(interpreter: Interpreter) -> None:
+@pytest.mark.every_provider
+async def test_threads_coroutines_and_subprocesses_work(interpreter: Interpreter) -> None:
     code = """
+        import asyncio, subprocess, sys
         from concurrent.futures import ThreadPoolExecutor
+        async def main():
+            process = await asyncio.create_subprocess_exec("echo", "hello", stdout=asyncio.subprocess.PIPE)
+            said, _ = await process.communicate()
+            return said.decode(), await asyncio.gather(*(asyncio.sleep(0.01, i) for i in range(3)))
         with ThreadPoolExecutor(8) as pool:
-            SUBMIT(squares=list(pool.map(lambda x: x * x, range(20))))
+            squares = list(pool.map(lambda x: x * x, range(20)))
+        said = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True, check=True).stdout
+        lines = subprocess.check_output("seq 3 | sort -r", shell=True, text=True).split()
+        SUBMIT(squares=squares, said=said, lines=lines, awaited=asyncio.run(main()))
         """
-    assert (await interpreter.execute(dedent(code))).squares == [i * i for i in range(20)]
+    for context in (None, "c"):
+        assert (await interpreter.execute(dedent(code), context=context)).outputs == {
+            "squares": [i * i for i in range(20)],
+            "said": "42\n",
+            "lines": ["3", "2", "1"],
+            "awaited": ["hello\n", [0, 1, 2]],
+        }
 
 
 async def test_threads_that_still_run_at_the_end_of_the_code_are_waited_for(interpreter: Interpreter) -> None:
     code = """
         import atexit, threading, time
         def late():
-            time.sleep(0.2)
+            time.sleep(0.1)
             print("late")
         threading.Thread(target=late).start()
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         atexit.register(print, "at exit")
         """
     assert (await interpreter.execute(dedent(code))).meta.stdout == "late\nat exit\n"
-
-
-async def test_coroutines_work(interpreter: Interpreter) -> None:
-    code = """
-        import asyncio
-        async def main():
-            process = await asyncio.create_subprocess_exec("echo", "hello", stdout=asyncio.subprocess.PIPE)
-            said, _ = await process.communicate()
-            return said.decode(), await asyncio.gather(*(asyncio.sleep(0.01, i) for i in range(3)))
-        SUBMIT(asyncio.run(main()))
-        """
-    for context in (None, "c"):
-        assert (await interpreter.execute(dedent(code), context=context)).output == ["hello\n", [0, 1, 2]]
-
-
-async def test_submit_inside_a_coroutine_ends_the_execution(interpreter: Interpreter) -> None:
-    code = """
-        import asyncio
-        async def main():
-            await asyncio.sleep(0.01)
-            SUBMIT(x=1)
-        asyncio.run(main())
-        """
-    assert (await interpreter.execute(dedent(code))).x == 1
-
-
-@pytest.mark.every_provider
-async def test_subprocesses_work(interpreter: Interpreter) -> None:
-    code = """
-        import subprocess, sys
-        said = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True, check=True).stdout
-        lines = subprocess.check_output("seq 3 | sort -r", shell=True, text=True).split()
-        SUBMIT(said=said, lines=lines)
-        """
-    assert (await interpreter.execute(dedent(code))).outputs == {"said": "42\n", "lines": ["3", "2", "1"]}
 
 
 async def test_multiprocessing_works_with_fork(interpreter: Interpreter) -> None:
@@ -90,16 +72,15 @@ async def test_multiprocessing_works_with_fork(interpreter: Interpreter) -> None
     assert result.meta.stdout == "in 0\nin 1\nin 2\n"
 
 
-async def test_a_forked_process_that_reaches_the_end_of_the_code_ends_nothing_but_itself(
+async def test_a_forked_process_that_reaches_the_end_of_the_code_ends_itself_alone(
     interpreter: Interpreter,
 ) -> None:
     code = """
-        import os, time
+        import os
         if os.fork() == 0:
             print("in the fork", flush=True)
         else:
             _, status = os.wait()
-            time.sleep(0.1)
             SUBMIT(status=status)
         """
     for context in (None, "c"):
@@ -109,38 +90,29 @@ async def test_a_forked_process_that_reaches_the_end_of_the_code_ends_nothing_bu
         assert (await interpreter.execute("SUBMIT(fine=1)", context=context)).fine
 
 
-async def test_a_forked_process_cannot_submit(interpreter: Interpreter) -> None:
+async def test_a_forked_process_cannot_submit_and_fails_for_itself(interpreter: Interpreter) -> None:
     code = """
-        import os
+        import os, sys
         reads, writes = os.pipe()
-        if os.fork() == 0:
+        def submit():
             try:
                 SUBMIT(who="fork")
             except BaseException as error:
                 os.write(writes, f"{type(error).__name__}: {error}".encode())
             os._exit(0)
-        os.wait()
-        SUBMIT(who="parent", said=os.read(reads, 1000).decode())
-        """
-    result = await interpreter.execute(dedent(code))
-    assert result.who == "parent"
-    assert "own process" in result.said
-
-
-async def test_a_forked_process_that_fails_fails_for_itself(interpreter: Interpreter) -> None:
-    code = """
-        import os, sys
-        for fail in (lambda: 1 / 0, lambda: sys.exit(5), lambda: os._exit(6), lambda: os.abort()):
+        for run in (submit, lambda: 1 / 0, lambda: sys.exit(5), lambda: os._exit(6), lambda: os.abort()):
             if os.fork() == 0:
-                fail()
-        SUBMIT(ends=sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(4)))
+                run()
+        ends = sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(5))
+        SUBMIT(said=os.read(reads, 1000).decode(), ends=ends)
         """
     result = await interpreter.execute(dedent(code))
-    assert result.ends == [-6, 1, 5, 6]
+    assert "own process" in result.said
+    assert result.ends == [-6, 0, 1, 5, 6]
     assert "ZeroDivisionError: division by zero" in result.meta.stderr
 
 
-# Each of these leaves a process behind that holds a lock for ever, and says when it has it.
+# Each of these leaves a process that holds a lock for ever, and that says when it has it.
 HOLD = "import fcntl, os, time; f = open('lock', 'w'); fcntl.flock(f, 2); open('held', 'w'); time.sleep(1000)"
 LEAVING = {
     "a subprocess": """
@@ -180,62 +152,46 @@ LEAVING = {
         subprocess.run(["sh", "-c", f"nohup {sys.executable} -c {shlex.quote(hold)} >/dev/null 2>&1 &"], check=True)
         """,
 }  # fmt: skip
-ENDS = {
-    "SUBMIT": "SUBMIT(left=True)",
-    "an error": "raise ValueError('left')",
-    "a crash": "os._exit(3)",
-    "a timeout": "time.sleep(1000)",
-}
 UNTIL_HELD = """
 import os, time
 while not os.path.exists("held"):
     time.sleep(0.01)
 os.unlink("held")
 """
-RELEASED = """
-import fcntl, time
-file = open("lock", "w")
-until = time.monotonic() + patience
-while True:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        SUBMIT(released=True)
-    except BlockingIOError:
-        if time.monotonic() > until:
-            SUBMIT(released=False)
-        time.sleep(0.01)
+TAKE_LOCK = "import fcntl; fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)"
+IS_HELD = """
+import fcntl
+try:
+    fcntl.flock(open("lock", "w"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    SUBMIT(True)
+SUBMIT(False)
 """
 
 
-@pytest.mark.own_machine
-async def test_the_lock_shows_a_process_that_is_still_there(interpreter: Interpreter) -> None:
-    code = dedent(LEAVING["a daemon"]) + UNTIL_HELD
-    await interpreter.execute(code, {"hold": HOLD}, context="c")
-    assert not (await interpreter.execute(RELEASED, {"patience": 0.3})).released
-
-
-@pytest.mark.parametrize("end", ENDS)
-async def test_what_an_execution_left_running_is_gone_after_it(interpreter: Interpreter, end: str) -> None:
+async def test_processes_that_an_execution_left_running_are_gone_after_it(interpreter: Interpreter) -> None:
+    """The lock is free once they have ended; `test_timeout` has the same of an execution that timed out."""
     for name, leaving in LEAVING.items():
-        code = dedent(leaving) + UNTIL_HELD + ENDS[end]
-        try:
-            await interpreter.execute(code, {"hold": HOLD}, timeout=2 if end == "a timeout" else None)
-        except (CodeError, ExecutionTimeout) as error:
-            assert end != "SUBMIT"
-            assert isinstance(error, ExecutionTimeout) == (end == "a timeout")  # noqa: PT017
-        assert (await interpreter.execute(RELEASED, {"patience": 5})).released, name
-        if end != "SUBMIT":
-            break
+        result = await interpreter.execute(dedent(leaving) + UNTIL_HELD + "SUBMIT(left=True)", {"hold": HOLD})
+        assert result.left, name
+        await interpreter.execute(TAKE_LOCK)
+    for end, kind in {"raise ValueError('left')": CodeError, "os._exit(3)": CodeCrashed}.items():
+        with pytest.raises(kind):
+            await interpreter.execute(dedent(LEAVING["a daemon"]) + UNTIL_HELD + end, {"hold": HOLD})
+        await interpreter.execute(TAKE_LOCK)
 
 
-async def test_what_a_context_left_running_is_gone_when_it_is_forgotten(interpreter: Interpreter) -> None:
-    code = dedent(LEAVING["a daemon"]) + UNTIL_HELD
-    await interpreter.execute(code, {"hold": HOLD}, context="c")
+@pytest.mark.own_machine
+async def test_processes_that_a_context_left_running_stay_until_it_is_forgotten(interpreter: Interpreter) -> None:
+    await interpreter.execute(dedent(LEAVING["a daemon"]) + UNTIL_HELD, {"hold": HOLD}, context="c")
+    assert (await interpreter.execute(IS_HELD)).output is True
     await interpreter.forget_context("c")
-    assert (await interpreter.execute(RELEASED, {"patience": 5})).released
+    await interpreter.execute(TAKE_LOCK)
 
 
-async def test_a_crowd_of_daemons_is_gone_and_others_are_not_touched(interpreter: Interpreter) -> None:
+async def test_the_end_of_a_crowd_of_daemons_touches_no_other_execution(interpreter: Interpreter) -> None:
+    interpreter.tools["wait"] = gate = Gate()
+    busy = "import subprocess; p = subprocess.Popen(['sleep', '1000']); wait(); SUBMIT(is_there=p.poll() is None)"
     crowd = """
         import os, time
         for _ in range(20):
@@ -248,18 +204,21 @@ async def test_a_crowd_of_daemons_is_gone_and_others_are_not_touched(interpreter
         while len([name for name in os.listdir() if name.startswith("held")]) < 20:
             time.sleep(0.01)
         """
-    busy = "import subprocess, time; p = subprocess.Popen(['sleep', '0.8']); time.sleep(0.5); SUBMIT(code=p.wait())"
-    _, result = await asyncio.gather(interpreter.execute(dedent(crowd)), interpreter.execute(busy))
-    assert result.code == 0
+    other = asyncio.ensure_future(interpreter.execute(busy))
+    await gate.is_reached.wait()
+    await interpreter.execute(dedent(crowd))
+    gate.open()
+    assert (await other).is_there
 
 
 async def test_zombies_of_the_code_are_its_own(interpreter: Interpreter) -> None:
     code = """
-        import os, time
+        import os
         for _ in range(10):
-            if os.fork() == 0:
+            pid = os.fork()
+            if pid == 0:
                 os._exit(0)
-        time.sleep(0.1)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         SUBMIT(reaped=len([os.wait() for _ in range(10)]))
         """
     assert (await interpreter.execute(dedent(code))).reaped == 10

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, ExecutionTimeout
+from rlm_batch import CodeError
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
+
+from ..infra.waiting import HANG_SECONDS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
 async def run(provider: SandboxProvider, code: str, variables: dict[str, Any] | None = None, **tools: Any) -> Any:
-    """What the code submits, where it finds those tools."""
-    async with provider.interpreter(timeout=60, tools=tools) as interpreter:
+    """Return the fields that code submits which finds those tools."""
+    async with provider.interpreter(timeout=HANG_SECONDS, tools=tools) as interpreter:
         return (await interpreter.execute(dedent(code), variables)).outputs
 
 
@@ -88,16 +90,21 @@ async def test_what_a_tool_raises_is_raised_in_the_code(provider: SandboxProvide
     def fail(kind: str) -> None:
         raise raised[kind]
 
+    async def cancel() -> None:
+        raise asyncio.CancelledError
+
+    def leave() -> None:
+        raise SystemExit(3)
+
     code = """
-        def said(kind):
+        def said(tool, *args):
             try:
-                fail(kind)
+                tool(*args)
             except Exception as error:
                 return [type(error).__name__, isinstance(error, RuntimeError), str(error)]
-        SUBMIT(**{kind: said(kind) for kind in kinds})
+        SUBMIT(cancelled=said(cancel), left=said(leave), **{kind: said(fail, kind) for kind in kinds})
         """
-    async with provider.interpreter(timeout=5, tools={"fail": fail}) as interpreter:
-        found = (await interpreter.execute(dedent(code), {"kinds": list(raised)})).outputs
+    found = await run(provider, code, {"kinds": list(raised)}, fail=fail, cancel=cancel, leave=leave)
     assert found["value"] == ["ValueError", False, "bad value"]
     assert found["timeout"] == ["TimeoutError", False, "too slow"]
     assert found["assert"] == ["AssertionError", False, ""]
@@ -108,130 +115,63 @@ async def test_what_a_tool_raises_is_raised_in_the_code(provider: SandboxProvide
     assert "bad" in found["unicode"][2]
     assert found["surrogate"][0] == "ValueError"
     assert found["text"][2].startswith("Unprintable")
-
-
-async def test_a_tool_that_is_cancelled_is_an_error_in_the_code(provider: SandboxProvider) -> None:
-    async def cancelled() -> None:
-        raise asyncio.CancelledError
-
-    code = "try:\n    cancelled()\nexcept Exception as error:\n    SUBMIT(said=str(error))"
-    async with provider.interpreter(timeout=3, tools={"cancelled": cancelled}) as interpreter:
-        assert "ancel" in (await interpreter.execute(code)).said
-
-
-async def test_an_error_of_a_tool_that_the_code_does_not_catch_is_a_code_error(provider: SandboxProvider) -> None:
-    def fail() -> None:
-        raise ModelOverloaded("try later")
-
+    assert "ancel" in found["cancelled"][2]
+    assert found["left"][2]
     with pytest.raises(CodeError, match=r"raised ToolError \(line 2\): ModelOverloaded: try later") as caught:
-        await run(provider, "x = 1\nfail()", fail=fail)
+        await run(provider, "x = 1\nfail('own')", fail=fail)
     assert "driver" not in str(caught.value)
 
 
-async def test_arguments_that_are_not_json_are_a_type_error_that_names_the_tool(provider: SandboxProvider) -> None:
-    code = """
-        said = []
-        for value in (object(), b"x", float("nan"), {1: 2}, {3}, chr(0xD800), 10 ** 5000):
-            for call in (lambda: same(value), lambda: same(v=[value])):
-                try:
-                    call()
-                except TypeError as error:
-                    said.append(str(error))
-        SUBMIT(said=said)
-        """
-    found = await run(provider, code, same=lambda v: v)
-    assert len(found["said"]) == 14
-    assert all("same" in text for text in found["said"])
-
-
-async def test_results_that_are_not_json_are_a_type_error_that_names_the_tool(provider: SandboxProvider) -> None:
+async def test_what_no_call_can_have_is_an_error_that_names_the_tool(provider: SandboxProvider) -> None:
     values = [object(), b"x", float("nan"), {1: 2}, {3}, "\ud800", 10**5000]
     code = """
-        said = []
-        for i in range(7):
+        def said(kind, call):
             try:
-                give(i)
-            except TypeError as error:
-                said.append(str(error))
-        SUBMIT(said=said)
+                call()
+            except kind as error:
+                return str(error)
+        values = (object(), b"x", float("nan"), {1: 2}, {3}, chr(0xD800), 10 ** 5000)
+        given = [said(TypeError, lambda: take(value)) for value in values]
+        given += [said(TypeError, lambda: take(v=[value])) for value in values]
+        returned = [said(TypeError, lambda: give(i)) for i in range(7)]
+        many = [said(ValueError, lambda: take(*range(1001)))]
+        many += [said(ValueError, lambda: take(**{f"x{i}": i for i in range(1001)}))]
+        wrong = said(TypeError, lambda: give())
+        SUBMIT(given=given, returned=returned, many=many, wrong=wrong, count=take(*range(1000)))
         """
-    found = await run(provider, code, give=lambda i: values[i])
-    assert len(found["said"]) == 7
-    assert all("give" in text for text in found["said"])
+
+    def take(*args: Any, **kwargs: Any) -> int:
+        return len(args) + len(kwargs)
+
+    found = await run(provider, code, take=take, give=lambda i: values[i])
+    assert all("take" in text for text in found["given"])
+    assert all("give" in text for text in found["returned"])
+    assert all("more than 1,000 arguments" in text for text in found["many"])
+    assert "missing" in found["wrong"]
+    assert found["count"] == 1000
 
 
-async def test_a_call_with_thousands_of_arguments_is_an_error(provider: SandboxProvider) -> None:
-    code = """
-        for args, kwargs in ((range(1001), {}), ((), {f"x{i}": i for i in range(1001)})):
-            try:
-                take(*args, **kwargs)
-            except ValueError as error:
-                assert "more than 1,000 arguments" in str(error), error
-            else:
-                raise AssertionError(args)
-        SUBMIT(said=take(*range(1000)))
-        """
-    assert await run(provider, code, take=lambda *args, **kwargs: len(args) + len(kwargs)) == {"said": 1000}
+async def test_plain_and_asynchronous_tools_of_many_threads_run_at_the_same_time(provider: SandboxProvider) -> None:
+    barrier = threading.Barrier(40)
+    calls, has_all = list[int](), asyncio.Event()
 
-
-async def test_wrong_arguments_are_a_type_error(provider: SandboxProvider) -> None:
-    code = "try:\n    add(1)\nexcept TypeError as error:\n    SUBMIT(said=str(error))"
-    assert "missing" in (await run(provider, code, add=lambda a, b: a + b))["said"]
-
-
-async def test_sixteen_threads_call_at_once_and_none_waits_for_the_slow_one(provider: SandboxProvider) -> None:
-    fast_calls = 0
-    all_done = asyncio.Event()
-
-    async def call(i: int, k: int) -> int:
-        nonlocal fast_calls
+    async def call(i: int) -> int:
         if i == 0:
-            await all_done.wait()
-        else:
-            fast_calls += 1
-            if fast_calls == 15 * 20:
-                all_done.set()
-        return i * 100 + k
+            await has_all.wait()
+        calls.append(i)
+        if len(calls) == 15 * 20:
+            has_all.set()
+        return i
 
     code = """
         from concurrent.futures import ThreadPoolExecutor
-        def work(i):
-            return [call(i, k) for k in range(1 if i == 0 else 20)]
-        with ThreadPoolExecutor(16) as pool:
-            SUBMIT(answers=list(pool.map(work, range(16))))
+        with ThreadPoolExecutor(40) as pool:
+            met = sorted(pool.map(lambda _: meet(), range(40)))
+            SUBMIT(met=met, answers=list(pool.map(lambda i: [call(i) for _ in range(20 if i else 1)], range(16))))
         """
-    found = await run(provider, code, call=call)
-    assert found["answers"] == [[0], *([i * 100 + k for k in range(20)] for i in range(1, 16))]
-
-
-async def test_plain_tools_run_at_the_same_time(provider: SandboxProvider) -> None:
-    barrier = threading.Barrier(60)
-    code = """
-        from concurrent.futures import ThreadPoolExecutor
-        with ThreadPoolExecutor(60) as pool:
-            SUBMIT(met=sorted(pool.map(lambda i: meet(), range(60))))
-        """
-    assert (await run(provider, code, meet=lambda: barrier.wait(15)))["met"] == list(range(60))
-
-
-async def test_two_executions_call_at_the_same_time(provider: SandboxProvider) -> None:
-    here = 0
-    met = asyncio.Event()
-
-    async def meet(who: str) -> str:
-        nonlocal here
-        here += 1
-        if here == 2:
-            met.set()
-        await met.wait()
-        return who
-
-    async with provider.interpreter(timeout=20, tools={"meet": meet}) as interpreter:
-        code = "SUBMIT(who=meet(who))"
-        first, second = await asyncio.gather(
-            interpreter.execute(code, {"who": "a"}), interpreter.execute(code, {"who": "b"}, context="c")
-        )
-    assert (first.who, second.who) == ("a", "b")
+    found = await run(provider, code, meet=lambda: barrier.wait(HANG_SECONDS), call=call)
+    assert found["met"] == list(range(40))
+    assert found["answers"] == [[0], *([i] * 20 for i in range(1, 16))]
 
 
 async def test_a_tool_works_from_a_coroutine_and_during_a_submit(provider: SandboxProvider) -> None:
@@ -279,29 +219,28 @@ async def test_tools_can_be_added_and_removed_while_the_sandbox_is_open(interpre
         await interpreter.execute("one()")
 
 
-async def test_a_call_under_way_ends_with_its_execution(provider: SandboxProvider) -> None:
-    ended = asyncio.Event()
+async def test_a_call_under_way_ends_with_its_execution(interpreter: Interpreter) -> None:
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
+        has_begun.set()
         try:
-            await asyncio.sleep(1000)
+            await asyncio.Event().wait()
         finally:
-            ended.set()
+            has_ended.set()
 
-    async with provider.interpreter(timeout=1.5, tools={"wait": wait}) as interpreter:
-        with pytest.raises(ExecutionTimeout, match="line 1"):
-            await interpreter.execute("wait()")
-        await asyncio.wait_for(ended.wait(), 5)
+    interpreter.tools["wait"] = wait
+    running = asyncio.ensure_future(interpreter.execute("wait()"))
+    await asyncio.wait_for(has_begun.wait(), HANG_SECONDS)
+    running.cancel()
+    await asyncio.wait_for(has_ended.wait(), HANG_SECONDS)
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
-async def test_a_tool_can_run_code_in_the_same_sandbox(provider: SandboxProvider) -> None:
+async def test_a_tool_can_run_code_in_the_same_sandbox(interpreter: Interpreter) -> None:
     async def nested(n: int) -> int:
         return int((await interpreter.execute("SUBMIT(n * 2)", {"n": n})).output)
 
-    async with provider.interpreter(timeout=20, tools={"nested": nested}) as interpreter:
-        assert (await interpreter.execute("SUBMIT(nested(4))")).output == 8
-
-
-async def test_hundreds_of_calls_one_after_the_other(provider: SandboxProvider) -> None:
-    found = await run(provider, "SUBMIT(sum=sum(double(i) for i in range(300)))", double=lambda n: 2 * n)
-    assert found["sum"] == 89_700
+    interpreter.tools["nested"] = nested
+    assert (await interpreter.execute("SUBMIT(nested(4))")).output == 8
