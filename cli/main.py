@@ -20,12 +20,17 @@ QUIET_PREFECT = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command that the arguments (by default the process's) name, and exits with its status."""
+    message = ""
     try:
         status = _run_command(arguments)
     except KeyboardInterrupt as interrupt:
-        _print_error(str(interrupt) or "interrupted")
-        status = 130
-    if arguments is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        status, message = 130, str(interrupt) or "interrupted"
+    can_be_interrupted = arguments is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+    if can_be_interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # A second Ctrl-C does not cut the message short.
+    if message:
+        _print_error(message)
+    if can_be_interrupted:
         # All is closed, but for what Prefect does at the end of a process: who does not wait for that may go.
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
     sys.exit(status)

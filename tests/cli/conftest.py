@@ -1,21 +1,18 @@
-"""Running the command as a person does, in a process of its own."""
+"""Running the command: in this process, which is quick, or in a process of its own, as a person does."""
 
-import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_batch.cli.main import QUIET_PREFECT, main
-
-from ..conftest import STANDINS
-from ..infra.bound_process import start_bound_process
-from ..infra.machine import list_descendants
+from rlm_batch.cli.main import main
+from rlm_batch.sandbox.result import Outcome
+from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.run_record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
@@ -23,89 +20,66 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """This process's, with a results root of the test's own."""
+    """Return this process's environment, with a results root of the test's own."""
     return {**os.environ, "RLM_BATCH_RESULTS": str(tmp_path / "results"), "COLUMNS": "120"}
 
 
-@pytest.fixture(scope="session")
-def kept(server: str) -> Iterator[subprocess.Popen[str]]:
-    """The process that commands are forked from."""
-    kept = Path(__file__).with_name("fork_server.py")
-    process = start_bound_process(
-        [sys.executable, str(kept)],
-        env={**QUIET_PREFECT, **os.environ},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    STANDINS.update((process.pid, *list_descendants(process.pid)))
-    yield process
-    process.stdin.close()
-    process.wait(30)
-    process.stdout.close()
+def write_run(path: Path, outcomes: list[Outcome], flow: str = "batch", **record: Any) -> None:
+    """Write a ledger with those outcomes, as the flow run `quick-fox` would leave it."""
+    ledger = Ledger(path)
+    ledger.create()
+    for outcome in outcomes:
+        ledger.write_outcome(f"{outcome.meta.index:064x}", outcome)
+    ledger.close()
+    RunRecord(flow, str(path), "id-of-run", "quick-fox", total=len(outcomes), began=1.7e9, **record).finish()
 
 
 @pytest.fixture
-def run(kept: subprocess.Popen[str], no_process_left: None, tmp_path: Path) -> Run:
-    """Runs `rlm-batch` with these arguments in a directory of the test's own, in a process of its own."""
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The results root of `run`, in an environment whose server does not answer."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    return tmp_path / "results"
 
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        assert kept.stdin is not None
-        assert kept.stdout is not None
-        with tempfile.TemporaryDirectory() as folder:
-            out, err = Path(folder) / "stdout", Path(folder) / "stderr"
-            request = {
-                "arguments": arguments,
-                "cwd": str(tmp_path),
-                "environment": environment(tmp_path),
-                "stdout": str(out),
-                "stderr": str(err),
-            }
-            kept.stdin.write(json.dumps(request) + "\n")
-            kept.stdin.flush()
-            status = int(kept.stdout.readline())
-            return subprocess.CompletedProcess(["rlm-batch", *arguments], status, out.read_text(), err.read_text())
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run `rlm-batch` with these arguments in a directory of the test's own; return what it printed and its status."""
+
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = [str(argument) for argument in arguments]
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
+        monkeypatch.setenv("COLUMNS", "120")
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        printed = capfd.readouterr()
+        return subprocess.CompletedProcess(words, int(end.value.code or 0), printed.out, printed.err)
+
+    return call
+
+
+@pytest.fixture
+def refused(run: Run) -> Callable[..., str]:
+    """Return the one sentence with which the command refuses these arguments before anything starts."""
+
+    def call(*arguments: object) -> str:
+        done = run(*arguments)
+        assert (done.returncode, done.stdout) == (2, ""), arguments
+        assert done.stderr.startswith("rlm-batch: "), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
 
     return call
 
 
 @pytest.fixture
 def run_alone(server: str, no_process_left: None, tmp_path: Path) -> Run:
-    """The same from the very start, imports and settings included."""
+    """Run the command as `run` does, in a process of its own."""
 
     def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [COMMAND, *arguments],
-            cwd=tmp_path,
-            env=environment(tmp_path),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            **options,
-        )
-
-    return call
-
-
-@pytest.fixture
-def refused(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """The one sentence of a command that is used wrongly. It runs in this process, for that is quick."""
-
-    def call(*arguments: str) -> str:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(os, "environ", environment(tmp_path))  # the command adds to it
-        with pytest.raises(SystemExit) as left:
-            main(list(arguments))
-        assert left.value.code == 2
-        said = capfd.readouterr().err
-        (sentence,) = [line for line in said.splitlines() if line.startswith("rlm-batch: ")]
-        assert "Traceback" not in said
-        return sentence
+        command = [COMMAND, *arguments]
+        options = {"env": environment(tmp_path), "capture_output": True, "text": True, "timeout": 100, **options}
+        return subprocess.run(command, cwd=tmp_path, check=False, **options)
 
     return call

@@ -1,15 +1,44 @@
-"""Ctrl-C in the terminal, which every process in it gets."""
+"""Ctrl-C in the terminal, which every process in it gets: a command's, and a script's of one's own."""
 
 import os
+import runpy
+import shlex
 import signal
 import subprocess
-import time
+import sys
+from pathlib import Path
 
 import pytest
 
+from ..infra.waiting import wait_until
 from .conftest import COMMAND, environment
 
+HANG_SECONDS = 90  # for the end of a process; what is to be interrupted would run for an hour
 
+
+def start(command: list[str], tmp_path: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
+    """Start the command in a session of its own, as a terminal does."""
+    return subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def find_results(folder: Path) -> list[Path]:
+    """Return the files of a ledger that have a result."""
+    return [part for part in folder.glob("part-*.jsonl") if part.stat().st_size]
+
+
+def read_until(process: subprocess.Popen[str], text: str, count: int = 1) -> list[str]:
+    """Return the lines that the process writes to standard error, up to the one with the `count`-th such text."""
+    assert process.stderr is not None
+    lines: list[str] = []
+    while sum(text in line for line in lines) < count:
+        lines.append(process.stderr.readline())
+        assert lines[-1], "".join(lines)
+    return lines
+
+
+@pytest.mark.usefixtures("server", "no_process_left")
 @pytest.mark.parametrize(
     "number",
     [
@@ -18,75 +47,83 @@ from .conftest import COMMAND, environment
         pytest.param(signal.SIGHUP, marks=pytest.mark.full),
     ],
 )
-def test_an_interrupt_ends_promptly_with_the_results_so_far_in_the_ledger(run_alone, tmp_path, number):
-    (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 60); SUBMIT(x=x)")
+def test_an_interrupted_command_keeps_the_results_so_far_and_says_what_runs_the_rest(run, tmp_path, number):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(0 if x == 0 else 3600); SUBMIT(x=x)")
     # Where the tests run under nohup, which says that the end of the terminal is to be survived, this one does not.
     command = ["env", "--default-signal=HUP", COMMAND, "sweep", "slow.py", "--grid", "x=0,1,2,3"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True, start_new_session=True
+    process = start(command, tmp_path, environment(tmp_path))
+    (part,) = wait_until(
+        lambda: [part for folder in tmp_path.glob("results/*") for part in find_results(folder)], "the first result"
     )
-    until = time.monotonic() + 100
-    while time.monotonic() < until and not any(
-        part.stat().st_size for part in (tmp_path / "results").glob("*/part-*.jsonl")
-    ):
-        time.sleep(0.05)
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-    _, errors = process.communicate(timeout=45)  # the executions alone would take sixty
+    _, errors = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    (part,) = (tmp_path / "results").glob("*/part-*.jsonl")
     assert part.read_text().count("\n") == 1
     *_, sentence, rest = errors.splitlines()
     assert f"interrupted; the results so far are in {part.parent}; this runs the rest:" in sentence
     assert rest == f"rlm-batch sweep slow.py --grid x=0,1,2,3 --results-path {part.parent}"
-    done = run_alone(*rest.split()[1:], "--timeout", "1")
+    done = run(*shlex.split(rest)[1:], "--timeout", "1")
     assert "4 of 4 done" in done.stderr
     assert "1 succeeded, 1 from earlier runs, 3 failed" in done.stderr
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.full
 def test_a_second_interrupt_while_a_command_ends_takes_nothing_from_what_it_has_said(no_process_left, tmp_path):
-    (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(60)")
-    environ = environment(tmp_path)
-    environ.pop("PREFECT_API_URL", None)  # it has a server of its own to end
-    process = subprocess.Popen(
-        [COMMAND, "batch", "slow.py"],
-        cwd=tmp_path,
-        env=environ,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    while process.stderr.readline() != "begun\n":
-        assert process.poll() is None
-    os.killpg(process.pid, signal.SIGINT)
-    while not (line := process.stderr.readline()).startswith("rlm-batch batch"):  # the last of its lines
-        assert line
-    time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.stderr.read() == ""
-    assert process.wait(30) in (130, -signal.SIGINT)  # Python's last steps have no handler any more
-
-
-@pytest.mark.timeout(200)
-@pytest.mark.full
-def test_a_first_start_on_an_empty_prefect_home_succeeds_and_can_be_interrupted(no_process_left, tmp_path):
-    """With no server configured, Prefect starts one inside the command; Ctrl-C reaches both."""
-    (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(60)")
+    """With no server configured, Prefect starts one inside the command, on an empty home; Ctrl-C reaches both."""
+    (tmp_path / "slow.py").write_text("import time; print('begun', flush=True); time.sleep(3600)")
     environ = environment(tmp_path) | {"PREFECT_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     environ.pop("PREFECT_API_URL", None)
-    command = [COMMAND, "batch", "slow.py"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line == "begun\n":
-            break
+    process = start([COMMAND, "batch", "slow.py"], tmp_path, environ)
+    lines = read_until(process, "begun")
+    assert "starting Prefect (half a minute the first time)\n" in lines
     os.killpg(process.pid, signal.SIGINT)
-    errors = process.stderr.read()
-    assert process.wait(30) == 130
-    assert "interrupted" in errors
-    assert "Traceback" not in errors
+    lines += read_until(process, "rlm-batch batch")  # the last of its lines
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=HANG_SECONDS)[1] == ""
+    assert process.returncode in (130, -signal.SIGINT)  # Python's last steps have no handler any more
+    assert "interrupted" in lines[-2]
+    assert "Traceback" not in "".join(lines)
+
+
+SCRIPT = """
+import asyncio
+from rlm_batch import batch
+
+CODE = '''
+import pathlib, time
+print("begun", x, flush=True)
+while x and not pathlib.Path(folder, "go").exists():
+    time.sleep(0.05)
+SUBMIT(x=x, drawn=time.time_ns())
+'''
+inputs = [{"x": x, "folder": FOLDER} for x in range(3)]
+results = asyncio.run(batch(CODE, inputs, results_path="results", provider="local:none"))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("server", "no_process_left")
+def test_an_interrupted_script_says_where_its_results_are_and_run_again_it_does_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("FOLDER", repr(str(tmp_path))))
+    process = start([sys.executable, str(script)], tmp_path, {**os.environ, "COLUMNS": "500"})
+    read_until(process, "begun", 3)
+    wait_until(lambda: find_results(tmp_path / "results"), "the first result")
+    os.killpg(process.pid, signal.SIGINT)
+    errors = process.communicate(timeout=HANG_SECONDS)[1]
+    assert process.returncode == -signal.SIGINT
+    (sentence,) = [line for line in errors.splitlines() if "interrupted; " in line]
+    assert f"the results so far are in {tmp_path / 'results'}" in sentence
+    assert "Crash detected" not in errors
+    assert "site-packages" not in errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+    (tmp_path / "go").touch()
+    monkeypatch.chdir(tmp_path)
+    results = runpy.run_path(str(script))["results"]
+    assert [result.x for result in results] == [0, 1, 2]
+    assert results[0].drawn < results[1].drawn, "the first was there"

@@ -7,7 +7,6 @@ from types import NoneType
 from typing import Any, get_args
 
 import pytest
-from cyclopts import App
 
 from rlm_batch.blocks.registry import PROVIDERS
 from rlm_batch.cli.commands import app
@@ -33,105 +32,69 @@ WORDS = {"code", "steps", "query", "grid", "space", "objective", "direction", *L
 OPTIONS_ALONE = {"isolation", "minimize", "maximize", "grid", "space", "show_output", "json"}
 SETTINGS = {name for entry in PROVIDERS.values() for name in entry.load_settings().list_run_settings()}
 PAIRS = {"mounts": "TARGET=PATH", "tools": "NAME=MODULE:FUNCTION"}  # what a dict is on the command line
-NEEDED = {"rlm": ["--language-model", "m"], "reap": []}
-
-
-def flow_parameters(name: str) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(FLOWS[name].fn).parameters
-    return {OPTION_NAMES.get(name, name): value for name, value in parameters.items() if name not in WORDS}
-
-
-def options(name: str) -> dict[str, Any]:
-    """The command's options, by their parameters' names."""
-    command: App = app[name]
-    return {item.field_info.name: item for item in command.assemble_argument_collection() if item.name.startswith("--")}
+NEEDED = {"rlm": ["--language-model", "m"]}
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_a_command_has_an_option_for_each_parameter_of_its_flow_and_no_other(name: str) -> None:
-    found = set(options(name)) - OPTIONS_ALONE
-    assert found - SETTINGS == set(flow_parameters(name)) - SETTINGS
-
-
-@pytest.mark.parametrize("name", FLOWS)
-def test_a_command_with_sandboxes_has_an_option_for_each_setting_that_a_run_may_have(name: str) -> None:
-    assert set(options(name)) >= (SETTINGS if name != "reap" else set())
-    assert not {"repo_token", "api_key", "token_id", "environment", "api_url", "limit_name"} & set(options(name))
-
-
-@pytest.mark.parametrize("name", FLOWS)
-def test_an_option_has_its_parameters_default(name: str) -> None:
-    found = options(name)
-    for option, parameter in flow_parameters(name).items():
-        assert found[option].field_info.default == parameter.default, option
-
-
-@pytest.mark.parametrize("name", FLOWS)
-def test_an_option_that_flows_share_says_of_itself_what_the_form_says(name: str) -> None:
-    found = options(name)
+def test_a_command_has_the_parameters_of_its_flow_as_options_with_their_defaults_and_descriptions(name: str) -> None:
+    options = {
+        item.field_info.name: item for item in app[name].assemble_argument_collection() if item.name.startswith("--")
+    }
+    parameters = {
+        OPTION_NAMES.get(name, name): value
+        for name, value in inspect.signature(FLOWS[name].fn).parameters.items()
+        if name not in WORDS
+    }
+    assert set(options) - OPTIONS_ALONE - SETTINGS == set(parameters) - SETTINGS
+    assert set(options) >= (SETTINGS if name != "reap" else set())
+    assert not {"repo_token", "api_key", "token_id", "environment", "api_url", "limit_name"} & set(options)
     shared = {OPTION_NAMES.get(item, item) for item in SharedParameters.__annotations__}
-    for option, parameter in flow_parameters(name).items():
+    nullable: list[str] = []
+    for option, parameter in parameters.items():
+        assert options[option].field_info.default == parameter.default, option
         field = field_of(parameter.annotation)
         assert field is not None
         if option in shared and name != "reap" and (name, option) != ("rlm", "language_model"):
             form = f": {PAIRS[option]}, once for each" if option in PAIRS else ""
-            assert found[option].parameter.help == f"{field.description}{form}.", option
-
-
-@pytest.mark.parametrize("name", FLOWS)
-def test_none_can_be_said_wherever_a_flow_takes_it(name: str) -> None:
-    for option, parameter in flow_parameters(name).items():
-        kind = get_args(parameter.annotation)[0]
-        if NoneType not in get_args(kind) or str in get_args(kind):
-            continue
-        arguments = [name, *([] if name == "reap" else ["x"]), *NEEDED.get(name, [])]
-        _, bound, _ = app.parse_args(
-            [*arguments, f"--{option.replace('_', '-')}", "none"], exit_on_error=False, print_error=False
-        )
-        assert bound.arguments.get(option, bound.kwargs.get(option)) is None, option
+            assert options[option].parameter.help == f"{field.description}{form}.", option
+        kinds = get_args(get_args(parameter.annotation)[0])
+        if NoneType in kinds and str not in kinds:
+            nullable.append(option)
+    words = [word for option in nullable for word in (f"--{option.replace('_', '-')}", "none")]
+    command = [name, *([] if name == "reap" else ["x"]), *NEEDED.get(name, []), *words]
+    _, bound, _ = app.parse_args(command, exit_on_error=False, print_error=False)
+    values = {**bound.arguments, **bound.kwargs}
+    assert {option: values.get(option) for option in nullable} == dict.fromkeys(nullable)
 
 
 PROGRAM = """
 import sys
 from rlm_batch.cli.main import main
-try:
-    main(sys.argv[1:])
-except SystemExit as end:
-    sys.exit("Prefect was imported" if "prefect" in sys.modules else end.code)
+for words in sys.stdin:
+    try:
+        main(words.split())
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)
+assert "prefect" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (["--version"], 0, ""),
-        (["batch", "--help"], 0, ""),
-        (["batch", "x.py", "--no-such-option"], 2, "--no-such-option"),
-        (
-            ["batch", "x.py", "--max-workers", "0", "--retries", "-1"],
-            2,
-            (
-                "max_workers: Input should be greater than or equal to 1; "
-                "retries: Input should be greater than or equal to 0"
-            ),
+def test_what_needs_no_flow_does_not_wait_for_prefects_import() -> None:
+    commands = {
+        "--version": "0\n",
+        "batch --help": "0\n",
+        "batch x.py --no-such-option": "--no-such-option",
+        "batch x.py --max-workers 0 --retries -1": (
+            "max_workers: Input should be greater than or equal to 1; "
+            "retries: Input should be greater than or equal to 0\n2\n"
         ),
-    ],
-)
-def test_what_needs_no_flow_does_not_wait_for_prefects_import(arguments: list[str], status: int, said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == status, done.stderr
-    assert said in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [("zip", "it is a column and its type, as in zip=str"), ("zip=text", "no type 'text', but int, float, bool")],
-)
-def test_a_word_that_is_no_column_with_its_type_is_refused_with_those_that_there_are(word, message, tmp_path, run):
-    (tmp_path / "in.csv").write_text("zip\n01234\n")
-    (tmp_path / "code.py").write_text("SUBMIT(zip=zip)")
-    done = run("batch", "code.py", "--inputs", "in.csv", "--types", word)
-    assert done.returncode == 2
-    assert message in done.stderr
+        **{
+            f"{command} nosuch.py": "rlm-batch: the file nosuch.py cannot be read: No such file or directory\n2\n"
+            for command in ("batch", "sweep", "chunks", "sequence")
+        },
+    }
+    words = "\n".join(commands)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], input=words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for text in commands.values():
+        assert text in done.stderr

@@ -1,17 +1,14 @@
 """What `rlm-batch report --atif` makes of a run: trajectories that other programs read."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rlm_batch import CodeError, Failure, Result
-from rlm_batch.cli.main import main
 from rlm_batch.sandbox.meta import Meta, QuerySummary
-from rlm_batch.sandbox.result import Outcome
-from rlm_batch.tasks.ledger.ledger import Ledger
-from rlm_batch.tasks.ledger.run_record import RunRecord
+
+from .conftest import Run, write_run
 
 QUESTION = "Which of them is it, and why? " * 10
 FLAT = {"kind": "llm_query", "depth": 3, "model": "small", "prompt": "one?", "seconds": 0.5}
@@ -30,40 +27,19 @@ def build_query(prompt: str, turns: list[dict[str, Any]], calls: int, **more: An
     }  # fmt: skip
 
 
-def write_run(path: Path, outcomes: list[Outcome]) -> None:
-    ledger = Ledger(path)
-    ledger.create()
-    for outcome in outcomes:
-        ledger.write_outcome(f"{outcome.meta.index:064x}", outcome)
-    ledger.close()
-    RunRecord("rlm", str(path), "id-of-run", "quick-fox", total=len(outcomes), began=1.7e9).finish()
-
-
 def build_meta(index: int, *tree: dict[str, Any], **variables: Any) -> Meta:
     return Meta(index=index, variables=variables, queries=QuerySummary(asked=len(tree), tree=tree))
 
 
-@pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    return tmp_path
-
-
-def export(directory: object) -> int:
-    """The exit status of the command that writes the trajectories there."""
-    with pytest.raises(SystemExit) as ended:
-        main(["report", "quick-fox", "--atif", str(directory)])
-    return int(ended.value.code or 0)
-
-
-def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_code_asked(root: Path):
+def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_code_asked(
+    root: Path, run: Run
+) -> None:
     below = build_query("What of this part?", [build_turn("SUBMIT(answer='a')", "FINAL: a")], 1, depth=2, turn=2)
     asking = build_turn("print(rlm_query(part), llm_query('one?'))", "a b")
     first = build_turn("1 / 0", "ZeroDivisionError", failed=True)
     record = build_query(QUESTION[:200], [first, asking], 3, queries=[below, {**FLAT, **USED, "turn": 2}])
     write_run(root / "run", [Result({"answer": "it is a"}, build_meta(0, record, query=QUESTION))])
-    assert export(root / "out") == 0
+    assert run("report", "quick-fox", "--atif", root / "out").returncode == 0
     (path,) = (root / "out").iterdir()
     found = json.loads(path.read_text("utf-8"))
     assert (path.name, found["schema_version"]) == ("trajectory-0.json", "ATIF-v1.7")
@@ -90,7 +66,7 @@ def test_an_answer_is_a_trajectory_with_its_turns_what_they_took_and_what_their_
     assert found["final_metrics"]["total_cost_usd"] == 2.5  # the subagent's and the flat query's too
 
 
-def test_what_is_odd_is_a_trajectory_all_the_same(root: Path):
+def test_what_is_odd_is_a_trajectory_all_the_same(root: Path, run: Run) -> None:
     """Answers that there are not, old records, unknown costs, texts that are no Unicode, many queries of one code."""
     old = {"reasoning": "\ud800", "code": "print(1)", "output": "x" * 10_000 + "\udfff\x00"}
     unknown = build_query("y" * 200, [old], 2, queries=[{**FLAT, **USED}], cost=None)
@@ -104,7 +80,7 @@ def test_what_is_odd_is_a_trajectory_all_the_same(root: Path):
         ],
     )
     (root / "out").mkdir()
-    assert export(root / "out") == 0
+    assert run("report", "quick-fox", "--atif", root / "out").returncode == 0
     found = {path.name: json.loads(path.read_text("utf-8")) for path in (root / "out").iterdir()}
     assert sorted(found) == ["trajectory-0.json", "trajectory-1-1.json", "trajectory-1-2.json"]
     assert [step["source"] for step in found["trajectory-0.json"]["steps"]] == ["user", "system"]
@@ -116,7 +92,7 @@ def test_what_is_odd_is_a_trajectory_all_the_same(root: Path):
     assert "total_cost_usd" not in odd["final_metrics"]
 
 
-def test_what_cannot_be_exported_is_one_sentence(root: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_cannot_be_exported_is_one_sentence(root: Path, run: Run, refused: Callable[..., str]) -> None:
     write_run(root / "run", [Result({"x": 1}, build_meta(0))])
     (root / "file").touch()
     for directory, text in (
@@ -125,10 +101,9 @@ def test_what_cannot_be_exported_is_one_sentence(root: Path, capsys: pytest.Capt
         (root / "file", "is no directory: name a new directory"),
         (root / "run", "is not empty: name a new directory"),
         (root / "file" / "out", f"{root}/file is no directory: name"),
-        (root / "out", "has no trajectories: nothing in that run asked a recursive language model"),
     ):
-        assert export(directory) == 2
-        message = capsys.readouterr().err.splitlines()[-1]
-        assert message.startswith("rlm-batch: ")
-        assert text in message
+        assert text in refused("report", "quick-fox", "--atif", directory)
+    done = run("report", "quick-fox", "--atif", root / "out")
+    assert done.returncode == 2
+    assert "has no trajectories: nothing in that run asked a recursive language model" in done.stderr
     assert not (root / "out").exists()

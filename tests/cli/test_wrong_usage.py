@@ -1,0 +1,81 @@
+"""What is wrong with a command is one sentence and exit status 2, before anything starts."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["batch"], "FILE"),
+        (["nosuch"], "nosuch"),
+        (["batch", "slow.py", "odd.jsonl", "--inputs", "odd.jsonl"], "one FILE"),
+        (["batch", "slow.py", "--inputs", "odd.jsonl"], "line 2 of {}/odd.jsonl: the variable '2x' is no name"),
+        (
+            ["batch", "slow.py", "--inputs", "columns.csv", "--types", "zip"],
+            "it is a column and its type, as in zip=str",
+        ),
+        (
+            ["batch", "slow.py", "--inputs", "columns.csv", "--types", "zip=text"],
+            "no type 'text', but int, float, bool",
+        ),
+        (["batch", "latin.py"], "latin.py is not UTF-8 text"),
+        (["batch", "slow.py", "--memory-mib", "3"], "memory_mib: Input should be greater than or equal to 64"),
+        (["batch", "slow.py", "--cpu", "1"], "the provider local has no option 'cpu': did you mean cpus?"),
+        (["batch", "slow.py", "--python-path", "nowhere"], "python_path: there is no nowhere on this machine"),
+        (["batch", "slow.py", "--mounts", "/data"], "--mounts /data: it is the path at which code reads it"),
+        (["batch", "slow.py", "--mounts", "/a=slow.py", "--mounts", "/a=slow.py"], "/a is named twice"),
+        (["batch", "slow.py", "--prepare", "nosuch.py"], "the file nosuch.py cannot be read: No such file"),
+        (["batch", "slow.py", "--prepare-seed", "1"], "prepare_seed goes with prepare"),
+        (["sweep", "slow.py"], "the space is missing"),
+        (["sweep", "slow.py", "--grid", "x="], "no values"),
+        (["sweep", "slow.py", "--grid", "x"], "lr=0.001,0.01"),
+        (["sweep", "slow.py", "--grid", "x=1", "--grid", "x=2"], "twice"),
+        (["sweep", "slow.py", "--grid", "x=[1"], "JSON"),
+        (["sweep", "slow.py", "--points", "nosuch.csv"], "No such file"),
+        (["sweep", "slow.py", "--space", "x=a..1", "--trials", "3", "--minimize", "y"], "'a' is no number"),
+        (["sweep", "slow.py", "--space", "x=log:1e-5,1", "--trials", "3", "--minimize", "y"], "bounds are LOW..HIGH"),
+        (["sweep", "slow.py", "--space", "slow.py", "--trials", "3", "--minimize", "y"], "slow.py is no JSON"),
+        (["sweep", "slow.py", "--grid", "x=1", "--provider", "nosuch"], "unknown provider 'nosuch'"),
+        (["sweep", "slow.py", "--grid", "x=1", "--max-workers", "many"], "--max-workers"),
+        (["sweep", "slow.py", "--grid", "x=1", "--isolation", "half"], "--isolation"),
+        (
+            ["sweep", "slow.py", "--grid", "x=1", "--isolation", "none", "--provider", "local:none"],
+            "--isolation is for",
+        ),
+        (["sweep", "slow.py", "--grid", "x=1", "--results-path", ""], "a path was given that is empty"),
+        (["chunks", "slow.py"], "one of the two"),
+        (
+            ["chunks", "slow.py", "--data", "odd.jsonl", "--chunk-size", "1", "--volume-name", "a/b"],
+            "no name of a volume",
+        ),
+        (
+            ["chunks", "slow.py", "--data", "odd.jsonl", "--chunk-size", "1", "--reduce", "nosuch.py"],
+            "nosuch.py cannot",
+        ),
+        (["sequence", "slow.py", "--max-workers", "2"], "--max-workers"),
+        (["rlm", "q"], "--language-model"),
+        (["volume", "ls", "nosuch"], "no volume 'nosuch'"),
+        (["volume", "ls", "../x"], "no name of a volume"),
+        (["volume", "ls", "there", "../x"], "no path on a volume"),
+        (["volume", "get", "there", "nosuch"], "no 'nosuch' on the volume"),
+        (["volume", "put", "there", "nosuch.txt"], "nosuch.txt cannot be read"),
+        (["volume", "rm", "there", "."], "no path is named"),
+        (["volume", "list", "--provider", "nosuch"], "unknown provider"),
+        (["reap", "--older-than", "60"], "older_than: Input should be greater than or equal to 360"),
+        (["up", "--database", "mysql://me:not-told@there/prefect"], "postgresql://USER:PASSWORD@HOST/NAME"),
+        (["up", "--auth", ":not-told"], "NAME:PASSWORD"),
+        (["up", "--auth", "somebody:"], "NAME:PASSWORD"),
+        (["up", "--auth", "somebody:not-told-\u00e9"], "in ASCII"),
+        (["up", "--port", "70000"], "from 1 to 65535"),
+        (["deploy", "--work-pool", " "], "--work-pool is empty"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_before_anything_starts(refused, tmp_path, volumes, arguments, reason):
+    (tmp_path / "slow.py").write_text("SUBMIT(fine=1)")
+    (tmp_path / "latin.py").write_bytes(b"# \xe9")
+    (tmp_path / "odd.jsonl").write_text('{"x": 1}\n{"2x": 2}\n')
+    (tmp_path / "columns.csv").write_text("zip\n01234\n")
+    (volumes / "there").mkdir()
+    sentence = refused(*arguments)
+    assert reason.format(tmp_path) in sentence
+    assert "not-told" not in sentence
