@@ -1,4 +1,4 @@
-"""Which engine is used: the one that answers, whatever is installed; and what is said where none does."""
+"""The choice of an engine: the one that answers, whatever is installed, or an error that says what to do."""
 
 import json
 import os
@@ -29,6 +29,8 @@ async def test_a_client_that_nobody_answers_is_no_engine(programs: Path) -> None
     make_docker(programs / "docker", {"ServerErrors": ["the daemon is away"]}, "exit 1")
     with pytest.raises(ConfigurationError, match="the daemon is away"):
         await find_engine("docker")
+    make_docker(programs / "docker", {**DOCKER_INFO, "SecurityOptions": ["name=rootless"]}, "exit 1")
+    assert (await find_engine("auto")).is_rootless  # it has been started since, and is asked again
 
 
 async def test_the_engine_that_answers_is_taken_although_another_is_installed(programs: Path) -> None:
@@ -39,14 +41,6 @@ async def test_the_engine_that_answers_is_taken_although_another_is_installed(pr
     assert engine.describe() == ("docker 28.2.2 (with root's rights, runc, cgroup v2 for memory_mib, processes, cpus)")
     with pytest.raises(ConfigurationError, match="podman: cannot re-exec process"):
         await find_engine("podman")
-
-
-async def test_an_engine_is_asked_again_once_it_has_been_started(programs: Path) -> None:
-    make_program(programs / "docker", NO_DAEMON)
-    with pytest.raises(ConfigurationError):
-        await find_engine("auto")
-    make_docker(programs / "docker", {**DOCKER_INFO, "SecurityOptions": ["name=rootless"]}, "exit 1")
-    assert (await find_engine("auto")).is_rootless
 
 
 async def test_a_client_called_docker_may_be_podman(programs: Path) -> None:
@@ -75,7 +69,7 @@ async def test_a_sandbox_runs_by_dockers_command_line(
     podman = 'case $1 in run) shift; set -- run --ulimit nproc=1024:1024 "$@" ;; esac; exec podman "$@"'
     make_docker(programs / "docker", DOCKER_INFO, f"export PATH={PATH}; {podman}")
     provider = ContainerSandbox(engine="docker", environment={"HTTP_PROXY": "http://own"})  # type: ignore[arg-type]
-    async with provider.interpreter(timeout=20) as interpreter:
+    async with provider.interpreter() as interpreter:
         assert interpreter.sandbox.isolation == "docker"
         assert (await interpreter.execute("import os; SUBMIT(p=os.environ['HTTP_PROXY'])")).p == "http://own"
         await interpreter.upload("a/file", b"data")
@@ -105,7 +99,7 @@ async def test_local_sandboxes_are_containers_where_the_machine_has_no_isolation
     assert said.startswith("containers of podman ")
     assert "local sandboxes of its own this machine has none (bubblewrap: local isolation needs Linux" in said
     assert (await provider.fingerprint())["provider"] == "container"
-    async with provider.interpreter(timeout=20) as interpreter:
+    async with provider.interpreter() as interpreter:
         with pytest.raises(CodeCrashed, match="give the sandbox more with total_memory_mib"):
             await interpreter.execute("bytearray(600 << 20)")
         result = await interpreter.execute("save_to_volume('a', 'b'); SUBMIT(x=1)")

@@ -1,4 +1,4 @@
-"""What a container gets of the host's files, what goes in and out, and what an image is built with."""
+"""Files of containers: those of the host that they get, those that go in and out, and packages of their images."""
 
 import asyncio
 import base64
@@ -45,7 +45,7 @@ def commit_all(repository: Path) -> None:
 
 async def test_code_runs_in_a_clone_that_it_may_write(container: ContainerSandbox, repository: Path) -> None:
     provider = container.with_options({"repo_url": str(repository)})
-    async with provider.interpreter(timeout=20) as interpreter:
+    async with provider.interpreter() as interpreter:
         code = "import os, shape\nopen('own', 'w').write('x')\nSUBMIT(area=shape.AREA, there=sorted(os.listdir()))"
         result = await interpreter.execute(code)
     assert result.area == 12
@@ -59,24 +59,7 @@ async def test_a_clone_that_its_disk_has_no_room_for_says_so(container: Containe
     commit_all(repository)
     provider = container.with_options({"repo_url": str(repository), "disk_mib": 2})
     with pytest.raises(SandboxStartError, match=r"could not be unpacked: .*No space left"):
-        await provider.interpreter(timeout=20).start()
-
-
-@pytest.mark.full
-async def test_modules_of_ones_own_and_files_go_in_and_out(container: ContainerSandbox, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("NAME = 'mine'\n")
-    provider = container.with_files([str(tmp_path)])
-    async with provider.interpreter(timeout=20) as interpreter:
-        assert (await interpreter.execute("import mine; SUBMIT(name=mine.NAME)")).name == "mine"
-        data = bytes(range(256)) * 8192  # which a pipe does not hold
-        await interpreter.upload("folder/file.bin", data)
-        assert await interpreter.sandbox.download("folder/file.bin") == data
-        assert await interpreter.sandbox.download("/tmp/sandbox/folder/file.bin") == data
-        for path in ("/usr/file", "/proc/1/file"):
-            with pytest.raises(VolumeError, match="could not be written"):
-                await interpreter.upload(path, b"")
-        with pytest.raises(VolumeError, match="could not be read"):
-            await interpreter.sandbox.download("nothing")
+        await provider.interpreter().start()
 
 
 @pytest.mark.full
@@ -96,7 +79,7 @@ try:
 except OSError as error:
     SUBMIT(error=error.strerror, text=open("/data/rows.csv").read())
 """
-    async with given.interpreter(timeout=20) as interpreter:
+    async with given.interpreter() as interpreter:
         assert (await interpreter.execute(code)).outputs == {"error": "Read-only file system", "text": "data"}
     for place in ("/data,x", '/"data'):
         with pytest.raises(ConfigurationError, match="an engine mounts none such"):
@@ -110,28 +93,31 @@ except OSError as error:
 
     monkeypatch.setattr(HostMount, "check_source", exchange_after)
     with pytest.raises(SandboxStartError, match="exchanged for something else"):
-        await given.interpreter(timeout=20).start()
+        await given.interpreter().start()
 
 
-@pytest.mark.parametrize("target", ["/dev/zero", "pipe"])
-async def test_what_has_no_end_is_no_file_to_download(container: ContainerSandbox, target: str) -> None:
-    async with container.interpreter(timeout=20) as interpreter:
-        await interpreter.execute(f"import os; os.mkfifo('pipe'); os.symlink({target!r}, 'result')")
-        with pytest.raises(VolumeError, match="no file that could be read"):
-            await interpreter.sandbox.download("result")
+async def test_paths_that_cannot_be_read_or_written_are_errors(container: ContainerSandbox) -> None:
+    async with container.interpreter() as interpreter:
+        await interpreter.execute("import os; os.mkfifo('pipe'); os.symlink('/dev/zero', 'endless')")
+        for path in ("endless", "pipe"):
+            with pytest.raises(VolumeError, match="no file that could be read"):
+                await interpreter.sandbox.download(path)
+        with pytest.raises(VolumeError, match="could not be read"):
+            await interpreter.sandbox.download("nothing")
+        for path in ("/usr/file", "/proc/1/file"):
+            with pytest.raises(VolumeError, match="could not be written"):
+                await interpreter.upload(path, b"")
 
 
-@pytest.mark.parametrize("path", ["/a,b", '/a"b', "/a\nb", "/a\0b"])
-async def test_a_place_that_an_engine_cannot_mount_is_refused(
-    container: ContainerSandbox, tmp_path: Path, path: str
-) -> None:
-    provider = container.with_options({"volume_name": "v", "volume_mount_path": path})
-    with pytest.raises(ConfigurationError, match="mounts none"):
-        await provider.open({})
-    if "\0" not in path:
-        provider = ContainerSandbox(engine="podman", volume_name="v", volume_root=str(tmp_path) + path)
+async def test_a_place_that_an_engine_cannot_mount_is_refused(container: ContainerSandbox, tmp_path: Path) -> None:
+    for path in ("/a,b", '/a"b', "/a\nb", "/a\0b"):
+        provider = container.with_options({"volume_name": "v", "volume_mount_path": path})
         with pytest.raises(ConfigurationError, match="mounts none"):
             await provider.open({})
+        if "\0" not in path:
+            provider = ContainerSandbox(engine="podman", volume_name="v", volume_root=str(tmp_path) + path)
+            with pytest.raises(ConfigurationError, match="mounts none"):
+                await provider.open({})
     assert not [*tmp_path.iterdir()]
 
 
@@ -145,7 +131,7 @@ async def test_volumes_of_an_image_may_be_where_ours_are(
     await asyncio.to_thread(run_podman, "build", "--quiet", "--pull=never", "--tag", image, str(tmp_path))
     try:
         options = {"image": image, "volume_name": "v", "volume_mount_path": "/data"}
-        async with container.with_options(options).interpreter(timeout=20) as interpreter:
+        async with container.with_options(options).interpreter() as interpreter:
             await interpreter.execute("open('/data/a', 'w').write('x'); open('/tmp/a', 'w').write('x')")
             with pytest.raises(CodeError, match="Read-only"):
                 await interpreter.execute("open('/own/a', 'w')")
@@ -209,13 +195,13 @@ async def test_packages_are_built_into_an_image_once_and_no_password_stays_there
     # Its image is this test's own, whatever one that was killed has left.
     provider = container.with_options({"packages": [f"a-shape>=1,<{random.randrange(2, 1 << 30)}"]})
     for _ in range(2):
-        async with provider.interpreter(timeout=20) as interpreter:
+        async with provider.interpreter() as interpreter:
             assert (await interpreter.execute("import a_shape; SUBMIT(area=a_shape.AREA)")).area == 7
     (built,) = list_built_images() - before
     told = run_podman("image", "inspect", built) + run_podman("history", "--no-trunc", built)
     assert "not-for-layers" not in told
     code = "import glob; SUBMIT(text=[open(path).read() for path in glob.glob('/etc/pip*')])"
-    async with provider.interpreter(timeout=20) as interpreter:
+    async with provider.interpreter() as interpreter:
         assert "not-for-layers" not in str((await interpreter.execute(code)).text)
     with pytest.raises(ConfigurationError, match=r"could not be installed into .*from wheels alone"):
         await container.with_options({"packages": ["there-is-no-such-package"]}).open({})
