@@ -185,7 +185,7 @@ def refuse(standin: Any, moment: str, refusal: Refusal, **settings: Any) -> None
         mark_moment("volume", THROTTLED, BAD_KEY, AWAY),
         mark_moment("new volume", VOLUME_MADE, UNKNOWN, AWAY),
         mark_moment("clone", NO_RUNNER, AWAY),
-        mark_moment("packages", NO_RUNNER, AWAY),
+        mark_moment("packages", AWAY),
         mark_moment("upload", NO_RUNNER, THROTTLED, AWAY),
         mark_moment("session", NO_RUNNER, UNKNOWN, AWAY),
         mark_moment("start", NO_RUNNER, UNKNOWN, AWAY),
@@ -216,7 +216,7 @@ async def test_one_refusal_that_may_pass_is_nobodys_error(
         mark_moment("create", BAD_FIELD, NO_MORE_VOLUMES),
         mark_moment("new volume", NO_MORE_VOLUMES),
         mark_moment("clone", NOT_FOUND, NO_REPOSITORY),
-        mark_moment("packages", NOT_FOUND, NOT_STARTED),
+        mark_moment("packages", NOT_STARTED),
         mark_moment("upload", DENIED),
     ],
 )
