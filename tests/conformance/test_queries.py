@@ -4,19 +4,22 @@ import asyncio
 import hashlib
 import importlib
 import json
+from collections.abc import Callable
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, ConfigurationError, ExecutionTimeout, LanguageModel
+from rlm_batch import CodeError, ConfigurationError, LanguageModel
 from rlm_batch.blocks.language_model.model_access import ModelAccess
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.result import Result
 
 from ..infra.scripted_turns import make_script
+from ..infra.waiting import HANG_SECONDS, wait_until_async
 from ..standins.openai_chat import ChatServer, Reply
+from .gate import Gate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
@@ -26,13 +29,13 @@ THREE = ["Summarise chunk one", "Summarise chunk two", "Summarise chunk three"]
 
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
-    """What the first query of a process waits for, seconds, is not counted against the tests' deadlines."""
+    """Import what the first query of a process imports, so that no test's time-out runs meanwhile."""
     importlib.import_module("litellm")
     importlib.import_module("rlm_batch.blocks.language_model.dspy_rlm")
 
 
 def model(chat: ChatServer, **settings: Any) -> LanguageModel:
-    """The model that the server plays."""
+    """Return the model that the server plays."""
     defaults = {"model": "openai/gpt-4o-mini", "api_key": KEY, "api_base": chat.url, "retries": 0}
     return LanguageModel(**{**defaults, **settings})
 
@@ -40,14 +43,14 @@ def model(chat: ChatServer, **settings: Any) -> LanguageModel:
 async def ask(
     provider: SandboxProvider, chat: ChatServer, code: str, variables: dict[str, Any] | None = None, **limits: Any
 ) -> Result:
-    """What the code submits, where it may ask that server's model."""
+    """Return the result of code that may ask that server's model."""
     access = ModelAccess(model=model(chat), **limits)
-    async with provider.interpreter(timeout=60) as interpreter:
+    async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         return await interpreter.execute(dedent(code), variables, queries=access.queries(interpreter))
 
 
 async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: SandboxProvider, chat: ChatServer):
-    for prompt, delay in zip(THREE, (0.6, 0.4, 0.2), strict=True):
+    for prompt, delay in zip(THREE, (0.06, 0.04, 0.02), strict=True):
         chat.rule(prompt, Reply(f"summary of {prompt.split()[-1]}", delay=delay, gate=3))
     code = """
         summaries = rlm_query_batched(prompts, concurrency=3)
@@ -61,15 +64,15 @@ async def test_three_prompts_are_asked_at_once_and_answered_in_order(provider: S
     assert flat.summaries == found.summaries
 
 
-@pytest.mark.parametrize(("asked", "cap", "seen"), [(3, 8, 3), (16, 2, 2), (None, 4, 4)])
-async def test_no_more_is_under_way_than_was_asked_for_and_the_host_allows(
-    provider: SandboxProvider, chat: ChatServer, asked: int | None, cap: int, seen: int
-):
-    chat.script = lambda request: Reply(f"answer to: {request.messages[-1]}", delay=0.2, gate=seen)
-    code = "SUBMIT(answers=llm_query_batched([str(i) for i in range(12)], concurrency=asked))"
-    found = await ask(provider, chat, code, {"asked": asked}, batch_concurrency=cap)
-    assert found.answers == [f"answer to: {i}" for i in range(12)]
-    assert chat.stats.most_at_once == seen
+async def test_no_more_is_under_way_than_was_asked_for_and_the_host_allows(provider: SandboxProvider, chat: ChatServer):
+    code = "SUBMIT(answers=llm_query_batched([str(i) for i in range(8)], concurrency=asked))"
+    async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
+        for asked, cap, seen in ((16, 2, 2), (3, 8, 3), (None, 4, 4)):
+            chat.script = lambda request, seen=seen: Reply(request.messages[-1], delay=0.05, gate=seen)
+            queries = ModelAccess(model=model(chat), batch_concurrency=cap).queries(interpreter)
+            found = await interpreter.execute(code, {"asked": asked}, queries=queries)
+            assert found.answers == [str(i) for i in range(8)]
+            assert chat.stats.most_at_once == seen
 
 
 async def test_of_eight_prompts_two_fail_and_the_six_answers_are_kept(provider: SandboxProvider, chat: ChatServer):
@@ -123,22 +126,6 @@ async def test_wrong_arguments_are_errors_of_the_code_and_reach_no_model(provide
     ]  # fmt: skip
     assert "concurrency is 0" in said[2][1]
     assert chat.stats.requests == 0
-
-
-async def test_threads_and_coroutines_of_the_code_ask_at_the_same_time(provider: SandboxProvider, chat: ChatServer):
-    chat.script = lambda request: Reply(f"answer to: {request.messages[-1]}", gate=3)
-    code = """
-        import asyncio
-        from concurrent.futures import ThreadPoolExecutor
-        with ThreadPoolExecutor(4) as pool:
-            by_threads = list(pool.map(llm_query, "abcd"))
-        async def main():
-            return await asyncio.gather(*(asyncio.to_thread(llm_query, c) for c in "efgh"))
-        SUBMIT(answers=by_threads + asyncio.run(main()))
-        """
-    found = await ask(provider, chat, code)
-    assert found.answers == [f"answer to: {letter}" for letter in "abcdefgh"]
-    assert chat.stats.most_at_once >= 3
 
 
 async def test_a_query_at_the_bottom_is_a_depth_exceeded_error_and_no_plain_call(
@@ -195,19 +182,18 @@ async def test_a_context_is_found_as_it_was_given_and_no_prompt_holds_it_whole(
     chat.script = make_script(("", "import hashlib; SUBMIT(answer=hashlib.sha256(context.encode()).hexdigest())"))
     code = """
         import hashlib
-        contexts = ["a\\r\\nb", "é\\u2028" * 50_000, "line\\r\\n" * 300_000]
-        SUBMIT(
-            sums=[hashlib.sha256(text.encode()).hexdigest() for text in contexts],
-            answers=[rlm_query("sum?", context=text) for text in contexts],
-        )
+        context = "a\\r\\nb" + "é\\u2028" * 50_000 + "line\\r\\n" * 300_000
+        SUBMIT(sum=hashlib.sha256(context.encode()).hexdigest(), answer=rlm_query("sum?", context=context))
         """
     found = await ask(provider, chat, code)
-    assert found.answers == found.sums
+    assert found.answer == found.sum
     assert chat.stats.longest_prompt < 20_000
 
 
-async def test_twenty_threads_get_no_more_calls_than_there_are(provider: SandboxProvider, chat: ChatServer):
-    chat.delay = 0.05
+async def test_threads_ask_at_the_same_time_and_get_no_more_calls_than_there_are(
+    provider: SandboxProvider, chat: ChatServer
+):
+    chat.script = lambda request: Reply("an answer", gate=3)
     code = """
         from concurrent.futures import ThreadPoolExecutor
         def one(i):
@@ -224,6 +210,7 @@ async def test_twenty_threads_get_no_more_calls_than_there_are(provider: Sandbox
     assert (len(answered), len(refused)) == (10, 10)
     assert "all 10 calls" in refused[0][0]
     assert chat.stats.requests == 10
+    assert chat.stats.most_at_once >= 3
     told = found.meta.queries
     assert (told.asked, told.failed, told.calls) == (20, 10, 10)
     assert (told.prompt_tokens, told.completion_tokens) == (chat.stats.prompt_tokens, chat.stats.completion_tokens)
@@ -264,7 +251,7 @@ async def test_a_recursive_models_own_turns_count_and_end_it_when_they_are_used_
 async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submit(
     provider: SandboxProvider, chat: ChatServer
 ):
-    chat.rule("slow", Reply("too late", delay=60))
+    chat.rule("slow", Reply("too late", delay=1000))
     chat.script = make_script(("", "llm_query('slow')"))
     code = """
         import threading
@@ -280,44 +267,55 @@ async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submi
             SUBMIT(answers=[a if isinstance(a, str) else type(a).__name__ for a in answers], late=True)
         """
     access = ModelAccess(model=model(chat))
-    async with provider.interpreter(timeout=5) as interpreter:
-        await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter), timeout=60)
+    async with provider.interpreter(timeout=20) as interpreter:  # of which the code has the last second
         found = await interpreter.execute(dedent(code), queries=access.queries(interpreter))
         assert found.answers == ["answer to: quick", "DeadlineExceeded"]
         assert found.late
 
 
 async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
-    chat.delay = 0.25
+    """The host would ask the next of the fifty at once: before it answers the queries of another execution."""
     chat.script = make_script(("", "llm_query_batched([str(i) for i in range(50)])"))
+    chat.rule("fence", "over")
+    chat.delay = 0.1
     access = ModelAccess(model=model(chat), batch_concurrency=2)
-    async with provider.interpreter(timeout=60) as interpreter:
-        await interpreter.execute("llm_query('warm')", queries=access.queries(interpreter))
+
+    def count() -> int:
+        return sum("fence" not in request.text for request in chat.requests)
+
+    async def check_end(interpreter: Interpreter, execution: asyncio.Task[Result], end: Callable[[], object]) -> None:
+        before = count()
+        await wait_until_async(lambda: count() >= before + 3, "queries of the code")
+        end()
+        await asyncio.wait([execution])
+        await wait_until_async(lambda: chat.stats.at_once == 0, "what was on its way")
+        at_the_end = count()
+        fences = "SUBMIT([llm_query('fence') for _ in range(3)])"
+        assert (await interpreter.execute(fences, queries=access.queries(interpreter))).output == ["over"] * 3
+        assert count() == at_the_end
+
+    may_submit = Gate()
+    async with provider.interpreter(timeout=HANG_SECONDS, tools={"wait": may_submit}) as interpreter:
+
+        def start(code: str) -> asyncio.Task[Result]:
+            return asyncio.ensure_future(interpreter.execute(dedent(code), queries=access.queries(interpreter)))
+
         submitting = """
-            import threading, time
+            import threading
             threading.Thread(target=rlm_query, args=("x",)).start()
-            time.sleep(1.5)
+            wait()
             SUBMIT(1)
             """
-        await interpreter.execute(dedent(submitting), queries=access.queries(interpreter))
-        at_the_end = chat.stats.requests
-        with pytest.raises(ExecutionTimeout):
-            await interpreter.execute("import time\ntime.sleep(9)", queries=access.queries(interpreter), timeout=1.0)
-        task = asyncio.create_task(interpreter.execute("rlm_query('x')", queries=access.queries(interpreter)))
-        while chat.stats.requests < at_the_end + 2:  # noqa: ASYNC110 - it is the server's, in another thread
-            await asyncio.sleep(0.02)
-        task.cancel()
-        await asyncio.wait([task])
-        await asyncio.sleep(1.2)  # for what was on its way already
-        at_the_end = chat.stats.requests
-        await asyncio.sleep(0.8)  # three rounds of answers
-        assert chat.stats.requests == at_the_end
-        assert (await interpreter.execute("SUBMIT(fine=1)")).fine == 1
+        execution = start(submitting)
+        await check_end(interpreter, execution, may_submit.open)
+        assert execution.result().output == 1
+        execution = start("rlm_query('x')")
+        await check_end(interpreter, execution, execution.cancel)
 
 
 @pytest.mark.every_provider
 async def test_the_key_is_nowhere_in_the_sandbox(provider: SandboxProvider, chat: ChatServer):
-    """The code looks for it by its hash, so that what it looks for is not there because it looks."""
+    """The code looks for the key by its hash, so that the key is not there because the code looks for it."""
     chat.rule("refuse", Reply(f"Incorrect API key provided: {KEY}", status=401))
     code = """
         import glob, hashlib, re
@@ -362,27 +360,24 @@ async def test_the_key_is_nowhere_in_the_sandbox(provider: SandboxProvider, chat
     assert chat.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
-async def test_without_a_model_the_error_says_what_to_pass(interpreter: Interpreter):
-    with pytest.raises(CodeError, match=r"llm_query has no model to ask: pass language_model="):
-        await interpreter.execute("llm_query('x')")
-
-
-async def test_a_variable_cannot_hide_a_query(provider: SandboxProvider, chat: ChatServer):
-    with pytest.raises(ConfigurationError, match="would hide a function"):
-        await ask(provider, chat, "1", {"llm_query": 1})
-
-
-async def test_tools_and_queries_are_there_together(provider: SandboxProvider, chat: ChatServer):
+async def test_tools_and_queries_are_there_together_and_queries_need_a_model(
+    provider: SandboxProvider, chat: ChatServer
+):
     access = ModelAccess(model=model(chat))
     tools = {"double": lambda n: 2 * n, "llm_query": lambda _: "not this one"}
-    async with provider.interpreter(timeout=30, tools=tools) as interpreter:
+    async with provider.interpreter(tools=tools) as interpreter:
         code = "SUBMIT(double=double(4), answer=llm_query('x'))"
         found = await interpreter.execute(code, queries=access.queries(interpreter))
         assert found.outputs == {"double": 8, "answer": "answer to: x"}
+        with pytest.raises(ConfigurationError, match="would hide a function"):
+            await interpreter.execute("1", {"llm_query": 1}, queries=access.queries(interpreter))
+        interpreter.tools.clear()
+        with pytest.raises(CodeError, match=r"llm_query has no model to ask: pass language_model="):
+            await interpreter.execute("llm_query('x')")
 
 
 async def test_code_that_sends_nonsense_to_the_host_gets_an_error(provider: SandboxProvider, chat: ChatServer):
-    """What the code's process sends is the code's word: it may call the host past our functions."""
+    """Code may call the host past our functions, so the host trusts nothing that comes from its process."""
     code = """
         import gc, types
         gc.unfreeze()
