@@ -57,19 +57,6 @@ async def test_a_batch_among_faults_is_right_and_runs_each_once(
     assert faults
 
 
-@pytest.mark.full
-async def test_a_sandbox_that_is_lost_under_way_is_repeated_only_if_that_was_allowed(
-    block: str, modal_standin: Any
-) -> None:
-    code = "import os, signal\nif not os.path.exists('/data/seen'):\n    open('/data/seen', 'w').close()\n"
-    code += "    os.system('sync /data')\n    os.kill(os.getppid(), signal.SIGKILL)\nSUBMIT(x=1)"
-    (failure,) = await batch([code], provider=block, on_failure="return")
-    assert type(failure.error).__name__ == "OutcomeUnknown"
-    other = [code.replace("seen", "known")]
-    (result,) = await batch(other, provider=block, idempotent=True)
-    assert (result.x, result.meta.attempt) == (1, 2)
-
-
 async def test_the_name_alone_takes_the_token_of_the_environment(
     modal_standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,13 +129,6 @@ def test_a_database_that_is_none_is_a_sentence_at_the_start(home: Path, run: Run
     assert f"its log is {home}/embedded-server.log). Nothing was run: look at PREFECT_HOME" in sentence
 
 
-def test_a_home_that_cannot_be_written_is_a_sentence_at_the_start(tmp_path: Path, run: Run) -> None:
-    (tmp_path / "file").touch()
-    sentence = read_sentence(run(tmp_path / "file" / "home"))
-    assert "Prefect's embedded server did not start" in sentence
-    assert f"{tmp_path}/file" in sentence
-
-
 def test_a_program_that_is_killed_leaves_no_server_behind(
     home: Path, tmp_path: Path, run: Run, processes: Callable[[], dict[int, str]]
 ) -> None:

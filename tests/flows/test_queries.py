@@ -18,7 +18,6 @@ from prefect.logging.handlers import APILogHandler
 from rlm_batch import (
     CodeError,
     ConfigurationError,
-    Failure,
     LanguageModel,
     Result,
     batch,
@@ -94,20 +93,6 @@ async def test_a_tree_of_depth_three_in_one_sandbox_with_one_worker_finishes(cha
     assert result.meta.queries.calls == 2 + 4 + 12 + 12
 
 
-async def test_a_sweep_asks_too_and_an_error_that_the_code_does_not_catch_is_its_failure(chat):
-    chat.rule("2", Reply("refused", status=400))
-    report = await sweep(
-        "SUBMIT(size=len(llm_query(str(x))))", points=[{"x": 1}, {"x": 2}], language_model=NAME, on_failure="return"
-    )
-    good, bad = report.trials
-    assert good.size == len("answer to: 1")
-    assert isinstance(bad, Failure)
-    assert isinstance(bad.error, CodeError)
-    assert bad.error.type == "QueryError"
-    assert "refused" in str(bad.error)
-    assert bad.meta.queries.failed == 1
-
-
 async def test_max_cost_holds_for_the_whole_flow_run(chat):
     """A call may take 24 + 100 tokens at $0.001 each and takes 1 + 3: twenty of them leave less than one may take."""
     model = await save_model(chat, max_tokens=100, input_cost_per_token=0.001, output_cost_per_token=0.001)
@@ -153,12 +138,13 @@ async def test_a_budget_for_one_of_two_models_is_one(chat):
 
 @pytest.mark.full
 async def test_the_model_is_part_of_an_executions_key_and_its_credentials_and_limits_are_not(chat):
-    code, limits = ["SUBMIT(answer=llm_query('q'))"], {"max_llm_calls": 3, "batch_concurrency": 2}
-    for settings, parameters, requests in (
+    code = ["SUBMIT(answer=llm_query('q'))"]
+    cases: list[tuple[dict[str, Any], dict[str, Any], int]] = [
         ({}, {}, 1),
-        ({"api_key": "sk-another", "retries": 5, "request_timeout": 7}, limits, 1),
+        ({"api_key": "sk-another", "request_timeout": 7}, {"max_llm_calls": 3, "batch_concurrency": 2}, 1),
         ({"sub_model": "openai/gpt-4o"}, {}, 2),
-    ):
+    ]
+    for settings, parameters, requests in cases:
         await batch(code, language_model=await save_model(chat, **settings), cache_results=True, **parameters)
         assert chat.stats.requests == requests
 
@@ -282,7 +268,7 @@ print(asyncio.run(batch(["SUBMIT(1)"]))[0].output)
     assert done.stdout.rstrip().endswith("1")
 
 
-async def test_the_steps_of_a_sequence_and_the_chunks_of_a_job_ask_too(chat):
+async def test_steps_chunks_and_trials_ask_too_and_an_error_that_the_code_does_not_catch_is_its_failure(chat):
     first, second = await sequence(
         ["answer = llm_query('one')", "SUBMIT(both=[answer, llm_query('two')])"], language_model=NAME, max_llm_calls=1
     )
@@ -293,3 +279,10 @@ async def test_the_steps_of_a_sequence_and_the_chunks_of_a_job_ask_too(chat):
     )
     assert [report["a"].answer, report["b"].answer] == ["answer to: x", "answer to: y"]
     assert report.reduction.n == 2
+    chat.rule("3", Reply("refused", status=400))
+    code = "SUBMIT(answer=llm_query(str(x)))"
+    good, bad = (await sweep(code, points=[{"x": 1}, {"x": 3}], language_model=NAME, on_failure="return")).trials
+    assert good.answer == "answer to: 1"
+    assert isinstance(bad.error, CodeError)
+    assert (bad.error.type, bad.meta.queries.failed) == ("QueryError", 1)
+    assert "refused" in str(bad.error)

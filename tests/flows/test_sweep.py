@@ -1,12 +1,10 @@
 """What a person gets from the sweep flow."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 
-from rlm_batch import ConfigurationError, Failure, SubmitError, sweep
+from rlm_batch import ConfigurationError, sweep
 from rlm_batch.flows.engine.execution_labels import chunk_label, trial_label
 from rlm_batch.flows.reporting.export import write_csv
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
@@ -70,58 +68,25 @@ async def test_an_objective_that_no_trial_submitted_says_what_they_did_submit():
         await sweep("SUBMIT(loss='low')", {"x": [1]}, objective="loss")
 
 
-FORGE = """
-import gc, json, os
-gc.unfreeze()
-def forge(body):
-    channel = next(thing for thing in gc.get_objects() if type(thing).__name__ == "Channel")
-    header = {"op": "submit", "token": channel.token, "body": len(body)}
-    os.write(4, json.dumps(header).encode() + b"\\n" + body + b"\\n")
-    os._exit(0)
-"""
-
-
-async def test_a_trial_that_submits_what_no_objective_can_be_is_that_trial_alone():
-    forged = [
-        '{"loss": 1e999}',
-        '{"loss": -1e999}',
-        '{"loss": ' + "[" * 900 + "]" * 900 + "}",
-        '{"loss": 1, "x": 2e308}',
-    ]
-    huge = ["10**400", "-10**400", "float('inf')", "float('nan')", "10**308", "2**63"]
-    points = [{"body": body, "text": ""} for body in forged] + [{"body": "", "text": text} for text in ["1.5", *huge]]
-    code = f"{FORGE}\nif body:\n    forge(body.encode())\nSUBMIT(loss=eval(text))"
-    found = await sweep(code, points=points, objective="loss", on_failure="return", retries=0)
-    failed = [trial for trial in found.trials if isinstance(trial, Failure)]
-    assert [type(failure.error) for failure in failed] == [SubmitError] * 4
-    assert [trial.meta.index for trial in failed] == [0, 1, 2, 3]
-    assert found.best.loss == 1.5
-    assert str(found)
-    for part in Path(found.results_path).glob("part-*"):
-        for line in part.read_text().splitlines():
-            json.loads(line, parse_constant=pytest.fail)
-    assert len(list(open_run_ledger(found.results_path).read_outcomes())) == len(points)
-
-
 async def test_a_trial_that_diverged_is_a_result_after_every_other_and_is_not_run_again(tmp_path):
     """A learning rate that is too large gives NaN, which is what one wants to see of it and no failure."""
-    code = "loss = {1: 2.5, 2: float('nan'), 3: float('inf'), 4: -float('inf'), 5: 7.5}[x]\n"
+    code = "loss = {1: 2.5, 2: float('nan'), 3: float('inf'), 4: -float('inf'), 5: 7.5, 6: 10**400}[x]\n"
     code += "SUBMIT(loss=loss, curve=[1, loss])"
-    options = {"objective": "loss", "direction": "maximize", "results_path": str(tmp_path / "run")}
-    found = await sweep(code, {"x": [2, 3, 4, 5, 1]}, **options)
-    assert [str(trial.loss) for trial in found.trials] == ["nan", "inf", "-inf", "7.5", "2.5"]
+    grid = {"x": [2, 3, 4, 5, 1, 6]}
+    found = await sweep(code, grid, objective="loss", direction="maximize", results_path=tmp_path)
+    assert [str(trial.loss)[:9] for trial in found.trials] == ["nan", "inf", "-inf", "7.5", "2.5", "1" + "0" * 8]
     assert found.best.loss == 7.5
-    again = await sweep(code, {"x": [2, 3, 4, 5, 1]}, **options)
+    again = await sweep(code, grid, objective="loss", results_path=tmp_path)
     assert [trial.meta.sandbox_id for trial in again.trials] == [trial.meta.sandbox_id for trial in found.trials]
+    assert again.best.loss == 2.5
     assert [str(trial.curve) for trial in again.trials][:3] == ["[1, nan]", "[1, inf]", "[1, -inf]"]
     write_csv(open_run_ledger(found.results_path), tmp_path / "trials.csv")
     rows = (tmp_path / "trials.csv").read_text().splitlines()
-    assert [row.split(",")[2] for row in rows] == ["loss", "NaN", "Infinity", "-Infinity", "7.5", "2.5"]
-
-
-async def test_a_sweep_of_which_every_trial_diverged_has_its_first_for_the_best():
-    found = await sweep("SUBMIT(loss=x * float('inf'))", {"x": [1, -1]}, objective="loss")
-    assert (found.best.loss, found.best.meta.index) == (math.inf, 0)
+    assert [row.split(",")[2][:9] for row in rows] == [
+        "loss", "NaN", "Infinity", "-Infinity", "7.5", "2.5", "1" + "0" * 8
+    ]  # fmt: skip
+    none = await sweep("SUBMIT(loss=x * float('inf'))", {"x": [1, -1]}, objective="loss")
+    assert (none.best.loss, none.best.meta.index) == (math.inf, 0)
 
 
 async def test_a_grid_may_have_infinity_and_a_key_tells_nan_from_none(tmp_path):

@@ -27,7 +27,8 @@ from rlm_batch.sandbox.meta import Meta
 from rlm_batch.sandbox.result import Result
 from rlm_batch.tasks.ledger.run_record import RunRecord
 
-from ..conftest import becomes
+from ...infra.waiting import wait_until_async
+from ..conftest import find_run_id
 
 pytestmark = pytest.mark.anyio
 
@@ -84,34 +85,33 @@ async def test_every_flow_ends_with_one(results: Path):
     assert "2 of 2 steps succeeded" in said["sequence-report"]
 
 
-async def test_progress_is_told_while_a_run_lasts_and_ends_at_all(tmp_path: Path):
-    """The last execution waits for what the server knows of those before it."""
+async def test_progress_is_told_while_a_run_lasts_and_ends_at_all(tmp_path: Path, results: Path):
+    """The last execution waits until the server knows of those before it."""
     seen = tmp_path / "seen"
-    code = (
-        "import os, time\nuntil = time.monotonic() + 60\n"
-        f"while last and not os.path.exists({str(seen)!r}) and time.monotonic() < until:\n    time.sleep(0.05)\n"
-        "SUBMIT(waited=time.monotonic() > until)"
-    )
-    ledger = tmp_path / "ledger"
+    code = f"import os, time\nwhile last and not os.path.exists({str(seen)!r}):\n    time.sleep(0.05)\nSUBMIT()"
     inputs = [{"last": False}, {"last": False}, {"last": True}]
-    run = asyncio.ensure_future(batch(code, inputs, provider="local:none", results_path=str(ledger), max_workers=1))
-    while not (records := list(ledger.glob("run-*.json"))):  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    run_id = str(re.findall(r'"flow_run_id": "([\w-]+)"', records[0].read_text())[0])
-    while not (found := await artifacts(run_id)) or found["progress"].data < 66:
+    run = asyncio.ensure_future(batch(code, inputs, provider="local:none", max_workers=1))
+    await wait_until_async(lambda: list(results.glob("*/run-*.json")), "the run's record")
+    run_id = str(find_run_id(results))
+
+    async def find_progress() -> Any:
         assert not run.done()
-        await asyncio.sleep(0.2)
-    assert found["progress"].description == "2 of 3 executions done, 0 failed"
+        progress = (await artifacts(run_id)).get("progress")
+        return progress if progress is not None and progress.data >= 66 else None
+
+    assert (await wait_until_async(find_progress)).description == "2 of 3 executions done, 0 failed"
     seen.touch()
-    assert [result.waited for result in await run] == [False, False, False]  # type: ignore[union-attr]
+    await run
     assert (await artifacts(run_id))["progress"].data == 100
 
 
-async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(caplog: pytest.LogCaptureFixture):
+async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(
+    closed_address: str, caplog: pytest.LogCaptureFixture
+):
     record = RunRecord("sweep", "/a/ledger", total=2)
     log = logging.getLogger("test_told")
     outcomes = [Result({"y": 1}, Meta(index=0)), Result({"y": 2}, Meta(index=1))]
-    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), caplog.at_level("WARNING", "test_told"):
+    with temporary_settings({PREFECT_API_URL: f"http://{closed_address}/api"}), caplog.at_level("WARNING", "test_told"):
         async with ArtifactPublisher(record, log) as artifacts:
             for outcome in outcomes:
                 artifacts.add_outcome(outcome)
@@ -120,7 +120,7 @@ async def test_a_server_that_is_away_fails_no_run_and_is_one_warning(caplog: pyt
     assert "\n" not in said
 
 
-async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Path):
+async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Path, results: Path):
     """The code goes on only when its first line has been logged."""
     heard = tmp_path / "heard"
 
@@ -137,11 +137,10 @@ async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Pa
     logger, handler = logging.getLogger("prefect.task_runs.output"), Hear()
     logger.addHandler(handler)
     try:
-        ledger = tmp_path / "ledger"
-        await batch([code], provider="local:none", timeout=60, results_path=str(ledger))
+        await batch([code], provider="local:none")
     finally:
         logger.removeHandler(handler)
-    run_id = str(re.findall(r'"flow_run_id": "([\w-]+)"', next(ledger.glob("run-*.json")).read_text())[0])
+    run_id = str(find_run_id(results))
     found = await logs(run_id)
     assert sorted((record.level, record.message) for record in found) == [
         (logging.INFO, "0: first"),
@@ -150,21 +149,15 @@ async def test_what_code_writes_is_in_its_task_runs_log_as_it_comes(tmp_path: Pa
     ]
     async with get_client() as client:
         wanted = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run_id]))  # type: ignore[arg-type]
-        runs: list[Any] = []
-
-        async def are_there() -> bool:  # the server takes them in a batch
-            runs[:] = await client.read_task_runs(task_run_filter=wanted)
-            return bool(runs)
-
-        await becomes(are_there)
-    assert {record.task_run_id for record in found} == {run.id for run in runs}
+        (task_run,) = await wait_until_async(lambda: client.read_task_runs(task_run_filter=wanted), "the task run")
+    assert {record.task_run_id for record in found} == {task_run.id}
 
 
 @pytest.mark.full
 async def test_a_flood_is_cut_with_a_line_that_says_so_and_it_can_be_switched_off(results: Path):
     code = "print('x' * 3000)\nfor number in range(5000): print(number)"
     await batch([code])
-    (run_id,) = [folder.name for folder in results.iterdir()]
+    run_id = str(find_run_id(results))
     found = [record.message for record in await logs(run_id)]
     assert len(found) == 201
     assert max(map(len, found)) < 1100

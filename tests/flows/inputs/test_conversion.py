@@ -1,5 +1,7 @@
 """What is wrong with a call's parameters is said before a server is asked for anything, or started."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +10,14 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from rlm_batch import ConfigurationError, batch, chunks, sequence, sweep
 
-from ..conftest import last_run
+from ..conftest import find_run_id
 
-NO_SERVER = "http://127.0.0.1:9/api"  # the port of discard, where nobody answers
+
+@pytest.fixture(autouse=True)
+def no_server(closed_address: str) -> Iterator[None]:
+    """Every call would fail that asks a server."""
+    with temporary_settings({PREFECT_API_URL: f"http://{closed_address}/api"}):
+        yield
 
 
 @pytest.mark.parametrize(
@@ -28,7 +35,7 @@ NO_SERVER = "http://127.0.0.1:9/api"  # the port of discard, where nobody answer
 def test_a_files_name_in_the_place_of_code_is_refused_before_a_server_is_needed(
     flow: Any, parameters: dict[str, Any]
 ) -> None:
-    with temporary_settings({PREFECT_API_URL: NO_SERVER}), pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError) as caught:
         flow.sync(**parameters)
     assert str(caught.value) == (
         "the code is 'hello.py', the name of a file: pass the text that is in it, as in Path('hello.py').read_text()"
@@ -56,22 +63,25 @@ def test_a_files_name_in_the_place_of_code_is_refused_before_a_server_is_needed(
 def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused_before_a_server_is_needed(
     flow: Any, parameters: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with temporary_settings({PREFECT_API_URL: NO_SERVER}), pytest.raises(ConfigurationError, match=words) as caught:
+    with pytest.raises(ConfigurationError, match=words) as caught:
         flow.sync(**parameters)
     assert "\n" not in str(caught.value)
     assert not caplog.messages  # it is said once
 
 
-def test_a_later_step_may_look_like_a_files_name() -> None:
-    steps = ["class particle: py = 2.0", "particle.py", "SUBMIT(momentum=particle.py)"]
-    assert sequence.sync(steps)[2].momentum == 2.0
-
-
 @pytest.mark.anyio
-async def test_integers_of_any_size_leave_the_servers_list_of_runs_readable() -> None:
+async def test_integers_of_any_size_leave_the_servers_list_of_runs_readable(server: str, results: Path) -> None:
     """With one of more than 64 bits in the parameters of one run, Prefect's server would list none."""
     large = 10**30
-    results = await batch("SUBMIT(x=x)", [{"x": large}, {"x": -large}])
-    assert [result.x for result in results] == [large, -large]
-    async with get_client() as client:
-        assert (await last_run(client)).parameters["inputs"].startswith("/")
+    with temporary_settings({PREFECT_API_URL: server}):
+        found = await batch("SUBMIT(x=x)", [{"x": large}, {"x": -large}])
+        assert [result.x for result in found] == [large, -large]
+        async with get_client() as client:
+            assert (await client.read_flow_run(find_run_id(results))).parameters["inputs"].startswith("/")
+            assert await client.read_flow_runs(limit=1)
+
+
+def test_a_later_step_may_look_like_a_files_name(server: str) -> None:
+    steps = ["class particle: py = 2.0", "particle.py", "SUBMIT(momentum=particle.py)"]
+    with temporary_settings({PREFECT_API_URL: server}):
+        assert sequence.sync(steps)[2].momentum == 2.0

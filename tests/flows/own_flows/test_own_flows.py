@@ -2,11 +2,9 @@
 
 import asyncio
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -16,6 +14,7 @@ import pandas
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
+from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
 
 from rlm_batch import (
     CodeError,
@@ -31,28 +30,10 @@ from rlm_batch import (
     sweep,
 )
 
+from ...infra.waiting import wait_until_async
+
 LOSS = "SUBMIT(loss=(x - 1) ** 2)"
 GRID = {"x": [0, 1, 2]}
-
-
-def run_program(path: Path, text: str, *arguments: str, seconds: float = 120) -> str:
-    """What a program prints, run as a person would run it."""
-    path.write_text(dedent(text))
-    done = subprocess.run(
-        [sys.executable, path.name, *arguments],
-        cwd=path.parent,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def test_a_sync_script_gets_the_report():
-    report = sweep.sync(LOSS, GRID, objective="loss")
-    assert (report.best.loss, report.best.meta.variables) == (0, {"x": 1})
 
 
 def test_a_sync_flow_and_a_sync_task_get_the_report():
@@ -88,23 +69,12 @@ def test_a_flow_is_pickled_by_its_name_and_keeps_its_options(dump: Any):
     assert loaded.sync(["SUBMIT(y=1)"])[0].y == 1
 
 
-def test_errors_and_results_are_pickled_with_all_that_they_say():
-    codes = ["print('before')\nraise ValueError('no')", "SUBMIT(keys=1)"]
-    failure, result = pickle.loads(cloudpickle.dumps(batch.sync(codes, on_failure="return")))
-    assert (type(failure.error), failure.error.type, failure.meta.stdout) == (CodeError, "ValueError", "before\n")
-    assert (result.keys, result.meta.index) == (1, 1)
-
-
-def test_a_block_is_a_provider_by_its_name_once_it_is_saved():
+def test_a_block_is_a_provider_once_it_is_saved_and_before_that_with_its_settings_but_for_secrets():
     LocalSandbox(memory_mib=512).save("narrow", overwrite=True)
     code = "import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)"
-    provider: Any = LocalSandbox.load("narrow")
-    assert batch.sync([code], provider=provider)[0].mib == 512
-
-
-def test_a_block_that_is_not_saved_goes_along_with_its_settings_but_for_secrets():
-    code = "import resource\nSUBMIT(mib=resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)"
-    assert batch.sync([code], provider=LocalSandbox(memory_mib=768))[0].mib == 768
+    saved: Any = LocalSandbox.load("narrow")
+    for provider, mib in ((saved, 512), (LocalSandbox(memory_mib=768), 768)):
+        assert batch.sync([code], provider=provider)[0].mib == mib
     secret = LocalSandbox(environment={"KEY": "s3cret"})
     with pytest.raises(ConfigurationError, match=r"is not saved, and environment must not stand .* save it"):
         batch.sync(["SUBMIT(y=1)"], provider=secret)
@@ -159,16 +129,15 @@ async def test_a_run_says_what_it_has_come_to_in_its_state_and_in_an_event(resul
 
 
 async def find_event(name: str, run: str) -> Any:
-    """The event of that name of a flow run, once the server has it."""
-    from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
-
+    """Return the event of that name of a flow run, once the server has it."""
     wanted = EventFilter(event=EventNameFilter(name=[name]), resource=EventResourceFilter(id=[f"rlm-batch.run.{run}"]))
-    async with asyncio.timeout(30), get_client() as client:
-        while True:
-            found = await client.read_events(filter=wanted, limit=1)
-            if found.events:
-                return found.events[0]
-            await asyncio.sleep(0.1)
+    async with get_client() as client:
+
+        async def find_events() -> list[Any]:
+            return (await client.read_events(filter=wanted, limit=1)).events
+
+        (event,) = await wait_until_async(find_events, name)
+    return event
 
 
 def test_one_task_runs_one_piece_of_code_and_many_wait_for_each_other_in_no_loop(results: Path, tmp_path: Path):
@@ -184,7 +153,7 @@ SUBMIT(n=n)
 
     @flow
     async def ask() -> list[int]:
-        calls = (run_code(code, {"n": n}, provider="local:none", timeout=60) for n in range(4))
+        calls = (run_code(code, {"n": n}, provider="local:none") for n in range(4))
         return [result.n for result in await asyncio.gather(*calls)]
 
     assert asyncio.run(ask()) == [0, 1, 2, 3]
@@ -265,71 +234,21 @@ POOLED = """
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_tasks_in_other_processes_use_our_flows_and_results(tmp_path: Path):
-    assert (
-        run_program(tmp_path / "pooled.py", POOLED, "processes", seconds=250).splitlines()[-1] == "([0, 0], {'y': 4})"
-    )
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_tasks_in_a_cluster_of_dask_use_our_flows_and_results(tmp_path: Path):
-    assert run_program(tmp_path / "pooled.py", POOLED, "dask", seconds=250).splitlines()[-1] == "([0, 0], {'y': 4})"
-
-
-@pytest.mark.full
-@pytest.mark.requires("ray")
-@pytest.mark.timeout(300)
-def test_tasks_in_a_cluster_of_ray_use_our_flows_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("runner", ["processes", "dask", pytest.param("ray", marks=pytest.mark.requires("ray"))])
+def test_tasks_of_other_task_runners_use_our_flows_and_results(
+    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "pooled.py").write_text(dedent(POOLED))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # for paths of its sockets
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # for paths of Ray's sockets
         monkeypatch.setenv("RAY_TMPDIR", short)
-        printed = run_program(tmp_path / "pooled.py", POOLED, "ray", seconds=280)
-    assert "([0, 0], {'y': 4})" in printed.splitlines()
-
-
-SERVED = """
-    import sys
-    from prefect import flow, serve
-    from rlm_batch import sweep
-
-    @flow
-    async def tune(n: int = 3) -> None:
-        report = await sweep("SUBMIT(loss=(x - 1) ** 2)", {"x": list(range(n))}, objective="loss")
-        assert report.best.loss == 0
-
-    if __name__ == "__main__":
-        space = {"code": "SUBMIT(loss=x)", "grid": {"x": [1, 2]}, "objective": "loss"}
-        serve(tune.to_deployment("mine"), sweep.to_deployment("ours", parameters=space))
-"""
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_served_flows_run_which_import_ours_at_the_top_and_ours_themselves(tmp_path: Path):
-    from prefect.deployments import run_deployment
-
-    (tmp_path / "served.py").write_text(dedent(SERVED))
-    log = (tmp_path / "log").open("w")
-    serving = subprocess.Popen(
-        [sys.executable, "served.py"], cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
-    )
-    try:
-        for name in ("tune/mine", "sweep/ours"):
-            until = time.monotonic() + 100
-            while True:
-                try:
-                    run: Any = run_deployment(name, timeout=150, as_subflow=False)
-                    break
-                except Exception:  # noqa: BLE001 - it is not there yet
-                    assert time.monotonic() < until, (tmp_path / "log").read_text()
-                    time.sleep(0.5)
-            assert run.state.is_completed(), (tmp_path / "log").read_text()
-    finally:
-        serving.send_signal(signal.SIGINT)
-        try:
-            serving.wait(30)
-        finally:
-            serving.kill()
-            serving.wait()
-            log.close()
+        done = subprocess.run(
+            [sys.executable, "pooled.py", runner],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "([0, 0], {'y': 4})" in done.stdout.splitlines()
