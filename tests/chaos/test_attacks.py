@@ -74,7 +74,7 @@ def test_every_other_execution_of_a_batch_under_attack_is_right_and_nothing_is_l
                 assert outcome.outputs == {"y": variables["x"] ** 2}
             elif not isinstance(outcome, Result):
                 ends.add(type(outcome.error).__name__)
-        assert marked.left(5) == []
+        marked.wait_until_gone()
         stage.nothing_is_left(after_lifetime=False)
         batches += 1
     print(f"{level}: {batches} batches of {SIZE}, a third of them attacks, which ended as {', '.join(sorted(ends))}")

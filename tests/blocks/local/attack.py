@@ -12,7 +12,7 @@ import signal  # noqa: F401 - the attacks use it
 import socket
 import struct  # noqa: F401 - the attacks use it
 import sys
-import time
+import time  # noqa: F401 - the attacks use it
 from typing import Any
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -64,7 +64,6 @@ def send_signal_by_owner(pid, number):
     fcntl.fcntl(ours, 10, number)  # F_SETSIG
     fcntl.fcntl(ours, fcntl.F_SETFL, fcntl.fcntl(ours, fcntl.F_GETFL) | os.O_ASYNC)
     theirs.send(b"x")
-    time.sleep(0.05)
 
 
 def own_token():

@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from rlm_batch import LocalSandbox
 
 from ...infra.isolation_levels import find_strongest_level
 from ...infra.requirements import ORDINARY_UID, mark_level
+from ...infra.waiting import wait_until
 from .boxes import KINDS, LIFETIMES, OLDER, Box, Boxes, make_box, mark_kind, name_of
 from .hosts import ENVIRONMENT_SECRET, Host, Hosts, copy_python, start_as_ordinary
 from .targets import FILE_SECRET, Files, Marked, Servers, Victim
@@ -96,7 +96,7 @@ def hosts(new_host: Hosts) -> Iterator[Hosts]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    older = "older_kernels(*abis): with sandboxes made for older kernels too, all or those of some Landlock versions"
+    older = "older_kernels(*abis): with sandboxes made for older kernels too, those of these Landlock versions"
     config.addinivalue_line("markers", older)
     config.addinivalue_line("markers", "each_once: each level and each user once is enough, for neither decides much")
 
@@ -109,7 +109,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name in {"box", "own_box"} & set(metafunc.fixturenames):
         older, kinds = metafunc.definition.get_closest_marker("older_kernels"), KINDS
         if older is not None:
-            kinds = kinds + [kind for kind in OLDER if not older.args or kind[2] in older.args]
+            kinds = kinds + [kind for kind in OLDER if kind[2] in older.args]
         if metafunc.definition.get_closest_marker("each_once") is not None:
             kinds = KINDS[1:3] if os.getuid() == 0 else KINDS[2:]
         full = [pytest.mark.full]
@@ -129,12 +129,6 @@ def level(request: pytest.FixtureRequest) -> str:
     name: Any = request.param
     asyncio.run(LocalSandbox(isolation=name).check())
     return name
-
-
-@pytest.fixture
-def box_type() -> type[Box]:
-    """For tests that make sandboxes of hosts of their own."""
-    return Box
 
 
 @pytest.fixture
@@ -158,11 +152,15 @@ def marked() -> Iterator[Marked]:
     """A mark; whatever carries it is ended after the test."""
     found = Marked()
     yield found
-    until = time.monotonic() + 10
-    while (pids := found.pids()) and time.monotonic() < until:
+
+    def kill() -> bool:
+        pids = found.pids()
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        return not pids
+
+    wait_until(kill, "no process with the mark")
 
 
 @pytest.fixture

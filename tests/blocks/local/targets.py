@@ -7,11 +7,11 @@ import re
 import signal
 import socket
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...infra.waiting import wait_until
 from .hosts import ENVIRONMENT_SECRET, Host
 
 FILE_SECRET = "of the file"
@@ -40,19 +40,14 @@ class Marked:
                     found.append(int(name))
         return found
 
-    def there(self, seconds: float) -> bool:
-        """Whether there are some within that time."""
-        until = time.monotonic() + seconds
-        while not self.pids() and time.monotonic() < until:
-            time.sleep(0.02)
-        return bool(self.pids())
+    def wait_for(self, count: int = 1) -> None:
+        """Wait until so many processes carry the mark, if only for a moment: some fork and end."""
+        wait_until(lambda: len(self.pids()) >= count, f"{count} processes with the mark")
 
-    def left(self, seconds: float) -> list[int]:
-        """Those that are still there after that time."""
-        until = time.monotonic() + seconds
-        while (found := self.pids() + self.pids()) and time.monotonic() < until:
-            time.sleep(0.05)
-        return found
+    def wait_until_gone(self) -> None:
+        """Wait until no process carries the mark."""
+        # Two looks: the first may miss a process that has just forked its successor.
+        wait_until(lambda: not self.pids() and not self.pids(), "no process with the mark")
 
 
 @dataclass(frozen=True)
@@ -84,14 +79,15 @@ class Victim:
         self.pid = self._process.pid
 
     @property
-    def state(self) -> str:
-        """How the kernel calls what it does, a moment after the attack; empty if it has ended."""
-        time.sleep(0.05)
-        return "" if self._process.poll() is not None else Path(f"/proc/{self.pid}/stat").read_text().split()[2]
+    def is_untouched(self) -> bool:
+        """Whether it is still stopped, and no signal is pending: the kernel notes a signal before the sender goes on."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return "\nState:\tT" in status and len(re.findall("(?m)^S[ih][gd]Pnd:\t0{16}$", status)) == 2
 
     def stop(self) -> None:
-        """Stops it."""
+        """Stop it."""
         os.kill(self.pid, signal.SIGSTOP)
+        wait_until(lambda: self.is_untouched, "the victim is stopped")
 
     def go_on(self) -> None:
         """Lets it go on."""

@@ -1,11 +1,10 @@
-"""What is left of local sandboxes when their host is killed: no process after 15 s, and folders that can be removed."""
+"""What is left of local sandboxes when their host is killed: no process, and folders that can be removed."""
 
 from __future__ import annotations
 
 import os
 import signal
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,20 +15,20 @@ import pytest
 from ...conftest import find_zygotes
 from ...infra.isolation_levels import find_missing_support
 from ...infra.machine import read_parent
-from .test_siblings import COMETS, NAMED
+from ...infra.waiting import wait_until
+from .boxes import Box
+from .test_siblings import COMETS, FLOOD, NAMED
 
 if TYPE_CHECKING:
-    from .boxes import Box
-    from .hosts import Host
+    from .hosts import Host, Hosts
     from .targets import Marked
 
 RUNGS = ("bubblewrap", "landlock", "none")
-SECONDS = 15
 
 # Processes that do what they can to stay: away from their session and their group, deaf, with nothing open.
-STAYING = """
+STAYING = f"""
 import subprocess
-libc.prctl(15, mark.encode(), 0, 0, 0)  # PR_SET_NAME
+{NAMED}
 def stay():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
@@ -47,17 +46,7 @@ for depth in (1, 2):
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
 libc.prctl(36, 0, 0, 0, 0)
 libc.prctl(1, 0, 0, 0, 0)
-"""
-FLOODING = """
-libc.prctl(15, mark.encode(), 0, 0, 0)
-fcntl.fcntl(1, 1031, 1 << 20)  # F_SETPIPE_SZ
-page = ctypes.create_string_buffer(1 << 20)
-vector = struct.pack("QQ", ctypes.addressof(page), 1 << 20)
-for _ in range(12):
-    if os.fork() == 0:
-        os.setsid()
-        while True:
-            libc.vmsplice(1, vector, 1, 0)
+time.sleep(1000)
 """
 
 
@@ -95,7 +84,7 @@ def still_there(known: dict[int, str]) -> dict[int, str]:
 
 
 @pytest.fixture
-def own_host(new_host: Callable[[str], Host], request: pytest.FixtureRequest) -> Iterator[Host]:
+def own_host(new_host: Hosts, request: pytest.FixtureRequest) -> Iterator[Host]:
     """A host of the test's own, to be killed; its folders are removed after it."""
     host = new_host(request.param)
     yield host
@@ -110,32 +99,15 @@ ROOT = pytest.param("root", marks=pytest.mark.requires("root"))
 as_each_user = pytest.mark.parametrize("own_host", [ROOT, "user"], indirect=True)
 
 
-def boxes_of(host: Host, make: type[Box], levels: tuple[str, ...] = RUNGS) -> list[Box]:
-    """A sandbox on each of the levels that this host can have."""
-    found: list[Box] = []
+def boxes_of(host: Host, levels: tuple[str, ...] = RUNGS) -> dict[str, Box]:
+    """A sandbox on each of the levels that this host can have, by their ids."""
+    found: dict[str, Box] = {}
     for level in levels:
         if not find_missing_support(level, host.uid):
-            box = make(host, level)
-            answer = box.run("pass")
+            box = Box(host, level)
+            answer = box.run("open('left', 'w').write('x')")
             assert "error" not in answer, answer
-            found.append(box)
-    return found
-
-
-def wait_for(marked: Marked, count: int) -> None:
-    """Waits until there are so many processes with the mark, were it for a moment: some fork, and are others then."""
-    until = time.monotonic() + 20
-    while (seen := len(marked.pids())) < count and time.monotonic() < until:
-        time.sleep(0.05)
-    assert seen >= count
-
-
-def wait_for_more(find: Callable[[], dict[int, str]], count: int) -> dict[int, str]:
-    """The processes that it finds, once there are more than so many."""
-    until = time.monotonic() + 20
-    while len(found := find()) <= count and time.monotonic() < until:
-        time.sleep(0.05)
-    assert len(found) > count
+            found[answer["sandbox"]] = box
     return found
 
 
@@ -145,15 +117,19 @@ def below_zygotes(host: Host) -> dict[int, str]:
     return {pid: started for pid, started in below(host.pid).items() if pid not in zygotes}
 
 
-def ended(known: dict[int, str], marked: Marked) -> tuple[dict[int, str], list[int]]:
-    """What is left of the known processes, and of those that carry the mark, after the time that they have."""
-    until = time.monotonic() + SECONDS
-    while (still_there(known) or marked.pids()) and time.monotonic() < until:
-        time.sleep(0.05)
-    left = still_there(known), marked.pids()
-    for pid in left[0]:
-        os.kill(pid, signal.SIGKILL)
-    return left
+def wait_for_more(find: Callable[[], dict[int, str]], count: int) -> dict[int, str]:
+    """The processes that it finds, once there are more than so many."""
+    return wait_until(lambda: found if len(found := find()) > count else {}, f"more than {count} processes")
+
+
+def wait_for_end(known: dict[int, str], marked: Marked) -> None:
+    """Wait until the known processes have ended, and those that carry the mark."""
+    try:
+        wait_until(lambda: not still_there(known), "no process of a sandbox", timeout=60)
+        marked.wait_until_gone()
+    finally:
+        for pid in still_there(known):
+            os.kill(pid, signal.SIGKILL)
 
 
 def find_supervisors(marked: Marked) -> set[int]:
@@ -162,79 +138,60 @@ def find_supervisors(marked: Marked) -> set[int]:
     return {read_parent(pid) for pid in pids} - pids
 
 
-@as_each_user
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)], ids=["killed", "terminated"]
-)
-def test_no_process_outlives_its_host(own_host: Host, box_type: type[Box], marked: Marked, number: int) -> None:
-    boxes = boxes_of(own_host, box_type)
-    for box in boxes:
-        box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600)
-        box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600, context="stays")
-        box.send("while True: pass", timeout=600)
-    wait_for(marked, 6 * len(boxes))
+@pytest.mark.parametrize("own_host", [ROOT, pytest.param("user", marks=pytest.mark.full)], indirect=True)
+def test_no_process_outlives_its_host_and_another_host_lists_and_removes_the_folders(
+    own_host: Host, hosts: Hosts, marked: Marked
+) -> None:
+    boxes = boxes_of(own_host)
+    for box in boxes.values():
+        box.send(STAYING, mark=marked.mark, timeout=1000)
+        box.send(STAYING, mark=marked.mark, timeout=1000, context="stays")
+        box.send("while True: pass", timeout=1000)
+    marked.wait_for(6 * len(boxes))
     known = wait_for_more(lambda: below(own_host.pid), 10 * len(boxes))
-    own_host.process.send_signal(number)
+    own_host.process.kill()
     own_host.process.wait()
-    assert ended(known, marked) == ({}, [])
+    wait_for_end(known, marked)
+    another = hosts("root" if own_host.uid == 0 else "user")
+    listed = another.list_sandboxes()
+    for sandbox in boxes:
+        assert listed[sandbox]["managed-by"] == "rlm-batch"
+        another.delete_sandbox(sandbox)
+        another.delete_sandbox(sandbox)  # deleting a missing one is no error
+        assert not (another.folders / sandbox).exists()
+    assert not boxes.keys() & set(another.list_sandboxes())
+    assert stat.S_IMODE(another.folders.stat().st_mode) == 0o1777
 
 
 @as_each_user
 @pytest.mark.full
 @pytest.mark.alone
-def test_no_process_outlives_its_host_whatever_it_was_doing(
-    own_host: Host, box_type: type[Box], marked: Marked
-) -> None:
-    boxes = boxes_of(own_host, box_type, RUNGS[:2])
-    for box in boxes:
-        box.send(NAMED + COMETS + "time.sleep(600)", mark=marked.mark, timeout=600)
-        flooded = box_type(own_host, box.level, fields={"lifetime": 60_000})
-        flooded.send(FLOODING + "time.sleep(600)", mark=marked.mark, timeout=600)
-    wait_for(marked, 13 * len(boxes))
-    time.sleep(0.2)
+def test_no_process_outlives_its_host_whatever_it_was_doing(own_host: Host, marked: Marked) -> None:
+    boxes = boxes_of(own_host, RUNGS[:2])
+    for box in boxes.values():
+        box.send(NAMED + COMETS + "time.sleep(1000)", mark=marked.mark, timeout=1000)
+        flooded = Box(own_host, box.level, fields={"lifetime": 60_000})
+        flooded.send(NAMED + FLOOD % {"after": False, "then": "flood()"}, mark=marked.mark, timeout=1000)
+    marked.wait_for(11 * len(boxes))
     known = below(own_host.pid)
     own_host.process.kill()
     own_host.process.wait()
-    assert ended(known, marked) == ({}, [])
+    wait_for_end(known, marked)
 
 
 @as_each_user
 @pytest.mark.full
-def test_the_folders_of_a_killed_host_are_listed_and_removed(
-    own_host: Host, hosts: Callable[[str], Host], box_type: type[Box]
-) -> None:
-    boxes = boxes_of(own_host, box_type)
-    ids = [box.run("open('left', 'w').write('x')")["sandbox"] for box in boxes]
-    own_host.process.kill()
-    own_host.process.wait()
-    another = hosts("root" if own_host.uid == 0 else "user")
-    listed = another.list_sandboxes()
-    assert set(ids) <= set(listed)
-    for sandbox in ids:
-        assert listed[sandbox]["managed-by"] == "rlm-batch"
-        another.delete_sandbox(sandbox)
-        another.delete_sandbox(sandbox)  # one that has gone is no error
-        assert not (another.folders / sandbox).exists()
-    assert not set(ids) & set(another.list_sandboxes())
-    assert stat.S_IMODE(another.folders.stat().st_mode) == 0o1777
-
-
-@pytest.mark.full
-@as_each_user
-def test_a_sandbox_that_runs_can_be_removed_by_another_host(
-    own_host: Host, hosts: Callable[[str], Host], box_type: type[Box], marked: Marked
-) -> None:
-    boxes = boxes_of(own_host, box_type)
-    ids = [box.run("pass")["sandbox"] for box in boxes]
+def test_a_sandbox_that_runs_can_be_removed_by_another_host(own_host: Host, hosts: Hosts, marked: Marked) -> None:
+    boxes = boxes_of(own_host)
     before = below_zygotes(own_host)
-    running = [box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600) for box in boxes]
-    wait_for(marked, 3 * len(boxes))
+    running = [box.send(STAYING, mark=marked.mark, timeout=1000) for box in boxes.values()]
+    marked.wait_for(3 * len(boxes))
     known = wait_for_more(lambda: below_zygotes(own_host), len(before) + 3 * len(boxes))
     another = hosts("root" if own_host.uid == 0 else "user")
-    for sandbox in ids:
+    for sandbox in boxes:
         another.delete_sandbox(sandbox)
         assert not (another.folders / sandbox).exists()
-    assert ended(known, marked) == ({}, [])
+    wait_for_end(known, marked)
     for number in running:
         assert own_host.wait(number)["error"]["error"] == "OutcomeUnknown"
 
@@ -243,14 +200,11 @@ def test_a_sandbox_that_runs_can_be_removed_by_another_host(
     "number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)], ids=["hangs", "is killed"]
 )
 @pytest.mark.parametrize("own_host", ["user"], indirect=True)
-def test_no_process_outlives_its_host_and_a_supervisor_that(
-    own_host: Host, box_type: type[Box], marked: Marked, number: int
-) -> None:
-    boxes = boxes_of(own_host, box_type)
-    for box in boxes:
-        box.run("pass")
-        box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600)
-    wait_for(marked, 3 * len(boxes))
+def test_no_process_outlives_its_host_and_a_supervisor_that(own_host: Host, marked: Marked, number: int) -> None:
+    boxes = boxes_of(own_host)
+    for box in boxes.values():
+        box.send(STAYING, mark=marked.mark, timeout=1000)
+    marked.wait_for(3 * len(boxes))
     known = below(own_host.pid)
     # Where they are killed, the zygotes hear of that and of their host's end at once.
     stopped = find_zygotes(own_host.pid) if number == signal.SIGKILL else set[int]()
@@ -263,25 +217,22 @@ def test_no_process_outlives_its_host_and_a_supervisor_that(
     for pid in stopped:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    assert ended(known, marked) == ({}, [])
+    wait_for_end(known, marked)
 
 
 @pytest.mark.parametrize("own_host", ["user"], indirect=True)
 @pytest.mark.full
-def test_a_supervisor_that_does_not_answer_is_ended_with_all_that_it_has(
-    own_host: Host, box_type: type[Box], marked: Marked
-) -> None:
+def test_a_supervisor_that_does_not_answer_is_ended_with_all_that_it_has(own_host: Host, marked: Marked) -> None:
     """Stopped here; with a kernel that is short of memory, or a bug of ours, it may be worse."""
-    boxes = boxes_of(own_host, box_type, RUNGS[:2])
-    ids = [box.run("pass")["sandbox"] for box in boxes]
-    for box in boxes:
-        box.send(STAYING + "time.sleep(600)", mark=marked.mark, timeout=600)
-    wait_for(marked, 3 * len(boxes))
+    boxes = boxes_of(own_host, RUNGS[:2])
+    for box in boxes.values():
+        box.send(STAYING, mark=marked.mark, timeout=1000)
+    marked.wait_for(3 * len(boxes))
     known = below_zygotes(own_host)
     for pid in find_supervisors(marked):
         os.kill(pid, signal.SIGSTOP)
-    closing = [own_host.ask({**box.request, "op": "close"}) for box in boxes]
+    closing = [own_host.ask({**box.request, "op": "close"}) for box in boxes.values()]
     for number in closing:
         assert own_host.wait(number).keys() == {"id"}
-    assert ended(known, marked) == ({}, [])
-    assert not [sandbox for sandbox in ids if (own_host.folders / sandbox).exists()]
+    wait_for_end(known, marked)
+    assert not [sandbox for sandbox in boxes if (own_host.folders / sandbox).exists()]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from rlm_batch import LocalSandbox
 from rlm_batch.blocks.local.launch import launcher
 from rlm_batch.blocks.local.launch.launcher import Zygotes
 
-AHEAD_SECONDS = 0.5  # in which a zygote that is asked for nothing has forked a process ahead: 10 ms, and a busy machine
+from ....conftest import find_zygotes, list_children
+from ....infra.machine import is_alive
+from ....infra.requirements import mark_level
+from ....infra.waiting import wait_until_async
 
 
 @pytest.fixture
@@ -24,18 +28,35 @@ def zygotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygotes]:
     found.end()
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+@pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
+def local(request: pytest.FixtureRequest) -> LocalSandbox:
+    """The local provider on each level with zygotes of its own kind: without isolation they are as on Landlock."""
+    provider = LocalSandbox(isolation=request.param)
+    asyncio.run(provider.check())
+    return provider
 
 
-async def wait_until_gone(pids: list[int]) -> list[int]:
-    """Those of the processes that are still there after some seconds."""
-    for _ in range(100):
-        pids = [pid for pid in pids if _is_running(pid)]
-        if not pids:
-            break
-        await asyncio.sleep(0.05)
-    return pids
+async def wait_until_gone(pids: list[int]) -> None:
+    """Wait until none of the processes is there."""
+    await wait_until_async(lambda: not any(map(is_alive, pids)), "no process that was killed")
+
+
+async def find_ahead(local: LocalSandbox) -> tuple[int, int]:
+    """Wait until this process's one zygote is at rest, and return what it has forked ahead.
+
+    That is the process that waits to be a supervisor, and its child. With the zygote and bubblewrap they are so many,
+    once the child waits; those of the test before have ended by then.
+    """
+    count = 4 if local.isolation == "bubblewrap" else 3
+    found, children = set[int](), dict[int, list[int]]()
+
+    def is_at_rest() -> bool:
+        nonlocal found, children
+        children = list_children()
+        found = find_zygotes(os.getpid(), children)
+        return len(found) == count
+
+    await wait_until_async(is_at_rest, "a zygote with what it forks ahead")
+    [child] = [pid for pid in found if not found & set(children.get(pid, ()))]
+    [ahead] = [pid for pid in found if child in children.get(pid, ())]
+    return ahead, child

@@ -6,7 +6,6 @@ import asyncio
 import marshal
 import os
 import signal
-import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,9 @@ import pytest
 from rlm_batch.blocks.local.launch import zygote
 from rlm_batch.sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 
-from ....conftest import find_zygotes, list_children
-from .conftest import AHEAD_SECONDS, wait_until_gone
+from ....conftest import find_zygotes
+from ....infra.waiting import wait_until_async
+from .conftest import find_ahead, wait_until_gone
 
 if TYPE_CHECKING:
     from rlm_batch import LocalSandbox
@@ -101,22 +101,6 @@ main.__globals__["rehearse_start"] = rehearse_start
 """
 
 
-async def find_ahead(local: LocalSandbox) -> tuple[int, int]:
-    """What this process's one zygote has forked ahead: the process that waits to be a supervisor, and its child.
-
-    With the zygote and bubblewrap they are so many, once the child waits; where the test before has left some, these
-    are ending.
-    """
-    until = time.monotonic() + 10
-    count = 4 if local.isolation == "bubblewrap" else 3
-    while len(found := find_zygotes(os.getpid(), children := list_children())) != count:
-        assert time.monotonic() < until
-        await asyncio.sleep(0.01)
-    [child] = [pid for pid in found if not found & set(children.get(pid, ()))]
-    [ahead] = [pid for pid in found if child in children.get(pid, ())]
-    return ahead, child
-
-
 def change_zygote(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Has new zygotes run that program, with their own in the place of "driver"."""
     driver, changed = marshal.loads(build_driver_code(ZYGOTE_MODULES)), compile(program, "changed", "exec")
@@ -129,40 +113,46 @@ async def test_what_the_process_ahead_failed_of_is_no_reason_to_refuse_the_next_
     local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_zygote(monkeypatch, FAILING_AHEAD)
-    for number in range(3):
+    at_rest = asyncio.ensure_future(find_ahead(local))  # the one that failed is replaced after a later sandbox
+    while not at_rest.done():
         async with local.interpreter() as interpreter:
-            assert (await interpreter.execute(f"SUBMIT({number})")).output == number
-        await asyncio.sleep(AHEAD_SECONDS)
-    assert find_zygotes(os.getpid())
+            assert (await interpreter.execute("SUBMIT(1)")).output == 1
+        await asyncio.wait([at_rest], timeout=0.1)
+    await at_rest
 
 
 async def test_where_no_first_child_can_be_forked_ahead_a_sandbox_is_forked_without(
     local: LocalSandbox, zygotes: Zygotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_zygote(monkeypatch, WITHOUT_CHILD)
+    count = 3 if local.isolation == "bubblewrap" else 2
     for number in range(3):
         async with local.interpreter() as interpreter:
             assert (await interpreter.execute(f"SUBMIT({number})")).output == number
-        await asyncio.sleep(AHEAD_SECONDS)
-        assert len(find_zygotes(os.getpid())) == (3 if local.isolation == "bubblewrap" else 2)
+        await wait_until_async(lambda: len(find_zygotes(os.getpid())) == count, "a process ahead, without a child")
 
 
-async def test_an_execution_is_not_given_to_a_child_that_has_ended_although_that_was_not_told_yet(
-    local: LocalSandbox, zygotes: Zygotes
-) -> None:
+async def test_a_sandbox_whose_first_child_has_ended_runs_code(local: LocalSandbox, zygotes: Zygotes) -> None:
     async with local.interpreter() as interpreter:
         await interpreter.execute("pass")
+    _, child = await find_ahead(local)
+    os.kill(child, signal.SIGKILL)
+    await wait_until_gone([child])
+    async with local.interpreter() as interpreter:
+        assert (await interpreter.execute("SUBMIT(1)")).output == 1
+    # Now it ends while the request is on its way, so that the supervisor finds both at once.
     supervisor, child = await find_ahead(local)
+    known = find_zygotes(os.getpid())
     async with local.interpreter() as interpreter:
         os.kill(supervisor, signal.SIGSTOP)
         try:
             os.kill(child, signal.SIGKILL)
-            execution = asyncio.create_task(interpreter.execute("SUBMIT(1)"))
-            assert not await wait_until_gone([child])
-            await asyncio.sleep(0.1)
+            await wait_until_gone([child])
+            execution = asyncio.create_task(interpreter.execute("SUBMIT(2)"))
+            await wait_until_async(lambda: find_zygotes(os.getpid()) - known, "a successor: the request was taken")
         finally:
             os.kill(supervisor, signal.SIGCONT)
-        assert (await execution).output == 1
+        assert (await execution).output == 2
 
 
 async def test_a_process_ahead_that_was_killed_is_replaced_by_one_that_has_nothing_of_the_zygotes(
@@ -173,21 +163,9 @@ async def test_a_process_ahead_that_was_killed_is_replaced_by_one_that_has_nothi
             await (await others.enter_async_context(local.interpreter())).execute("pass")
         ahead, child = await find_ahead(local)
         os.kill(ahead, signal.SIGKILL)
-        assert not await wait_until_gone([ahead, child])
+        await wait_until_gone([ahead, child])
         async with local.interpreter() as interpreter:
             assert (await interpreter.execute(OPEN_DESCRIPTORS)).output == []
-
-
-async def test_a_sandbox_whose_first_child_was_killed_before_anybody_asked_for_it_runs_code(
-    local: LocalSandbox, zygotes: Zygotes
-) -> None:
-    async with local.interpreter() as interpreter:
-        await interpreter.execute("pass")
-    _, child = await find_ahead(local)
-    os.kill(child, signal.SIGKILL)
-    assert not await wait_until_gone([child])
-    async with local.interpreter() as interpreter:
-        assert (await interpreter.execute("SUBMIT(1)")).output == 1
 
 
 async def test_the_first_execution_is_that_of_the_child_ahead_and_finds_nothing_of_its_rehearsal(
@@ -206,4 +184,4 @@ async def test_the_first_execution_is_that_of_the_child_ahead_and_finds_nothing_
     assert ahead.state == fresh.state
     assert {*own.state.pop(MODULES)} <= {*ahead.state.pop(MODULES)}  # what a zygote has imported stays
     assert ahead.state == own.state
-    assert not await wait_until_gone([child])
+    await wait_until_gone([child])
