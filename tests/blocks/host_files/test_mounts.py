@@ -1,18 +1,18 @@
-"""Data of the host's: what can be mounted where, what is refused before anything starts, and what a key has of it."""
+"""Data of the host: what can be mounted where, what is refused before anything starts, and what a key has of it."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import tempfile
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, ConfigurationError, LocalInterpreter, LocalSandbox, SandboxStartError, batch
+from rlm_batch import CodeError, ConfigurationError, LocalInterpreter, LocalSandbox, SandboxStartError
 from rlm_batch.blocks.daytona.provider import DaytonaProvider
 from rlm_batch.blocks.host_files import mounts as module
 from rlm_batch.blocks.host_files.mounts import read_mounts
@@ -20,7 +20,6 @@ from rlm_batch.blocks.host_files.mounts import read_mounts
 from ...infra.isolation_levels import find_strongest_level
 from ...infra.requirements import mark_level
 
-NEEDS_BUBBLEWRAP = mark_level("bubblewrap")
 READ = """
 import os
 SUBMIT(rows=open("/data/set/rows.csv").read(), one=open("/one.bin").read(), beside=sorted(os.listdir("/data/set")))
@@ -48,30 +47,27 @@ def fingerprint(mounts: dict[str, Any], *, is_uploaded: bool = False) -> list[st
     return [mount.digest for mount in read_mounts(mounts, is_uploaded=is_uploaded)]
 
 
-@pytest.mark.parametrize("level", [pytest.param("bubblewrap", marks=NEEDS_BUBBLEWRAP)])
-def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(level: Any, data: Path) -> None:
+@pytest.mark.requires("bubblewrap")
+def test_code_reads_it_where_it_was_asked_for_and_sees_edits_at_once(data: Path) -> None:
     mounts = {"/data/set/": "data", "/one.bin": data / "rows.csv", "/tmp/below/it/one": data / "rows.csv"}
-    with LocalInterpreter(isolation=level, mounts=mounts, volume_name=None) as interpreter:
+    with LocalInterpreter(isolation="bubblewrap", mounts=mounts, volume_name=None) as interpreter:
         assert interpreter.execute("SUBMIT(x=open('/tmp/below/it/one').read())").x == "1,2\n"
         for place in ("/tmp/below", "/tmp/below/it", "/tmp/below/it/one"):
-            with pytest.raises(CodeError, match=r"PermissionError|busy"):  # or those after it would have another
+            with pytest.raises(CodeError, match=r"PermissionError|busy"):  # or later executions would find another
                 interpreter.execute("import os; os.rename(place, place + '-away')", {"place": place})
         (data / "rows.csv").write_text("3\n")
         result = interpreter.execute(READ)
     assert result.outputs == {"rows": "3\n", "one": "3\n", "beside": ["rows.csv", "sub"]}
 
 
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        *((place, "needs for itself") for place in ("/", "/usr", "/usr/share/x", "/proc", "/dev/shm", "/etc", "/tmp")),
-        *((place, "needs for itself") for place in ("/sandbox", "/packages/x", "/python-path", "//usr")),
-        *((place, "no absolute path") for place in ("data", "", "/data/../usr", "/data\n", "/data\0", 7)),
-    ],
-)  # fmt: skip
-def test_a_place_that_a_sandbox_needs_is_refused_by_name(target: Any, words: str, data: Path) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        LocalInterpreter(mounts={target: data})
+def test_a_place_that_a_sandbox_needs_is_refused_by_name(data: Path) -> None:
+    needed = ("/", "/usr", "/usr/share/x", "/proc", "/dev/shm", "/etc", "/tmp")
+    needed += ("/sandbox", "/packages/x", "/python-path", "//usr")
+    relative: tuple[Any, ...] = ("data", "", "/data/../usr", "/data\n", "/data\0", 7)
+    for targets, words in ((needed, "needs for itself"), (relative, "no absolute path")):
+        for target in targets:
+            with pytest.raises(ConfigurationError, match=words):
+                LocalInterpreter(mounts={target: data})
 
 
 def test_places_in_one_another_the_volume_s_and_pythons_are_refused(data: Path, volumes: Path) -> None:
@@ -91,29 +87,28 @@ def _make_socket(path: Path) -> None:
         server.bind(str(path))
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, _make_socket], ids=["a pipe", "a socket"])
-def test_what_would_be_a_way_to_the_host_is_refused_by_name(make: Callable[[Any], None], data: Path) -> None:
-    make(Path(os.path.relpath(data / "sub" / "way")))
-    for source in (data, data / "sub" / "way"):
-        with pytest.raises(ConfigurationError, match=r"sub/way is a pipe, a socket or a device"):
-            read_mounts({"/data": source}, is_uploaded=False)
+def test_what_would_be_a_way_to_the_host_is_refused_by_name(data: Path) -> None:
+    for make in (os.mkfifo, _make_socket):
+        make(Path(os.path.relpath(data / "sub" / "way")))
+        for source in (data, data / "sub" / "way"):
+            with pytest.raises(ConfigurationError, match=r"sub/way is a pipe, a socket or a device"):
+                read_mounts({"/data": source}, is_uploaded=False)
+        (data / "sub" / "way").unlink()
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
+@pytest.mark.usefixtures("data")
+def test_what_is_no_data_is_refused() -> None:
+    refused: list[tuple[Any, str]] = [
         ("nowhere", "there is no nowhere"),
         ("/", "the whole machine"),
         ("/proc/self", "the kernel's"),
         ("", "is no path"),
         (7, "is to be 7: name a file or a directory"),
-        (os.path.dirname(os.environ.get("TMPDIR", "/tmp").rstrip("/")) or "/tmp", "whole machine|temporary files"),
-    ],
-)
-@pytest.mark.usefixtures("data")
-def test_what_is_no_data_is_refused(source: Any, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        LocalInterpreter(mounts={"/data": source})
+        (tempfile.gettempdir(), "temporary files"),
+    ]
+    for source, words in refused:
+        with pytest.raises(ConfigurationError, match=words):
+            LocalInterpreter(mounts={"/data": source})
     with pytest.raises(ConfigurationError, match="is a dict"):
         LocalInterpreter(mounts=["data"])  # type: ignore[arg-type]
 
@@ -186,50 +181,33 @@ async def test_a_run_without_mounts_has_the_key_that_it_had(data: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("name", "most"), [("MAX_UPLOADED_FILES", 1), ("MAX_UPLOADED_BYTES", 6)])
-def test_more_than_can_be_sent_to_each_sandbox_is_refused_by_name(
-    name: str, most: int, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, name, most)
-    DaytonaProvider().with_files(mounts={"/data": data})
-    (data / "sub" / "more").write_text("12345")
-    LocalSandbox().with_files(mounts={"/data": data})  # which nothing is sent to
-    with pytest.raises(ConfigurationError, match=r"which would be sent to each sandbox: put them on a volume"):
-        DaytonaProvider().with_files(mounts={"/data": data})
-    (data / "sub" / "more").unlink()
-    (data / "sub" / "more").symlink_to("/etc/passwd")
+def test_more_than_can_be_sent_to_each_sandbox_is_refused_by_name(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = data / "sub" / "more"
+    for name, most in (("MAX_UPLOADED_FILES", 1), ("MAX_UPLOADED_BYTES", 6)):
+        with monkeypatch.context() as limited:
+            limited.setattr(module, name, most)
+            DaytonaProvider().with_files(mounts={"/data": data})
+            more.write_text("12345")
+            LocalSandbox().with_files(mounts={"/data": data})  # local sandboxes are sent nothing
+            with pytest.raises(ConfigurationError, match=r"which would be sent to each sandbox: put them on a volume"):
+                DaytonaProvider().with_files(mounts={"/data": data})
+            more.unlink()
+    more.symlink_to("/etc/passwd")
     with pytest.raises(ConfigurationError, match="sub/more is a symbolic link, which cannot be sent"):
         DaytonaProvider().with_files(mounts={"/data": data})
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("link", [False, True])
 async def test_a_deployments_run_mounts_only_what_its_worker_allows(
-    link: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
-    named = data
-    if link:
-        named = tmp_path / "allowed" / "link"
-        named.parent.mkdir()
-        named.symlink_to(data)
-    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path / "allowed"))
-    with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
-        LocalSandbox().with_files(mounts={"/data": named})
-    monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(data))
-    assert (await LocalSandbox().with_files(mounts={"/data": named}).fingerprint())["mounts"]
-
-
-@pytest.mark.full
-@pytest.mark.anyio
-@pytest.mark.usefixtures("server")
-async def test_a_flow_takes_relative_paths_and_runs_again_what_an_edit_has_changed(
-    data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
-    given: Any = {"provider": "local:none", "mounts": {str(data): Path("data")}, "cache_results": True}
-    code = f"import os\nSUBMIT(rows=open('{data}/rows.csv').read(), pid=os.getpid())"
-    first, again = [(await batch([code], **given))[0] for _ in range(2)]
-    assert (first["rows"], again.outputs) == ("1,2\n", first.outputs)
-    (data / "rows.csv").write_text("3,4,5\n")
-    assert (await batch([code], **given))[0]["rows"] == "3,4,5\n"
+    link = tmp_path / "allowed" / "link"
+    link.parent.mkdir()
+    link.symlink_to(data)
+    for source in (data, link):
+        monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path / "allowed"))
+        with pytest.raises(ConfigurationError, match="RLM_BATCH_ALLOWED_PATHS"):
+            LocalSandbox().with_files(mounts={"/data": source})
+        monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(data))
+        assert (await LocalSandbox().with_files(mounts={"/data": source}).fingerprint())["mounts"]

@@ -1,4 +1,4 @@
-"""One's own modules: what is read of a directory, what is refused, and what code in local sandboxes can do to them."""
+"""Modules of one's own: what is read of a directory, what is refused, and what code in local sandboxes can do."""
 
 from __future__ import annotations
 
@@ -62,33 +62,33 @@ def source(tmp_path: Path) -> Path:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """All that is in a folder, and who may do what with it."""
+    """Return all that is in a folder, and who may do what with it."""
     return {
         str(path): (path.stat().st_mode, path.stat().st_uid, path.read_bytes() if path.is_file() else None)
         for path in [folder, *sorted(folder.rglob("*"))]
     }
 
 
-def test_code_cannot_change_what_it_imports(level: Any, source: Path, cache: Path) -> None:
+def test_code_cannot_change_what_it_imports_and_modules_that_are_the_same_are_kept_once(
+    level: Any, source: Path, cache: Path
+) -> None:
     source.chmod(0o700)  # as root the code is another user, and reads it all the same
     before = describe(source)
-    with LocalInterpreter(isolation=level, python_path=[str(source)]) as interpreter:
-        kept = describe(cache)
-        found = interpreter.execute(WRITE)
-        assert describe(cache) == kept
-    assert found.outputs == {"value": 42, "done": [], "beside": ["mine.py"]}
-    assert describe(source) == before
-
-
-def test_it_goes_with_packages_and_a_prefix_of_its_own(level: Any, source: Path) -> None:
     fields: Any = {"isolation": level, "packages": "environment", "python_path": [str(source)]}
-    with LocalInterpreter(**fields) as interpreter:
-        found = interpreter.execute("import mine, numpy, sys\nSUBMIT(y=numpy.int64(mine.VALUE), first=sys.path[0])")
-    assert found.y == 42
-    assert found.first.startswith("/python-path" if level == "bubblewrap" else "/")
+    for _ in range(2):
+        with LocalInterpreter(**fields) as interpreter:
+            kept = describe(cache)
+            found = interpreter.execute(WRITE)
+            assert describe(cache) == kept
+            path = interpreter.execute("import mine, numpy, sys\nSUBMIT(y=numpy.int64(mine.VALUE), first=sys.path[0])")
+        assert found.outputs == {"value": 42, "done": [], "beside": ["mine.py"]}
+        assert path.y == 42
+        assert path.first.startswith("/python-path" if level == "bubblewrap" else "/")
+    assert describe(source) == before
+    assert len([path for path in cache.glob("python-path/*") if path.is_dir()]) == 1
 
 
-def test_a_link_leads_nowhere_and_secrets_and_caches_stay_at_home(source: Path, tmp_path: Path) -> None:
+def test_links_secrets_and_caches_are_left_out(source: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.py").write_text("SECRET = 1\n")
     (source / "linked.py").symlink_to(tmp_path / "secret.py")
     (source / "folder").symlink_to(tmp_path)
@@ -114,58 +114,54 @@ def test_the_key_follows_what_is_there_and_its_order(source: Path, tmp_path: Pat
     assert read_python_path(both).digest not in digests
 
 
-def test_modules_that_are_the_same_are_kept_once(source: Path, cache: Path, level: Any) -> None:
-    for _ in range(2):
-        with LocalInterpreter(isolation=level, python_path=[str(source)]) as interpreter:
-            assert interpreter.execute("import mine\nSUBMIT(y=mine.VALUE)").y == 42
-    assert len([path for path in cache.glob("python-path/*") if path.is_dir()]) == 1
-
-
-@pytest.mark.parametrize(
-    ("paths", "words"),
-    [
+def test_what_is_no_directory_of_modules_is_refused_in_a_sentence(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(source.parent)
+    refused: list[tuple[Any, str]] = [
         ("src", "is a list of directories"),
         (["nowhere"], "there is no nowhere on this machine"),
         (["src/mine.py"], "is a file: name the directory that it is in"),
         (["/"], "is the whole machine"),
         ([" "], "is no path"),
         (["src\0"], "is no path"),
-    ],
-)
-def test_what_is_no_directory_is_refused_in_a_sentence(
-    paths: Any, words: str, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(source.parent)
-    with pytest.raises(ConfigurationError, match=words):
-        LocalInterpreter(python_path=paths)
-
-
-@pytest.mark.parametrize(("name", "most"), [("MAX_FILES", 1), ("MAX_BYTES", 20)])
-def test_more_than_modules_are_is_refused(name: str, most: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, name, most)
-    read_python_path([str(source)])
-    (source / "data.bin").write_bytes(b"x" * 10)
-    with pytest.raises(ConfigurationError, match="name the directory of the modules alone"):
-        read_python_path([str(source)])
-
-
-def test_the_refusal_of_a_package_that_is_a_place_names_it() -> None:
+    ]
+    for paths, words in refused:
+        with pytest.raises(ConfigurationError, match=words):
+            LocalInterpreter(python_path=paths)
     with pytest.raises(ConfigurationError, match="for modules of your own there is python_path"):
         LocalInterpreter(packages=["./src"])
+    read_python_path([str(source)])
+    (source / "data.bin").write_bytes(b"x" * 10)
+    for name, most in (("MAX_FILES", 1), ("MAX_BYTES", 20)):
+        with monkeypatch.context() as limited:
+            limited.setattr(module, name, most)
+            with pytest.raises(ConfigurationError, match="name the directory of the modules alone"):
+                read_python_path([str(source)])
 
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("server")
-async def test_a_flow_takes_a_relative_path_and_runs_again_what_an_edit_has_changed(
+async def test_a_flow_takes_relative_paths_and_runs_again_what_an_edit_has_changed(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(source.parent)
-    given: Any = {"provider": "local:none", "python_path": [Path("src")], "cache_results": True}
-    code = "import mine, os\nSUBMIT(y=mine.VALUE, pid=os.getpid())"
-    first, again = [(await batch([code], **given))[0] for _ in range(2)]
-    assert (first["y"], again.outputs) == (42, first.outputs)
+    data = source.parent / "rows.csv"
+    data.write_text("1,2")
+    given: Any = {"provider": "local:none", "python_path": [Path("src")], "mounts": {str(data): Path("rows.csv")}}
+    code = f"import mine, os\nSUBMIT(y=mine.VALUE, rows=open('{data}').read(), pid=os.getpid())"
+
+    async def run() -> dict[str, Any]:
+        return (await batch([code], cache_results=True, **given))[0].outputs
+
+    first = await run()
+    assert (first["y"], first["rows"]) == (42, "1,2")
+    assert await run() == first
     (source / "mine.py").write_text("VALUE = 43\n")
-    assert (await batch([code], **given))[0]["y"] == 43
+    second = await run()
+    assert (second["y"], second["rows"]) == (43, "1,2")
+    data.write_text("3,4,5")
+    assert (await run())["rows"] == "3,4,5"
     steps = await sequence(["import mine", "SUBMIT(y=mine.VALUE)"], provider="local:none", python_path=["src"])
     assert steps[1]["y"] == 43
 
@@ -209,10 +205,10 @@ def test_a_directory_that_becomes_a_link_once_it_was_judged_is_not_followed(
 
 
 def test_without_isolation_what_code_does_to_its_modules_is_seen_by_no_other_sandbox(source: Path) -> None:
-    with LocalInterpreter(isolation="none", python_path=[str(source)], timeout=60) as interpreter:
+    with LocalInterpreter(isolation="none", python_path=[str(source)]) as interpreter:
         assert "append" in interpreter.execute(WRITE).done
     isolation: Any
     for isolation in ("none", "auto"):
-        with LocalInterpreter(isolation=isolation, python_path=[str(source)], timeout=60) as interpreter:
+        with LocalInterpreter(isolation=isolation, python_path=[str(source)]) as interpreter:
             assert interpreter.execute("import mine; SUBMIT(text=open(mine.__file__).read())").text == "VALUE = 42\n"
     assert (source / "mine.py").read_text() == "VALUE = 42\n"
