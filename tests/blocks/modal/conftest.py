@@ -1,6 +1,6 @@
-"""Modal's stand-in, and blocks that are signed in to it."""
+"""Blocks that are signed in to Modal's stand-in, and a repository to clone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -8,9 +8,25 @@ import pytest
 
 from rlm_batch import ModalSandbox
 
+from ...standins.git_server import GitServer
+
 
 @pytest.fixture
 def modal_sandbox(modal_standin: Any, no_process_left: None) -> Callable[..., ModalSandbox]:
     """Makes blocks that are signed in to the stand-in for Modal; fields are keywords."""
     hello = modal_standin.hello
     return partial(ModalSandbox, token_id=hello["token_id"], token_secret=hello["token_secret"])
+
+
+@pytest.fixture(scope="session")
+def git_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GitServer]:
+    server = GitServer(tmp_path_factory.mktemp("repositories"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def repository(git_server: GitServer) -> GitServer:
+    """A repository that wants no token."""
+    git_server.token = None
+    return git_server

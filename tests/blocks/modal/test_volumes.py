@@ -1,15 +1,15 @@
 """Volumes on Modal: what an execution saved is there for the next, and why."""
 
-import asyncio
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rlm_batch import CodeError, ModalSandbox, VolumeError
-from rlm_batch.blocks.modal import handle
 
 pytestmark = pytest.mark.anyio
 Make = Callable[..., ModalSandbox]
@@ -45,19 +45,6 @@ async def test_a_later_sandbox_reads_what_an_earlier_one_saved(
     assert not causes(modal_standin, "end", volume)
 
 
-async def test_without_the_commit_a_later_sandbox_would_read_nothing(
-    modal_sandbox: Make, modal_standin: Any, volume: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modal_standin.ask("set", commit_at_end=False)
-    usual = handle.make_driver_settings
-    monkeypatch.setattr(handle, "make_driver_settings", lambda settings: replace(usual(settings), commit=[]))
-    block = modal_sandbox(volume_name=volume)
-    async with block.interpreter() as one:
-        await one.execute(SAVE, {"name": "a.txt", "text": "lost"})
-    async with block.interpreter() as other:
-        assert (await other.execute(READ)).files == {}
-
-
 async def test_a_sandbox_that_is_open_already_reads_what_another_saved(modal_sandbox: Make, volume: str) -> None:
     block = modal_sandbox(volume_name=volume)
     async with block.interpreter() as one, block.interpreter() as other:
@@ -71,12 +58,12 @@ async def test_a_sandbox_that_is_open_already_reads_what_another_saved(modal_san
         assert (await other.execute(READ)).files == {"a.txt": "of the first"}
 
 
-async def test_code_that_failed_has_its_files_committed_too(
+async def test_code_that_failed_has_its_files_committed_too_wherever_the_volume_is_mounted(
     modal_sandbox: Make, modal_standin: Any, volume: str
 ) -> None:
-    async with modal_sandbox(volume_name=volume).interpreter() as one:
+    async with modal_sandbox(volume_name=volume, volume_mount_path="/mnt/shared").interpreter() as one:
         with pytest.raises(CodeError):
-            await one.execute("open('/data/log.txt', 'w').write('so far'); 1 / 0")
+            await one.execute("open('/mnt/shared/log.txt', 'w').write('so far'); 1 / 0")
         assert modal_standin.ask("volume", name=volume) == {"log.txt": "so far"}
 
 
@@ -91,23 +78,6 @@ async def test_a_commit_that_fails_is_an_error_and_no_result(
         await one.execute(SAVE, {"name": "b.txt", "text": "y"})
 
 
-@pytest.mark.full
-async def test_twenty_chunks_at_once_save_each_its_own_file(
-    modal_sandbox: Make, modal_standin: Any, volume: str
-) -> None:
-    block = modal_sandbox(volume_name=volume)
-
-    async def save(number: int) -> None:
-        async with block.interpreter() as one:
-            await one.execute(SAVE, {"name": f"{number}.txt", "text": str(number)})
-
-    await asyncio.gather(*(save(number) for number in range(20)))
-    expected = {f"{number}.txt": str(number) for number in range(20)}
-    assert modal_standin.ask("volume", name=volume) == expected
-    async with block.interpreter() as one:
-        assert (await one.execute(READ)).files == expected
-
-
 async def test_a_file_that_is_held_open_keeps_others_out_and_stops_nothing(
     modal_sandbox: Make, volume: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,13 +89,6 @@ async def test_a_file_that_is_held_open_keeps_others_out_and_stops_nothing(
         assert "could not reload its volume" in caplog.text
         await one.execute("log.close()", context="main")
         assert (await one.execute(READ)).files == {"a.txt": "y", "log.txt": "x"}
-
-
-async def test_a_volume_may_be_mounted_anywhere(modal_sandbox: Make, modal_standin: Any, volume: str) -> None:
-    block = modal_sandbox(volume_name=volume, volume_mount_path="/mnt/shared")
-    async with block.interpreter() as one:
-        await one.execute("open('/mnt/shared/a.txt', 'w').write('x')")
-    assert modal_standin.ask("volume", name=volume) == {"a.txt": "x"}
 
 
 async def test_files_go_in_and_out(modal_sandbox: Make, modal_standin: Any, volume: str) -> None:
@@ -145,3 +108,47 @@ async def test_files_go_in_and_out(modal_sandbox: Make, modal_standin: Any, volu
     finally:
         await sandbox.remove()
     assert modal_standin.ask("volume", name=volume) == {"b.bin": "for all"}
+
+
+PROGRAM = """
+from concurrent.futures import ThreadPoolExecutor
+from rlm_batch import ModalInterpreter
+
+VOLUME = 'rlm-volume-dspy'
+
+def process_chunk(chunk_id, data):
+    code = (
+        f"import json\\n"
+        f"data = {repr(data)}\\n"
+        f"processed = [x * 2 for x in data]\\n"
+        f"save_to_volume(f'results/chunk_{chunk_id}.json', json.dumps(processed))\\n"
+        f"SUBMIT(chunk_id={chunk_id}, count=len(processed))"
+    )
+    with ModalInterpreter(timeout=120, volume_name=VOLUME) as interp:
+        return interp.execute(code)
+
+chunks = {0: [1,2,3], 1: [4,5,6], 2: [7,8,9]}
+
+with ThreadPoolExecutor(max_workers=3) as pool:
+    futures = [pool.submit(process_chunk, cid, data) for cid, data in chunks.items()]
+    for f in futures:
+        r = f.result()
+        print(f"Chunk {r.chunk_id}: {r.count} items")
+"""
+
+
+@pytest.mark.requires("namespaces")
+def test_a_program_that_works_on_chunks_runs_as_it_is_and_warns_of_nothing(
+    modal_standin: Any, no_process_left: None
+) -> None:
+    hello = modal_standin.hello
+    environment = {**os.environ, "MODAL_TOKEN_ID": hello["token_id"], "MODAL_TOKEN_SECRET": hello["token_secret"]}
+    environment.pop("PREFECT_API_URL", None)
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=100)
+    assert (done.stdout, done.stderr) == ("Chunk 0: 3 items\nChunk 1: 3 items\nChunk 2: 3 items\n", "")
+    assert modal_standin.ask("volume", name="rlm-volume-dspy") == {
+        "results/chunk_0.json": "[2, 4, 6]",
+        "results/chunk_1.json": "[8, 10, 12]",
+        "results/chunk_2.json": "[14, 16, 18]",
+    }

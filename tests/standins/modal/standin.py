@@ -128,6 +128,12 @@ class Standin:
         for stream in list(self.streams):
             stream._stream.connection._transport.abort()
 
+    def ask_age(self, seconds: float) -> None:
+        """Makes every sandbox older by so many seconds, and idle for so much longer if it is idle."""
+        for box in self.boxes.values():
+            box.created -= seconds
+            box.idle_since -= seconds
+
     async def ask_end(self, sandbox: str) -> None:
         """Ends a sandbox as its provider would, without being asked by its owner."""
         await self.end(self.boxes[sandbox], Result.GENERIC_STATUS_TERMINATED)
