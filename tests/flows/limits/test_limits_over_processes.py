@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +18,8 @@ from rlm_batch.deployments.server import PrefectServer
 
 from ...infra.postgres import Postgres
 from ...infra.prefect_database import make_prefect_home
-from .test_limits import NAP, assert_rate
+from ...infra.waiting import wait_until
+from .test_limits import NAP
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -30,7 +29,7 @@ from rlm_batch import batch
 
 code, count, nap, workers = sys.argv[1:]
 inputs = [{"nap": float(nap)}] * int(count)
-run = batch(code, inputs=inputs, provider="daytona-sandbox/shared", max_workers=int(workers), timeout=60)
+run = batch(code, inputs=inputs, provider="daytona-sandbox/shared", max_workers=int(workers), timeout=1000)
 print(len(asyncio.run(run)))
 """
 
@@ -88,53 +87,25 @@ async def slots_in_use() -> int:
         return sum(limit.active_slots for limit in limits if limit.name.startswith("rlm-batch."))
 
 
-def usage(history: list[tuple[float, int]], most: int) -> float:
-    """The share of the slots that was in use, from the first moment that all were to the last."""
-    full = [moment for moment, count in history if count == most]
-    spent, (before, count) = 0.0, (full[0], most)
-    for moment, after in history:
-        if full[0] < moment <= full[-1]:
-            spent += (moment - before) * count
-            before, count = moment, after
-    return spent / ((full[-1] - full[0]) * most)
-
-
-@pytest.mark.alone  # it measures a share of time
-def test_three_processes_never_have_more_sandboxes_than_the_block_allows(database, daytona, record_property):
-    saved(max_sandboxes=3)
-    daytona.set(boot_s=0.05)
-    with runs(*[(24, 1.5, 4)] * 3) as running:
-        finished(running, [24] * 3)
+def test_three_processes_keep_to_the_sandboxes_and_the_rate_of_creations_that_the_block_allows(database, daytona):
+    saved(max_sandboxes=3, creations_per_second=5)
+    began = time.monotonic()
+    with runs(*[(8, 0.3, 4)] * 3) as running:
+        finished(running, [8] * 3)
     state = daytona.state()
-    assert state["created"] == 72
-    assert state["peak"] == 3
-    share = usage([tuple(moment) for moment in state["history"]], 3)
-    record_property("share", share)
-    print(f"{database}: slots in use {share:.1%} of the time")
-    assert share > (0.9 if database == "postgres" else 0.5)
+    assert state["created"] == 24
+    assert state["peak"] <= 3
+    assert time.monotonic() - began >= (24 - 2) / 5  # two may come at once
     assert asyncio.run(slots_in_use()) == 0
-
-
-@pytest.mark.alone  # a creation is seen when its call arrives, which a busy machine puts off
-def test_two_processes_keep_to_one_rate_of_creations(database, daytona):
-    saved(creations_per_second=5)
-    daytona.set(boot_s=0.0)
-    with runs(*[(30, 0.0, 8)] * 2) as running:
-        finished(running, [30] * 2)
-    assert_rate(daytona, 5, 60)
 
 
 def test_the_slot_of_a_killed_process_comes_back_by_itself(database, daytona):
     saved(max_sandboxes=1, lifetime=60)
-    with runs((1, 30, 1)) as (holder,):
-        until = time.monotonic() + 60
-        while daytona.state()["created"] < 1 and time.monotonic() < until:
-            time.sleep(0.1)
-        os.kill(holder.pid, signal.SIGKILL)
-        killed = time.monotonic()
+    with runs((1, 1000, 1)) as (holder,):
+        wait_until(lambda: daytona.state()["created"])
+        holder.kill()
         with runs((1, 0.0, 1)) as other:
             finished(other, [1])
-    print(f"{database}: the slot came back after {time.monotonic() - killed:.0f} s")
     assert asyncio.run(slots_in_use()) == 0
     for box in daytona.state()["sandboxes"]:
         asyncio.run(DaytonaSandbox().delete_sandbox(box["id"]))

@@ -1,11 +1,9 @@
 """A search whose process is killed at any moment goes on with the trials that it had."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +12,45 @@ import pytest
 
 from rlm_batch import reap, sweep
 from rlm_batch.blocks.local import inventory
-from rlm_batch.flows.search.plan import SearchPlan, parse_objectives
-from rlm_batch.flows.search.search import Search
-from rlm_batch.flows.search.space import parse_space
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.ledger_line import LedgerLine
 from rlm_batch.tasks.ledger.trial_lines import AskedTrial, TrialReport
 
+from ...infra.waiting import wait_until
+
 pytestmark = pytest.mark.anyio
 
 SPACE: Any = {"x": {"low": 0.0, "high": 1.0}, "opt": ["a", "b"]}
+# Counts its reports in a file, and waits for its end once there are as many as the test allows.
 CODE = """
-import time
+import os, time
 for step in range(5):
-    time.sleep(0.02)
     report(abs(x - 0.3) + (opt == "b") + 1 / (step + 1), step)
+    with open(f"{folder}/reports", "a") as file:
+        file.write(".")
+    with open(f"{folder}/allowed") as file:
+        allowed = int(file.read())
+    while os.path.getsize(f"{folder}/reports") >= allowed:
+        time.sleep(1000)
 SUBMIT(loss=abs(x - 0.3) + (opt == "b"))
 """
 OPTIONS: dict[str, Any] = {
     "space": SPACE, "sampler": "tpe", "pruner": "median", "objective": "loss", "max_workers": 3,
-    "provider": "local:none", "reuse_sandboxes": True,
+    "provider": "local:none", "reuse_sandboxes": True, "timeout": 1000,
 }  # fmt: skip
 PROGRAM = f"""
 import asyncio, sys
 from rlm_batch import sweep
-asyncio.run(sweep({CODE!r}, trials=int(sys.argv[2]), results_path=sys.argv[1], **{OPTIONS!r}))
+asyncio.run(sweep(sys.argv[3], trials=int(sys.argv[2]), results_path=sys.argv[1], **{OPTIONS!r}))
 """
 
 
-def count_bytes(job: Path) -> int:
-    return sum(part.stat().st_size for part in job.glob("part-*.jsonl"))
-
-
-def kill_soon_after_it_writes(job: Path, trials: int, delay: float) -> bool:
-    """Runs the search in a process and kills that so many seconds after it has written; whether it was not over."""
-    before, until = count_bytes(job), time.monotonic() + 90
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(job), str(trials)], stderr=subprocess.DEVNULL, start_new_session=True
-    )
+def kill_once_it_has_reported(job: Path, trials: int, code: str) -> None:
+    """Runs the search in a process, and kills that when its trials have made the reports that they are allowed."""
+    allowed = int((job.parent / "allowed").read_text())
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(job), str(trials), code], start_new_session=True)
     try:
-        while process.poll() is None and count_bytes(job) == before and time.monotonic() < until:
-            time.sleep(0.005)
-        time.sleep(delay)
-        return process.poll() is None
+        wait_until(lambda: (job.parent / "reports").stat().st_size >= allowed)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -92,27 +86,22 @@ def tell_plainly(job: Path) -> Any:
     return study
 
 
-def describe(study: Any) -> list[Any]:
-    return [(t.number, t.state, t.params, t.values, t.intermediate_values) for t in study.trials]
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.full
-@pytest.mark.parametrize(("kills", "trials"), [(1, 16), (10, 120)])
 async def test_killed_at_any_moment_it_goes_on_with_the_trials_that_it_had(
-    kills: int, trials: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, draw = tmp_path / "job", random.Random(7)
+    job, code, trials = tmp_path / "job", f"folder = {str(tmp_path)!r}\n{CODE}", 20
+    (tmp_path / "reports").touch()
     points: dict[int, dict[str, Any]] = {}
-    for _ in range(kills):
-        assert kill_soon_after_it_writes(job, trials, draw.uniform(0, 0.4)), "it was over before it could be killed"
+    for allowed in (1, 6, 14, 22):  # the first five trials alone make 25, for none of them is pruned
+        (tmp_path / "allowed").write_text(str(allowed))
+        kill_once_it_has_reported(job, trials, code)
         for line in Ledger(job).read_trial_lines():
             if isinstance(line, AskedTrial):
                 assert points.setdefault(line.index, line.variables) == line.variables, "a point has changed"
-    searches: list[Search] = []
-    load_history = Search.load_history
-    monkeypatch.setattr(Search, "load_history", lambda search: (searches.append(search), load_history(search))[1])
-    report = await sweep(CODE, trials=trials, results_path=job, **OPTIONS)
+    (tmp_path / "allowed").write_text("1000")
+    report = await sweep(code, trials=trials, results_path=job, **OPTIONS)
     assert len(report.trials) == trials
     assert all(report.trials[number].meta.variables == point for number, point in points.items())
     lines = list(Ledger(job).read_trial_lines())
@@ -120,13 +109,10 @@ async def test_killed_at_any_moment_it_goes_on_with_the_trials_that_it_had(
     assert asked == list(range(trials)), "every trial is asked for once"
     ended = [line.data["index"] for line in lines if isinstance(line, LedgerLine)]
     assert sorted(ended) == list(range(trials)), "every trial has one result"
-    told = describe(tell_plainly(job))
-    assert describe(searches[0].study.study) == told
-    assert [(t.state, t.params, t.values) for t in report.study().trials] == [(s, p, v) for _, s, p, v, _ in told]
-    plan = SearchPlan(parse_space(SPACE), trials, parse_objectives("loss", "minimize"), pruner="median")
-    again = Search(plan, CODE, searches[0].fingerprint, "local", Ledger(job), searches[0].cache)
-    again.load_history()
-    assert describe(again.study.study) == told
+    told = tell_plainly(job)
+    assert [(t.state, t.params, t.values) for t in report.study().trials] == [
+        (t.state, t.params, t.values) for t in told.trials
+    ]
     # One that was killed between a folder and its labels has left it without: no live host can be about to write them.
     monkeypatch.setattr(inventory, "CREATION_GRACE_SECONDS", 0.0)
     await reap()  # what the killed ones have left

@@ -1,7 +1,5 @@
 """What a person gets from a sweep that searches."""
 
-import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +34,28 @@ def list_points(report: Any) -> list[dict[str, Any]]:
 
 
 async def test_with_one_worker_the_points_are_optunas() -> None:
-    report = await run_sweep(CODE, space=SPACE, trials=25, seed=3, objective="loss", max_workers=1, **OPTIONS)
-    study = optuna.create_study()
-    distributions: Any = {
-        "x": optuna.distributions.FloatDistribution(-5.0, 10.0),
-        "opt": optuna.distributions.CategoricalDistribution(["adam", "sgd"]),
+    space: dict[str, Any] = {
+        "lr": {"low": 1e-5, "high": 0.1, "log": True},
+        "units": {"low": 16, "high": 256, "step": 16},
+        "depth": {"low": 1, "high": 64, "log": True},
+        "share": {"low": 0.0, "high": 1.0, "step": 0.25},
+        "opt": ["adam", "sgd", "rmsprop"],
     }
-    for number in range(25):
+    distributions: dict[str, Any] = {
+        "lr": optuna.distributions.FloatDistribution(1e-5, 0.1, log=True),
+        "units": optuna.distributions.IntDistribution(16, 256, step=16),
+        "depth": optuna.distributions.IntDistribution(1, 64, log=True),
+        "share": optuna.distributions.FloatDistribution(0.0, 1.0, step=0.25),
+        "opt": optuna.distributions.CategoricalDistribution(["adam", "sgd", "rmsprop"]),
+    }
+    code = "SUBMIT(loss=lr * 10 + abs(units - 128) / 100 + depth / 64 + share + (opt == 'sgd'))"
+    report = await run_sweep(code, space=space, trials=15, seed=3, objective="loss", max_workers=1, **OPTIONS)
+    study = optuna.create_study()
+    for number in range(15):  # the first ten are random
         study.sampler = optuna.samplers.TPESampler(seed=derive_seed(3, number))
         trial = study.ask(distributions)
-        study.tell(trial, (trial.params["x"] - 3) ** 2 + (trial.params["opt"] == "sgd"))
+        lr, units, depth, share, opt = trial.params.values()
+        study.tell(trial, lr * 10 + abs(units - 128) / 100 + depth / 64 + share + (opt == "sgd"))
     assert list_points(report) == [trial.params for trial in study.trials]
     assert report.best.loss == study.best_value
     again = report.study()
@@ -64,10 +74,17 @@ async def test_random_draws_the_same_points_with_any_number_of_workers_and_other
     assert draw_points(plan) == list_points(first), "as shards are given them"
 
 
-async def test_a_pruned_trial_is_a_result_with_its_curve_and_is_never_the_best() -> None:
-    report = await run_sweep(
-        TRAINING, space=ONE, trials=12, sampler="random", pruner="asha", objective="loss", max_workers=1, **OPTIONS
-    )
+async def test_a_search_goes_on_and_a_pruned_trial_is_a_result_with_its_curve_and_never_the_best(
+    tmp_path: Path,
+) -> None:
+    parameters: dict[str, Any] = {
+        "space": ONE, "sampler": "random", "pruner": "asha", "objective": "loss", "max_workers": 1,
+        "results_path": tmp_path / "job", **OPTIONS
+    }  # fmt: skip
+    first = await run_sweep(TRAINING, trials=5, **parameters)
+    report = await run_sweep(TRAINING, trials=12, **parameters)
+    assert list_points(report)[:5] == list_points(first)
+    assert [trial.outputs for trial in report.trials[:5]] == [trial.outputs for trial in first.trials]
     pruned = [trial for trial in report.trials if trial.meta.pruned]
     whole = [trial for trial in report.trials if not trial.meta.pruned]
     assert pruned
@@ -97,6 +114,8 @@ async def test_a_point_and_each_report_are_in_the_ledger_before_what_follows_fro
         TRAINING, space=ONE, trials=6, sampler="random", pruner="median", objective="loss", max_workers=2, **OPTIONS
     )
     lines = list(Ledger(report.results_path).read_trial_lines())
+    asked = [line.index for line in lines if isinstance(line, AskedTrial)]
+    assert asked == list(range(6))
     seen: dict[int, int] = {}
     for line in lines:
         if isinstance(line, AskedTrial):
@@ -109,40 +128,6 @@ async def test_a_point_and_each_report_are_in_the_ledger_before_what_follows_fro
             assert seen[line.data["index"]] == 9
     assert len(lines) == 6 * (1 + 9 + 1)
     assert len(list(Ledger(report.results_path).read_lines())) == 6, "whoever reads outcomes passes over the rest"
-
-
-async def test_a_search_goes_on_where_it_was_with_more_trials(tmp_path: Path) -> None:
-    parameters: dict[str, Any] = {
-        "space": ONE, "pruner": "asha", "objective": "loss", "max_workers": 1, "results_path": tmp_path / "job",
-        **OPTIONS,
-    }  # fmt: skip
-    first = await run_sweep(TRAINING, trials=8, **parameters)
-    second = await run_sweep(TRAINING, trials=20, **parameters)
-    whole = await run_sweep(TRAINING, trials=20, **{**parameters, "results_path": None})
-    assert list_points(second)[:8] == list_points(first)
-    assert list_points(second) == list_points(whole)
-    assert [trial.outputs for trial in second.trials] == [trial.outputs for trial in whole.trials]
-    asked = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, AskedTrial)]
-    assert [line.index for line in asked] == list(range(20))
-
-
-@pytest.mark.full
-async def test_a_trial_that_was_under_way_runs_with_its_point_and_one_that_was_to_end_has_ended(tmp_path: Path) -> None:
-    parameters: dict[str, Any] = {
-        "space": ONE, "trials": 10, "pruner": "asha", "objective": "loss", "max_workers": 1,
-        "results_path": tmp_path / "job", **OPTIONS,
-    }  # fmt: skip
-    report = await run_sweep(TRAINING, **parameters)
-    last_pruned = max(trial.meta.index for trial in report.trials if trial.meta.pruned)
-    (part,) = (tmp_path / "job").glob("part-*.jsonl")
-    lines = part.read_bytes().splitlines(keepends=True)
-    kinds = [(json.loads(line)["index"], json.loads(line)["status"]) for line in lines]
-    part.write_bytes(b"".join(lines[: kinds.index((last_pruned, "succeeded"))]) + lines[-1][:40])
-    again = await run_sweep(TRAINING, **parameters)
-    assert list_points(again) == list_points(report)
-    assert [(t.outputs, t.meta.reports) for t in again.trials] == [(t.outputs, t.meta.reports) for t in report.trials]
-    reports = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, TrialReport)]
-    assert len({(line.index, line.step) for line in reports}) == len(reports), "none is recorded twice"
 
 
 @pytest.mark.full
@@ -235,13 +220,12 @@ async def test_a_study_goes_to_a_storage_for_optunas_own_tools(tmp_path: Path) -
 
 @pytest.mark.full
 async def test_a_deadline_leaves_what_was_not_asked_for_without_a_point(tmp_path: Path) -> None:
-    code = "import time\ntime.sleep(30 if x > 0.2 else 0)\nSUBMIT(loss=x)"
     report = await run_sweep(
-        code, space=ONE, trials=40, objective="loss", deadline=10, max_workers=2, on_failure="return",
-        results_path=tmp_path / "job", **OPTIONS,
+        "import time\ntime.sleep(1000)", space=ONE, trials=40, objective="loss", deadline=10, max_workers=2,
+        on_failure="return", results_path=tmp_path / "job", **OPTIONS,
     )  # fmt: skip
     asked = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, AskedTrial)]
-    assert 0 < len(asked) < 40
+    assert len(asked) < 40
     assert [bool(point) for point in list_points(report)] == [True] * len(asked) + [False] * (40 - len(asked))
 
 
@@ -258,11 +242,7 @@ async def test_a_second_run_on_the_ledger_of_a_search_is_refused(tmp_path: Path)
     ("parameters", "message"),
     [
         ({"grid": {"x": [1]}, "trials": 3}, "trials goes with a space"),
-        ({"grid": {"x": [1]}, "pruner": "asha"}, "pruner goes with a space"),
-        ({"grid": {"x": [1]}, "sampler": "random"}, "sampler goes with a space"),
         ({"grid": {"x": [1]}, "space": ONE}, "given twice: pass grid or space"),
-        ({"space": ONE, "trials": 3, "pruner": "asha", "code": "SUBMIT(loss=x)"}, "never calls report"),
-        ({"space": ONE, "trials": 3, "objective": None}, "goes by an objective"),
         ({"space": {"x": {"low": 2, "high": 1}}, "trials": 3}, "low 2 above high 1"),
     ],
 )
@@ -286,7 +266,7 @@ for step in range(3):
     report(x + (0 if is_first else 9), step)
 if is_first:
     os.kill(os.getppid(), 9)
-    time.sleep(30)
+    time.sleep(1000)
 report(x, 3)
 SUBMIT(loss=x)
 """
@@ -298,20 +278,3 @@ SUBMIT(loss=x)
     assert trial.meta.attempt == 2
     lines = [line for line in Ledger(tmp_path / "job").read_trial_lines() if isinstance(line, TrialReport)]
     assert [(line.step, line.value) for line in lines] == [(step, trial.loss) for step in range(4)]
-
-
-@pytest.mark.full
-async def test_code_that_takes_the_end_for_an_error_is_pruned_all_the_same() -> None:
-    code = """
-for step in range(50):
-    try:
-        report(x, step)
-    except BaseException:
-        pass
-SUBMIT(loss=x)
-"""
-    async with asyncio.timeout(60):
-        report = await run_sweep(
-            code, space=ONE, trials=12, sampler="random", pruner="asha", objective="loss", max_workers=1, **OPTIONS
-        )
-    assert sum(trial.meta.pruned for trial in report.trials) >= 2

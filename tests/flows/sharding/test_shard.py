@@ -1,16 +1,14 @@
 """One shard of a job, as its worker runs it."""
 
 import asyncio
-import json
 import os
 import uuid
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalSandbox, PrepareError, batch
+from rlm_batch import ConfigurationError, LocalSandbox, PrepareError
 from rlm_batch.blocks.storage.location import list_names
 from rlm_batch.flows.parameters import Options
 from rlm_batch.flows.shard import shard
@@ -20,38 +18,9 @@ from rlm_batch.tasks.execution import assign_keys
 from rlm_batch.tasks.ledger.ledger import Ledger
 from rlm_batch.tasks.ledger.shard_files import ShardFiles, ShardHeader
 
-pytestmark = pytest.mark.anyio
+from ...infra.waiting import wait_until_async
 
-PARAMETERS: dict[str, Any] = {
-    "provider": "local:none",
-    "provider_options": None,
-    "python_path": None,
-    "mounts": None,
-    "tools": None,
-    "collect": None,
-    "max_workers": 2,
-    "timeout": 60,
-    "retries": 2,
-    "retry_code_errors": False,
-    "idempotent": False,
-    "on_failure": "return",
-    "max_failures": None,
-    "deadline": None,
-    "reuse_sandboxes": True,
-    "prepare": None,
-    "prepare_timeout": 300,
-    "prepare_seed": None,
-    "executions_per_task": 3,
-    "cache_results": False,
-    "log_output": False,
-    "language_model": None,
-    "batch_concurrency": 4,
-    "max_depth": 2,
-    "max_llm_calls": 50,
-    "max_llm_tokens": None,
-    "max_cost": None,
-    "cache_queries": False,
-}
+pytestmark = pytest.mark.anyio
 
 
 def files_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> ShardFiles:
@@ -63,9 +32,14 @@ def files_of(results: Path, code: str, count: int = 6, attempt: int = 1) -> Shar
     return files
 
 
+def options_of(files: ShardFiles, **parameters: Any) -> Options:
+    """The options that a job hands on to its shards."""
+    given = {"provider": "local:none", "max_workers": 2, "results_path": str(files.ledger), **parameters}
+    return Options.from_parameters(given, executions_per_task=3, reuse_sandboxes=True, on_failure="return")
+
+
 async def run(files: ShardFiles, **parameters: Any) -> None:
-    given = {**PARAMETERS, "results_path": str(files.ledger), **parameters}
-    await shard(work=str(files.work_path), options=Options(**given))
+    await shard(work=str(files.work_path), options=options_of(files, **parameters))
 
 
 def values(files: ShardFiles) -> dict[int, Any]:
@@ -76,12 +50,13 @@ def values(files: ShardFiles) -> dict[int, Any]:
 
 
 async def test_a_shard_writes_the_outcomes_of_its_numbers_to_the_ledger_of_its_job(results):
-    files = files_of(results, "import time; time.sleep(0.3); SUBMIT(y=1 // (x - 12))")  # time for the second sandbox
+    files = files_of(results, "SUBMIT(y=1 // (x - 12))")
     await run(files)
     assert values(files) == {10: -1, 11: -1, 13: 1, 14: 0, 15: 0}
     heartbeat = files.read_heartbeat()
     assert heartbeat is not None
-    assert (heartbeat.done, heartbeat.failed, heartbeat.sandboxes, heartbeat.error) == (6, 1, 2, None)
+    assert (heartbeat.done, heartbeat.failed, heartbeat.error) == (6, 1, None)
+    assert heartbeat.sandboxes in (1, 2)
     assert {name[:17] for name in list_names(files.ledger, "part-*")} == {"part-abc-00001-1-"}
     assert list_names(files.ledger, "run-*.json") == []  # the ledger's runs are jobs
 
@@ -100,38 +75,16 @@ async def test_what_an_attempt_has_a_result_of_is_not_run_when_it_is_run_again(r
 
 async def test_a_shard_that_was_begun_anew_elsewhere_ends_and_leaves_no_sandbox(results, monkeypatch):
     monkeypatch.setattr(heartbeat_task, "HEARTBEAT_INTERVAL_SECONDS", 0.2)
-    files = files_of(results, "import time; time.sleep(60)")
-    running = asyncio.create_task(run(files))
-    while (heartbeat := files.read_heartbeat()) is None or not heartbeat.count:  # noqa: ASYNC110 - a file, which tells nobody
-        await asyncio.sleep(0.05)
-    files_of(results, "import time; time.sleep(60)", attempt=2)
+    files = files_of(results, "import time; time.sleep(1000)")
+    running = asyncio.create_task(run(files, timeout=1000))
+    await wait_until_async(lambda: files.read_heartbeat() is not None)
+    files_of(results, "import time; time.sleep(1000)", attempt=2)
     with pytest.raises(NotRun, match="begun it anew"):
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, 90)
     assert values(files) == {}
 
 
 async def test_why_a_shard_cannot_be_run_is_told_to_its_job(results):
-    files = files_of(results, "SUBMIT(y=1)")
-    with pytest.raises(ConfigurationError, match="unknown provider"):
-        await run(files, provider="nowhere")
-    heartbeat = files.read_heartbeat()
-    assert heartbeat is not None
-    assert heartbeat.error is not None
-    assert heartbeat.error[0] == "ConfigurationError"
-
-
-@pytest.mark.full
-async def test_a_shard_prepares_its_sandboxes_and_its_seeds_are_by_the_numbers_of_the_job(results):
-    prepare: dict[str, Any] = {"prepare": "import random\nbase = 100", "prepare_seed": 3}
-    files = files_of(results, "SUBMIT(y=[base + x, random.random()])")
-    await run(files, **prepare)
-    found = values(files)
-    assert [y for y, _ in found.values()] == [100 + x for x in found]
-    whole = await batch("SUBMIT(y=random.random())", inputs=[{"x": x} for x in range(16)], **prepare)
-    assert {index: drawn for index, (_, drawn) in found.items()} == {x: whole[x].y for x in range(10, 16)}
-
-
-async def test_why_a_shard_could_not_be_prepared_is_told_to_its_job(results):
     files = files_of(results, "SUBMIT(y=1)")
     with pytest.raises(PrepareError):
         await run(files, prepare="1 / 0")
@@ -154,7 +107,7 @@ async def test_a_shard_has_the_modules_data_tools_and_files_of_its_job_or_does_n
     named = {"python_path": [str(source)], "mounts": {str(data): str(data)}}
     tools = {"count": "builtins:len"}
     more = {"tools": tools, "collect": ["*.txt"]}
-    options = Options(**{**PARAMETERS, "results_path": str(files.ledger), **named, **more})
+    options = options_of(files, **named, **more)
     digest = await LocalSandbox().with_files(**named).compute_files_digest()
     before = data.stat()
     for path, other in ((source / "mine.py", "VALUE = 3\n"), (data, "12")):
@@ -193,8 +146,3 @@ async def test_a_shards_work_and_its_ledger_are_where_the_worker_has_results_or_
     assert list_names(elsewhere.ledger, "part-*") == []
     await run(here)
     assert len(values(here)) == 6
-
-
-def test_the_parameters_here_are_those_that_a_job_hands_on():
-    assert set(PARAMETERS) == {item.name for item in fields(Options)} - {"results_path", "shards"}
-    json.dumps(PARAMETERS)

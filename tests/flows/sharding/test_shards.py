@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +17,12 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.filesystems import RemoteFileSystem
 
-from rlm_batch import CodeError, ExecutionsFailed, Failure, NotRun, PrepareError, Result, batch, chunks, sweep
+from rlm_batch import CodeError, ExecutionsFailed, Failure, NotRun, PrepareError, batch, chunks, sweep
 from rlm_batch.deployments.deploy import deploy
 from rlm_batch.sandbox.errors import DeadlineExceeded
 from rlm_batch.tasks.ledger.ledger import Ledger
 
+from ...infra.waiting import wait_until_async
 from ...infra.workers import Worker, its_own, wait_until_online
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -68,15 +68,16 @@ async def shards_of(run_id: str) -> list[Any]:
 
 @pytest.mark.full
 async def test_a_job_in_which_too_many_fail_ends_its_shards(shared):
-    code = "import time\ntime.sleep(0.2)\nif x % 2: raise ValueError(x)\nSUBMIT(x=x)"
-    parameters = {"inputs": [{"x": x} for x in range(200)], "shards": 2, "max_workers": 1, "results_path": str(shared)}
-    outcomes = await batch(code, max_failures=3, on_failure="return", **parameters)
+    code = "import time\nif x < 5: raise ValueError(x)\ntime.sleep(1000)"
+    parameters: dict[str, Any] = {"inputs": [{"x": x} for x in range(20)], "shards": 2, "results_path": str(shared)}
+    outcomes = await batch(code, max_failures=3, on_failure="return", max_workers=1, timeout=1000, **parameters)
     failed = [outcome for outcome in outcomes if isinstance(outcome, Failure) and isinstance(outcome.error, CodeError)]
     idle = [outcome for outcome in outcomes if isinstance(outcome, Failure) and isinstance(outcome.error, NotRun)]
-    assert 3 <= len(failed) <= 20
-    assert len(idle) >= 160
+    assert 3 <= len(failed) <= 5
+    assert len(failed) + len(idle) == 20
     assert "executions have failed, and max_failures is 3" in str(idle[0].error)
-    assert all(outcome.x == outcome.meta.variables["x"] for outcome in outcomes if isinstance(outcome, Result))
+    runs = await shards_of(read_job_id(shared))
+    assert all(run.state.is_final() for run in runs)
 
 
 @pytest.mark.full
@@ -106,22 +107,6 @@ SUBMIT(y=x * x)
 
 
 @pytest.mark.full
-async def test_a_sweep_in_shards_finds_the_best_trial(shared):
-    found = await sweep(
-        "SUBMIT(loss=abs(a - 2) + b)",
-        grid={"a": [0, 1, 2, 3], "b": [1, 2]},
-        objective="loss",
-        shards=2,
-        results_path=str(shared),
-        provider="local:none",
-    )
-    assert found.best is not None
-    assert found.best.meta.variables == {"a": 2, "b": 1}
-    assert [trial.meta.variables["a"] for trial in found.trials] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert len(str(found).splitlines()) == 9
-
-
-@pytest.mark.full
 async def test_a_random_search_in_shards_tries_the_points_that_it_tries_without(shared, tmp_path):
     parameters = {"space": {"x": {"low": 0.0, "high": 1.0}}, "trials": 6, "sampler": "random", "objective": "loss"}
     options = {"provider": "local:none", **parameters}
@@ -129,9 +114,9 @@ async def test_a_random_search_in_shards_tries_the_points_that_it_tries_without(
     alone = await sweep("SUBMIT(loss=x)", results_path=str(tmp_path / "alone"), **options)
     assert [trial.meta.variables for trial in sharded.trials] == [trial.meta.variables for trial in alone.trials]
     assert sharded.best.loss == alone.best.loss
+    assert len(str(sharded).splitlines()) == 7
 
 
-@pytest.mark.full
 @pytest.mark.full
 async def test_shards_prepare_their_sandboxes_and_what_that_raises_ends_the_job(shared):
     parameters: dict[str, Any] = {"inputs": [{"x": x} for x in range(6)], "shards": 2, "provider": "local:none"}
@@ -143,7 +128,7 @@ async def test_shards_prepare_their_sandboxes_and_what_that_raises_ends_the_job(
 
 
 @pytest.mark.full
-async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing(shared, tmp_path, monkeypatch):
+async def test_chunks_in_shards_are_reduced_once_and_a_complete_job_runs_nothing(shared, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f"{number}\n" for number in range(20)))
     code = "SUBMIT(total=sum(data))"
@@ -175,7 +160,7 @@ async def test_shards_meet_in_a_bucket_with_the_credentials_of_a_block(server, w
     environment = {**os.environ, **its_own(tmp_path / "job", server)}
     for _ in range(2):
         ran = [sys.executable, str(program)]
-        done = await asyncio.to_thread(subprocess.run, ran, env=environment, timeout=240, check=False)
+        done = await asyncio.to_thread(subprocess.run, ran, env=environment, check=False)
         assert done.returncode == 0
     found = Counter(line.key for line in Ledger(place).read_lines() if line.is_success)
     assert len(found) == 10
@@ -183,29 +168,28 @@ async def test_shards_meet_in_a_bucket_with_the_credentials_of_a_block(server, w
 
 
 @pytest.mark.full
-async def test_a_shard_whose_process_is_killed_is_begun_again_with_the_rest(worker, shared):
+async def test_a_shard_whose_process_is_killed_is_begun_again_with_the_rest(worker, shared, tmp_path):
     job = asyncio.create_task(
         batch(
-            "import time; time.sleep(0.3); SUBMIT(x=x)",
-            inputs=[{"x": x} for x in range(120)],
+            wait_for_file(tmp_path / "go"),
+            inputs=[{"x": x} for x in range(60)],
             shards=2,
             results_path=str(shared),
             provider="local:none",
             reuse_sandboxes=True,
+            timeout=1000,
         )
     )
-    await until(lambda: len(counted(shared)) > 20, job)
-    shards = {str(run.id) for run in await shards_of(read_job_id(shared))}
-
-    def find_processes() -> list[int]:  # the worker may run others too, by the deployments' own schedule
-        processes[:] = [pid for pid, run in worker.flow_runs().items() if run in shards]
-        return processes
-
-    processes: list[int] = []
-    await until(find_processes, job)
-    os.kill(processes[0], signal.SIGKILL)
+    try:
+        await wait_until_async(lambda: len(counted(shared)) == 20, timeout=200)
+        shards = {str(run.id) for run in await shards_of(read_job_id(shared))}
+        # The worker may run others too, by the deployments' own schedule.
+        processes = await wait_until_async(lambda: [pid for pid, run in worker.flow_runs().items() if run in shards])
+        os.kill(processes[0], signal.SIGKILL)
+    finally:
+        (tmp_path / "go").touch()
     results = await job
-    assert [result["x"] for result in results] == list(range(120))
+    assert [result["x"] for result in results] == list(range(60))
     assert set(counted(shared).values()) == {1}
     assert list((shared / "shards").glob("*/*-2.jsonl"))
 
@@ -216,48 +200,41 @@ async def test_a_job_that_is_killed_and_run_again_takes_over_its_shards(server, 
     program.write_text(
         "import asyncio\n"
         "from rlm_batch import batch\n"
-        "asyncio.run(batch('import time; time.sleep(0.3); SUBMIT(x=x)', inputs=[{'x': x} for x in range(120)],\n"
-        f"    shards=2, results_path={str(shared)!r}, provider='local:none', reuse_sandboxes=True))\n"
+        f"asyncio.run(batch({wait_for_file(tmp_path / 'go')!r}, inputs=[{{'x': x}} for x in range(60)],\n"
+        f"    shards=2, results_path={str(shared)!r}, provider='local:none', reuse_sandboxes=True, timeout=1000))\n"
     )
-    environment = {**os.environ, **its_own(tmp_path / "job", server)}
-    first = subprocess.Popen([sys.executable, str(program)], env=environment)  # noqa: ASYNC220
+    command, environment = [sys.executable, str(program)], {**os.environ, **its_own(tmp_path / "job", server)}
+    first = subprocess.Popen(command, env=environment)  # noqa: ASYNC220
     try:
-        await until(lambda: len(counted(shared)) > 20)
+        await wait_until_async(lambda: len(counted(shared)) == 20, timeout=200)
     finally:
         first.kill()
         first.wait()
-    again = await asyncio.to_thread(
-        subprocess.run, [sys.executable, str(program)], env=environment, timeout=240, check=False
-    )
+        (tmp_path / "go").touch()
+    again = await asyncio.to_thread(subprocess.run, command, env=environment, check=False)
     assert again.returncode == 0
-    assert len(counted(shared)) == 120
+    assert len(counted(shared)) == 60
     assert set(counted(shared).values()) == {1}
     assert not list((shared / "shards").glob("*/*-2.jsonl"))
+
+
+def wait_for_file(path: Path) -> str:
+    """Code of which two times ten executions of sixty in two shards end at once, and the others once that is there."""
+    return f"import os, time\nwhile x % 30 >= 10 and not os.path.exists({str(path)!r}): time.sleep(0.05)\nSUBMIT(x=x)"
 
 
 @pytest.mark.full
 async def test_what_a_deadline_leaves_undone_fails_and_its_shards_are_cancelled(shared):
     results = await batch(
-        "import time; time.sleep(1); SUBMIT(x=x)",
-        inputs=[{"x": x} for x in range(400)],
+        "import time; time.sleep(1000)",
+        inputs=[{"x": x} for x in range(20)],
         shards=2,
         results_path=str(shared),
         provider="local:none",
-        deadline=40,
+        timeout=1000,
+        deadline=30,
         on_failure="return",
     )
-    undone = [result for result in results if isinstance(result, Failure)]
-    assert 0 < len(undone) < 400
-    assert {type(failure.error) for failure in undone} == {DeadlineExceeded}
+    assert [type(failure.error) for failure in results if isinstance(failure, Failure)] == [DeadlineExceeded] * 20
     runs = await shards_of(read_job_id(shared))
-    assert len(runs) == 2
     assert all(run.state.is_final() for run in runs)
-
-
-async def until(true: Any, job: "asyncio.Task[Any] | None" = None) -> None:
-    """Waits until that is so, for two minutes at most; a job that ends before has failed."""
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end
-        assert job is None or not job.done()
-        await asyncio.sleep(0.2)

@@ -5,14 +5,14 @@ import os
 import socketserver
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ...infra.workers import Fleet, Machine
+from ...infra.waiting import wait_until
+from ...infra.workers import Machine
 
 pytestmark = [
     pytest.mark.requires("linux"),
@@ -74,14 +74,13 @@ def echo() -> Iterator[Callable[[], int]]:
 
 def said(machine: Machine) -> dict[str, Any]:
     """The line of JSON that the program prints."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
+
+    def has_said() -> str:
         text = machine.log.read_text() if machine.log.exists() else ""
-        if text.endswith("}\n"):
-            return json.loads(text)
         assert machine.status() is None, text
-        time.sleep(0.02)
-    raise TimeoutError(machine.log)
+        return text if text.endswith("}\n") else ""
+
+    return json.loads(wait_until(has_said))
 
 
 def started(tmp_path: Path, *arguments: str, **options: Any) -> Machine:
@@ -95,61 +94,24 @@ def started(tmp_path: Path, *arguments: str, **options: Any) -> Machine:
     )
 
 
-def test_a_machine_of_its_own_reaches_the_ports_it_was_given_and_no_other(tmp_path, echo):
-    asked, other = echo(), echo()
-    with started(tmp_path, str(asked), str(other), ports=[asked]) as machine:
-        if not machine.apart:
-            pytest.skip(f"no namespaces here: {machine.refused}")
-        assert said(machine) == {"asked": True, "other": False, "name": "elsewhere"}
-
-
 @pytest.mark.parametrize("apart", [True, False])
-def test_a_machine_that_is_killed_leaves_no_process_though_some_had_left_their_parents(
+def test_a_machine_reaches_its_ports_and_leaves_no_process_when_it_is_killed_or_who_started_it(
     tmp_path, echo, apart, processes
 ):
-    port, before = echo(), set(processes())
-    with started(tmp_path, str(port), str(port), ports=[port], apart=apart) as machine:
-        assert said(machine)["asked"]
-        assert sum("sleep 600" in command for pid, command in processes().items() if pid not in before) == 2
-        machine.kill()
-        assert machine.status() == 137
-        assert set(processes()) <= before
-
-
-@pytest.mark.parametrize("apart", [True, False])
-def test_a_machine_ends_with_the_process_that_started_it(tmp_path, echo, apart, processes):
-    port, before = echo(), set(processes())
-    with started(tmp_path, str(port), str(port), ports=[port], apart=apart) as machine:
-        said(machine)
-        os.kill(machine.relay, 9)  # what holds it, and was started by the tests
-        until = time.monotonic() + 30
-        while set(processes()) - before and time.monotonic() < until:
-            time.sleep(0.02)
-        assert set(processes()) <= before
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_workers_on_machines_of_their_own_run_what_a_deployment_is_asked_for(tmp_path, running_daytona):
-    with Fleet() as fleet:
-        running_daytona.reset()
-        port = int(running_daytona.url.rsplit(":", 1)[1].split("/")[0])
-        environment = {**running_daytona.environment, "RLM_BATCH_ALLOWED_PATHS": str(tmp_path)}
-        for worker in fleet.workers(2, ports=[port], environment=environment):
-            assert (worker.folder / "home").is_dir()
-        code = "import socket; SUBMIT(y=x + 1)"
-        runs = {
-            provider: fleet.submit(
-                "batch/local",
-                code=code,
-                inputs=[{"x": x} for x in range(4)],
-                provider=provider,
-                results_path=str(tmp_path / provider),
-            )
-            for provider in ("local", "daytona")
-        }
-        for provider, run in runs.items():
-            assert fleet.ended(run)["type"] == "COMPLETED"
-            lines = [json.loads(line) for part in (tmp_path / provider).glob("part-*") for line in part.open()]
-            assert sorted(line["outputs"]["y"] for line in lines) == [1, 2, 3, 4]
-            assert {line["meta"]["provider"] for line in lines} == {provider}
+    asked, other = echo(), echo()
+    before = set(processes())
+    for ending in ("kill", "relay"):
+        (tmp_path / ending).mkdir()
+        with started(tmp_path / ending, str(asked), str(other), ports=[asked], apart=apart) as machine:
+            if machine.apart:
+                assert said(machine) == {"asked": True, "other": False, "name": "elsewhere"}
+            else:
+                assert said(machine)["asked"]
+            assert sum("sleep 600" in command for pid, command in processes().items() if pid not in before) == 2
+            if ending == "kill":
+                machine.kill()
+                assert machine.status() == 137
+                assert set(processes()) <= before
+            else:
+                os.kill(machine.relay, 9)  # the process that holds it, which the tests have started
+                wait_until(lambda: set(processes()) <= before)

@@ -19,14 +19,16 @@ LOG = logging.getLogger("slots")
 
 
 class Slow(ProcessLimits):
-    """Limits whose answers take their time, as a server's do."""
+    """Limits that grant a slot and answer later, as a server may."""
 
-    granted = asyncio.Event()
+    def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
+        super().__init__(settings)
+        self.granted, self.may_answer = asyncio.Event(), asyncio.Event()
 
     async def acquire_slot(self, name: str) -> UUID | None:
         lease = await super().acquire_slot(name)
         self.granted.set()
-        await asyncio.sleep(0.1)
+        await self.may_answer.wait()
         return lease
 
 
@@ -39,6 +41,8 @@ async def test_a_slot_that_is_granted_just_when_the_run_ends_is_given_back():
     await limits.granted.wait()
     for task in (waiting, running):
         task.cancel()
+    await asyncio.sleep(0)
+    limits.may_answer.set()
     await asyncio.wait([waiting, running])
     await shared.close()
     assert await limits.count_slots_in_use("ends") == 0
@@ -48,16 +52,16 @@ async def test_a_lane_that_has_work_waits_for_its_slot_although_the_others_have_
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="stays")
     with temporary_settings({PREFECT_API_URL: None}):
         async with open_slots(block, "a run", LOG) as shared:
-            first, second = (Lane(block, "a run", reuse=False, timeout=5, slots=shared) for _ in range(2))
+            first, second = (Lane(block, "a run", reuse=False, timeout=100, slots=shared) for _ in range(2))
             assert await first.acquire()
             staying = asyncio.create_task(second.acquire_for_work())
-            await asyncio.sleep(0.1)
+            for _ in range(20):  # until it waits
+                await asyncio.sleep(0)
             shared.dismiss_waiters()
-            await asyncio.sleep(0.1)
-            assert not staying.done()
+            done, _ = await asyncio.wait([staying], timeout=0.1)
+            assert not done
             await first.release()
-            async with asyncio.timeout(5):
-                await staying
+            await staying
             await second.release()
     assert await ProcessLimits({}).count_slots_in_use("stays") == 0
 
@@ -90,7 +94,6 @@ class Unwilling(ProcessLimits):
         await super().release_slot(lease)
 
 
-@pytest.mark.timeout(30)
 async def test_leases_are_renewed_also_after_an_error_that_nobody_foresaw(monkeypatch, caplog):
     monkeypatch.setattr("rlm_batch.tasks.capacity.slots.RENEW_SECONDS", 0.02)
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="renewed")
@@ -106,7 +109,6 @@ async def test_leases_are_renewed_also_after_an_error_that_nobody_foresaw(monkey
     assert "the slots of renewed could not be renewed: KeyError('of a library')" in caplog.text
 
 
-@pytest.mark.timeout(30)
 async def test_a_lane_has_its_slot_before_the_server_has_heard_that_its_run_waits_no_more():
     block = LocalSandbox(isolation="none", max_sandboxes=1, limit_name="unwilling")
     limits = Unwilling(build_limit_settings(block))
