@@ -2,17 +2,12 @@
 
 import asyncio
 import math
-import os
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-
-import dspy
 import numpy as np
 import pytest
-from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreter, CodeInterpreterError, FinalOutput
 from pydantic import BaseModel, SecretStr
 
 from rlm_batch import InterpreterFactory, LanguageModel, LocalInterpreter
@@ -24,25 +19,35 @@ NAME = "openai/gpt-4o-mini"
 
 @pytest.fixture(autouse=True)
 def clean(no_process_left):
-    """Every test here starts processes."""
+    """Check that no process is left: every test here starts some."""
 
 
 @pytest.fixture
-def dspy_model(chat):
-    """The same server as DSPy's own language model."""
+def protocol() -> Any:
+    """DSPy's protocol of interpreters, imported here because that takes seconds."""
+    from dspy.primitives import code_interpreter
+
+    return code_interpreter
+
+
+@pytest.fixture
+def dspy(chat):
+    """DSPy, with the test's server as its language model."""
+    import dspy
+
     with dspy.context(lm=dspy.LM(NAME, api_key="sk-x", api_base=chat.url, cache=False)):
-        yield
+        yield dspy
 
 
 def factory(**settings):
     return InterpreterFactory(lambda: LocalInterpreter(timeout=60, **settings))
 
 
-def test_the_protocol_is_kept():
+def test_the_protocol_is_kept(protocol):
     make = factory()
     assert isinstance(make.execution_instructions, str)
     interpreter = make()
-    assert isinstance(interpreter, CodeInterpreter)
+    assert isinstance(interpreter, protocol.CodeInterpreter)
     try:
         interpreter.start()
         interpreter.start()
@@ -50,32 +55,34 @@ def test_the_protocol_is_kept():
         assert interpreter.execute("print(x + y)", {"y": 3}) == "5\n"
         assert interpreter.execute("print('seen')\n(x, {'z': x == 3})") == [2, {"z": False}]
         assert interpreter.execute("object") == "<class 'object'>"
-        assert interpreter.execute("SUBMIT(x)") == FinalOutput({"output": 2})
+        assert interpreter.execute("SUBMIT(x)") == protocol.FinalOutput({"output": 2})
         interpreter.tools["double"] = lambda n: 2 * n
         interpreter.output_fields = [{"name": "answer", "type": "int"}]
-        assert interpreter.execute("SUBMIT(double(x))") == FinalOutput({"answer": 4})
-        with pytest.raises(CodeExecutionError, match="must be int"):
+        assert interpreter.execute("SUBMIT(double(x))") == protocol.FinalOutput({"answer": 4})
+        with pytest.raises(protocol.CodeExecutionError, match="must be int"):
             interpreter.execute("SUBMIT('four')")
     finally:
         interpreter.shutdown()
         interpreter.shutdown()
-    with pytest.raises(CodeInterpreterError, match="shut down"):
+    with pytest.raises(protocol.CodeInterpreterError, match="shut down"):
         interpreter.execute("1")
 
 
-def test_errors_are_dspys_recoverable_ones_while_the_state_lives_and_final_once_it_is_lost():
+def test_errors_are_dspys_recoverable_ones_while_the_state_lives_and_final_once_it_is_lost(protocol):
     interpreter = factory()()
     try:
         with pytest.raises(SyntaxError):
             interpreter.execute("x = (")
-        with pytest.raises(CodeExecutionError, match=r"(?s)seen\nthe code raised ZeroDivisionError \(line 2\)"):
+        with pytest.raises(
+            protocol.CodeExecutionError, match=r"(?s)seen\nthe code raised ZeroDivisionError \(line 2\)"
+        ):
             interpreter.execute("y = 1; print('seen')\n1 / 0")
         assert interpreter.execute("print(y)") == "1\n"
-        with pytest.raises(CodeExecutionError, match="exited with status 3"):
+        with pytest.raises(protocol.CodeExecutionError, match="exited with status 3"):
             interpreter.execute("import os; os._exit(3)")
-        with pytest.raises(CodeInterpreterError) as lost:
+        with pytest.raises(protocol.CodeInterpreterError) as lost:
             interpreter.execute("print(y)")
-        assert not isinstance(lost.value, CodeExecutionError)
+        assert not isinstance(lost.value, protocol.CodeExecutionError)
     finally:
         interpreter.shutdown()
 
@@ -105,7 +112,7 @@ HIT = Hit(number=7, found=datetime.fromisoformat("2026-05-14T08:00:00"))
 AS_JSON = {"number": 7, "found": "2026-05-14T08:00:00"}
 
 
-def test_variables_and_what_tools_return_are_json_as_dspys_own_interpreters_make_it():
+def test_variables_and_what_tools_return_are_json_as_dspys_own_interpreters_make_it(protocol):
     async def look_up(number: int, *, scale: int = 1) -> Page:
         await asyncio.sleep(0)
         return Page([HIT] * number, {"b", "a", str(scale)})
@@ -122,10 +129,10 @@ def test_variables_and_what_tools_return_are_json_as_dspys_own_interpreters_make
             (Unknown(), "Unsupported value type: Unknown"),
             ({(1,): 2}, "Unsupported key type: tuple"),
         ):
-            with pytest.raises(CodeInterpreterError, match=message) as refused:
+            with pytest.raises(protocol.CodeInterpreterError, match=message) as refused:
                 interpreter.execute("1", {"x": wrong})
-            assert not isinstance(refused.value, CodeExecutionError)
-        with pytest.raises(CodeInterpreterError, match="Invalid variable name: 'for'"):
+            assert not isinstance(refused.value, protocol.CodeExecutionError)
+        with pytest.raises(protocol.CodeInterpreterError, match="Invalid variable name: 'for'"):
             interpreter.execute("1", {"for": 1})
 
         def fail() -> None:
@@ -144,29 +151,28 @@ def test_variables_and_what_tools_return_are_json_as_dspys_own_interpreters_make
         assert interpreter.execute("SUBMIT([point(), unknown(), nan(), none()])").output["output"] == [
             {"at": {"x": 1, "y": 2}}, "something", "nan", None,
         ]  # fmt: skip
-        with pytest.raises(CodeExecutionError, match=r"RuntimeError.*KeyError: 'no such page'"):
+        with pytest.raises(protocol.CodeExecutionError, match=r"RuntimeError.*KeyError: 'no such page'"):
             interpreter.execute("fail()")
 
 
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [
-        ("import sys; kept = 1; sys.exit(0)", "SystemExit"),
-        ("class Leave(SystemExit): pass\nkept = 1\nraise Leave(0)", "Leave"),
-        ("kept = 1; raise KeyboardInterrupt('stop')", "KeyboardInterrupt"),
-        ("class Stop(BaseException): pass\nkept = 1\nraise Stop", "Stop"),
-    ],
-)
-def test_code_that_exits_has_failed_and_its_session_goes_on(code: str, name: str):
+def test_code_that_exits_has_failed_and_its_session_goes_on(protocol):
     with factory(isolation="none")() as interpreter:
-        with pytest.raises(CodeExecutionError, match=name):
-            interpreter.execute(code)
-        assert interpreter.execute("print(kept)") == "1\n"
+        for number, (code, name) in enumerate(
+            [
+                ("import sys; sys.exit(0)", "SystemExit"),
+                ("class Leave(SystemExit): pass\nraise Leave(0)", "Leave"),
+                ("raise KeyboardInterrupt('stop')", "KeyboardInterrupt"),
+                ("class Stop(BaseException): pass\nraise Stop", "Stop"),
+            ]
+        ):
+            with pytest.raises(protocol.CodeExecutionError, match=name):
+                interpreter.execute(f"kept = {number}\n{code}")
+            assert interpreter.execute("print(kept)") == f"{number}\n"
 
 
-def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy_model):
+def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy):
     def population(city: str) -> int:
-        """How many live there."""
+        """Return how many live there."""
         return {"Ghent": 265_000}[city]
 
     chat.rule("Which city", "Ghent")
@@ -181,7 +187,7 @@ def test_dspys_rlm_runs_on_it_with_its_own_model_tools_and_sub_agents(chat, dspy
 
 
 @pytest.mark.full
-def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_budget_is_refused(chat, dspy_model):
+def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_budget_is_refused(chat, dspy):
     """DSPy puts its own llm_query there, and a module `dspy` whose models would count for nothing."""
     chat.script = make_script(
         ("[[ ## iteration ## ]]\n2/20", "SUBMIT(answer=str(said))"),
@@ -209,16 +215,16 @@ def test_with_a_language_model_our_queries_are_kept_and_what_goes_around_the_bud
     assert {request.headers["authorization"] for request in ours} == {"Bearer sk-ours"}
 
 
-def test_the_budget_is_that_of_the_whole_session_and_its_code_is_at_depth_one(chat):
+def test_the_budget_is_that_of_the_whole_session_and_its_code_is_at_depth_one(chat, protocol):
     chat.script = make_script(("", "SUBMIT(answer=rlm_query('deeper'))"))
     model = LanguageModel(model=NAME, api_key=SecretStr("sk-x"), api_base=chat.url)
     interpreter = factory(language_model=model, max_llm_calls=3, max_depth=1)()
     try:
         assert interpreter.execute("print(llm_query('a'), llm_query('b'))") == "answer to: a answer to: b\n"
-        with pytest.raises(CodeExecutionError, match="DepthExceeded"):
+        with pytest.raises(protocol.CodeExecutionError, match="DepthExceeded"):
             interpreter.execute("rlm_query('x')")
         interpreter.execute("llm_query('c')")
-        with pytest.raises(CodeExecutionError, match="all 3 calls"):
+        with pytest.raises(protocol.CodeExecutionError, match="all 3 calls"):
             interpreter.execute("llm_query('d')")
     finally:
         interpreter.shutdown()
