@@ -1,4 +1,4 @@
-"""Data of the host's in the sandboxes of every provider: where it was asked for, as bytes, and safe at home."""
+"""Files of the host in the sandboxes of every provider: at the path that was asked for, and unchanged on the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUBMIT(rows=ROWS, one=ONE, below=os.listdir(os.path.join(folder, "sub", "größe
 """
 
 
-async def test_code_and_what_prepares_read_files_and_directories(
+async def test_code_and_its_preparation_read_files_and_directories(
     provider: SandboxProvider, provider_name: str, tmp_path: Path
 ) -> None:
     tmp_path.chmod(0o755)
@@ -32,19 +32,19 @@ async def test_code_and_what_prepares_read_files_and_directories(
     for path in (folder / "rows.bin", one):
         path.write_bytes(data)
     is_own_path = provider_name in ("local-landlock", "local-none")
-    root = "/home/daytona" if provider_name == "daytona" else ""  # whose user may not write to the root
+    root = "/home/daytona" if provider_name == "daytona" else ""  # its user may not write to the root
     targets = (str(folder), str(one)) if is_own_path else (f"{root}/data/the set", f"{root}/data/one")
     given = provider.with_files(mounts=dict(zip(targets, (folder, one), strict=True)))
     assert (await given.fingerprint())["mounts"].keys() == set(targets)
     prepare = f"ROWS, ONE = (sum(open(path, 'rb').read()) for path in ({targets[0] + '/rows.bin'!r}, {targets[1]!r}))"
-    async with given.interpreter(timeout=20, prepare=Preparation(prepare)) as interpreter:
+    async with given.interpreter(prepare=Preparation(prepare)) as interpreter:
         result = await interpreter.execute(CODE, {"folder": targets[0]})
     assert result.outputs == {"rows": sum(data), "one": sum(data), "below": []}
     if provider_name != "local-none":
         assert (folder / "rows.bin").read_bytes() == data
 
 
-async def test_a_place_that_the_sandbox_needs_is_refused_before_one_is_opened(
+async def test_a_path_that_the_sandbox_needs_is_refused_before_one_is_opened(
     provider: SandboxProvider, tmp_path: Path
 ) -> None:
     for target in ("/", "/usr/lib", "/proc/x"):

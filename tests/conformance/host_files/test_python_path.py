@@ -1,4 +1,4 @@
-"""One's own modules in the sandboxes of every provider: as they were when the interpreter was made, and first."""
+"""Modules of the host in the sandboxes of every provider: as they were when the interpreter was made, and first."""
 
 from __future__ import annotations
 
@@ -25,30 +25,22 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-async def test_code_and_what_prepares_import_them_with_their_data(provider: SandboxProvider, source: Path) -> None:
-    found = provider.with_files([str(source)])
-    async with found.interpreter(
-        timeout=20, prepare=Preparation("import shapes\nPREPARED = shapes.AREA")
-    ) as interpreter:
-        result = await interpreter.execute("""
-import os, shapes.circle
-data = os.path.join(os.path.dirname(shapes.__file__), "data", "names.txt")
-SUBMIT(area=shapes.circle.AREA, prepared=PREPARED, data=open(data, encoding="utf-8").read())
-""")
-    assert result.outputs == {"area": 3, "prepared": 3, "data": "größer\n"}
-
-
-async def test_they_come_in_the_order_given_and_before_all_others(
+async def test_modules_come_with_their_data_in_the_order_given_and_before_all_others(
     provider: SandboxProvider, source: Path, tmp_path: Path
 ) -> None:
     second = tmp_path / "second"
     (second / "shapes").mkdir(parents=True)
     (second / "shapes" / "__init__.py").write_text("AREA = 'of the second'\n")
-    (second / "this.py").write_text("WHOSE = 'mine'\n")  # a module of the library's has that name
+    (second / "this.py").write_text("WHOSE = 'mine'\n")  # the standard library has a module of that name
     found = provider.with_files([str(source), str(second)])
-    async with found.interpreter(timeout=20) as interpreter:
-        result = await interpreter.execute("import shapes, this\nSUBMIT(area=shapes.AREA, whose=this.WHOSE)")
-    assert result.outputs == {"area": 3, "whose": "mine"}
+    async with found.interpreter(prepare=Preparation("import shapes\nPREPARED = shapes.AREA")) as interpreter:
+        result = await interpreter.execute("""
+import os, shapes.circle, this
+data = os.path.join(os.path.dirname(shapes.__file__), "data", "names.txt")
+text = open(data, encoding="utf-8").read()
+SUBMIT(area=shapes.circle.AREA, prepared=PREPARED, text=text, whose=this.WHOSE)
+""")
+    assert result.outputs == {"area": 3, "prepared": 3, "text": "größer\n", "whose": "mine"}
 
 
 @pytest.mark.local_first
@@ -61,10 +53,10 @@ async def test_an_edit_meanwhile_changes_nothing(provider: SandboxProvider, sour
         "import importlib.util, shapes\nSUBMIT(area=shapes.AREA, later=importlib.util.find_spec('later') is not None)"
     )
     for _ in range(2):
-        async with found.interpreter(timeout=20) as interpreter:
+        async with found.interpreter() as interpreter:
             assert (await interpreter.execute(code)).outputs == {"area": 3, "later": False}
     assert (await found.fingerprint())["python_path"] == before
     anew = provider.with_files([str(source)])
     assert (await anew.fingerprint())["python_path"] != before
-    async with anew.interpreter(timeout=20) as interpreter:
+    async with anew.interpreter() as interpreter:
         assert (await interpreter.execute(code)).outputs == {"area": 4, "later": True}

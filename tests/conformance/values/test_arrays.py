@@ -10,7 +10,7 @@ import pytest
 from rlm_batch import ConfigurationError, LocalInterpreter, SubmitError, batch, sweep
 from rlm_batch.sandbox.interpreter import Interpreter
 
-# Not imported above: every process of the tests would take a second for them while it collects.
+# Tests import them where they need them: at the top they would cost each test process a second.
 IMPORTS = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\nimport numpy as np, pandas as pd\n"
 EXACT = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0]
 LARGE = [2**63 - 1, -(2**63), 2**53 + 1]
@@ -24,48 +24,50 @@ def scientist() -> Iterator[LocalInterpreter]:
         yield interpreter
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        (f"np.array({EXACT})", EXACT),
-        (f"np.array({EXACT})[1]", EXACT[1]),
-        (f"np.array({LARGE})", LARGE),
-        ("np.int64(2**63 - 1)", 2**63 - 1),
-        ("np.uint64(2**64 - 1)", 2**64 - 1),
-        ("np.float32(0.1)", 0.10000000149011612),
-        ("np.bool_(True)", True),
-        ("np.str_('é')", "é"),
-        ("np.zeros((2, 3, 0))", [[[], [], []], [[], [], []]]),
-        ("np.array(7)", 7),
-        ("np.array([{'a': [np.float64(1)]}], dtype=object)", [{"a": [1.0]}]),
-        ("{'scores': [np.mean([1, 2]), (np.int8(3),)]}", {"scores": [1.5, [3]]}),
-        ("pd.Series([1, 2], dtype='Int64')", [1, 2]),
-        ("pd.Series(['a', None], dtype=object)", ["a", None]),
-        ("pd.Index(['x', 'y'])", ["x", "y"]),
-        ("pd.DataFrame({'a': [1, 2]})['a'].value_counts().index", [1, 2]),
-    ],
-)
-def test_code_submits_an_array_as_it_is(scientist: LocalInterpreter, text: str, value: Any) -> None:
-    result = scientist.execute(f"SUBMIT({text}, again={text})").outputs
-    assert repr(result) == repr({"output": value, "again": value})  # -0.0 and types too
+VALUES: list[tuple[str, Any]] = [
+    (f"np.array({EXACT})", EXACT),
+    (f"np.array({EXACT})[1]", EXACT[1]),
+    (f"np.array({LARGE})", LARGE),
+    ("np.int64(2**63 - 1)", 2**63 - 1),
+    ("np.uint64(2**64 - 1)", 2**64 - 1),
+    ("np.float32(0.1)", 0.10000000149011612),
+    ("np.bool_(True)", True),
+    ("np.str_('é')", "é"),
+    ("np.zeros((2, 3, 0))", [[[], [], []], [[], [], []]]),
+    ("np.array(7)", 7),
+    ("np.array([{'a': [np.float64(1)]}], dtype=object)", [{"a": [1.0]}]),
+    ("{'scores': [np.mean([1, 2]), (np.int8(3),)]}", {"scores": [1.5, [3]]}),
+    ("pd.Series([1, 2], dtype='Int64')", [1, 2]),
+    ("pd.Series(['a', None], dtype=object)", ["a", None]),
+    ("pd.Index(['x', 'y'])", ["x", "y"]),
+    ("pd.DataFrame({'a': [1, 2]})['a'].value_counts().index", [1, 2]),
+]
+REFUSED = [
+    ("np.datetime64('2026-01-01')", "is a date, which is not JSON"),
+    ("np.array([1j])", r"loss\[0\] is a complex"),
+    ("np.array([b'x'])", r"loss\[0\] is bytes"),
+    ("np.longdouble(1)", r"float\(loss\)"),
+    ("pd.DataFrame({'a': [1]})", r"loss\.to_dict\('list'\)"),
+    ("pd.Series([pd.NA])", r"loss\[0\] is a NAType"),
+    ("np.broadcast_to(0, (10**6, 10**6))", "1,000,000,000,000 items"),
+    ("np.zeros(400_000)", "bytes of JSON, more than"),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("np.datetime64('2026-01-01')", "is a date, which is not JSON"),
-        ("np.array([1j])", r"loss\[0\] is a complex"),
-        ("np.array([b'x'])", r"loss\[0\] is bytes"),
-        ("np.longdouble(1)", r"float\(loss\)"),
-        ("pd.DataFrame({'a': [1]})", r"loss\.to_dict\('list'\)"),
-        ("pd.Series([pd.NA])", r"loss\[0\] is a NAType"),
-        ("np.zeros(10**12, dtype='i1') if False else np.broadcast_to(0, (10**6, 10**6))", "1,000,000,000,000 items"),
-        ("np.zeros(400_000)", "bytes of JSON, more than"),
-    ],
-)
-def test_what_is_no_json_in_an_array_is_named(scientist: LocalInterpreter, text: str, message: str) -> None:
-    with pytest.raises(SubmitError, match=message):
-        scientist.execute(f"SUBMIT(fine=1, loss={text})")
+def test_code_submits_an_array_as_it_is_and_shows_one(scientist: LocalInterpreter) -> None:
+    for text, value in VALUES:
+        result = scientist.execute(f"SUBMIT({text}, again={text})").outputs
+        assert repr(result) == repr({"output": value, "again": value}), text  # -0.0 and types too
+    assert scientist.execute("np.arange(3) / 2").meta.value == [0.0, 0.5, 1.0]
+    meta = scientist.execute("pd.DataFrame({'a': [1, 2]})").meta
+    assert (meta.value, meta.value_repr) == (None, "   a\n0  1\n1  2")
+    assert "<table" in meta.displays[0]["text/html"]
+
+
+def test_what_is_no_json_in_an_array_is_named(scientist: LocalInterpreter) -> None:
+    for text, message in REFUSED:
+        with pytest.raises(SubmitError, match=message):
+            scientist.execute(f"SUBMIT(fine=1, loss={text})")
 
 
 def test_fields_that_have_a_type_take_an_arrays_number(scientist: LocalInterpreter) -> None:
@@ -74,7 +76,7 @@ def test_fields_that_have_a_type_take_an_arrays_number(scientist: LocalInterpret
     assert result.outputs == {"acc": 0.5, "curve": [0, 1]}
 
 
-def test_variables_and_what_tools_take_and_return_may_be_arrays() -> None:
+def test_variables_and_what_tools_take_and_return_may_be_arrays(scientist: LocalInterpreter) -> None:
     import numpy
 
     given: list[Any] = []
@@ -83,9 +85,9 @@ def test_variables_and_what_tools_take_and_return_may_be_arrays() -> None:
         given.append(values)
         return 2 * numpy.array(values)
 
-    with LocalInterpreter(isolation="none", tools={"double": double}) as interpreter:
-        variables = {"x": numpy.arange(3), "y": {"z": [numpy.float64(0.1)]}}
-        result = interpreter.execute(f"{IMPORTS}SUBMIT(x=double(np.array(x)), y=y)", variables)
+    scientist.tools["double"] = double
+    variables = {"x": numpy.arange(3), "y": {"z": [numpy.float64(0.1)]}}
+    result = scientist.execute("SUBMIT(x=double(np.array(x)), y=y)", variables)
     assert result.outputs == {"x": [0, 2, 4], "y": {"z": [0.1]}}
     assert result.meta.variables == {"x": [0, 1, 2], "y": {"z": [0.1]}}
     assert given == [[0, 1, 2]]

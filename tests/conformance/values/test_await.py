@@ -1,11 +1,11 @@
-"""Code that awaits at its top level, as in a notebook: with and without state."""
+"""Code that awaits at its top level, as in a notebook, with and without state."""
 
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from rlm_batch import CodeError, CodeSyntaxError, ExecutionTimeout, Result
+from rlm_batch import CodeError, CodeSyntaxError, Result
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.interpreter import Interpreter
@@ -36,7 +36,7 @@ try:
 finally:
     print("finally")
 """
-# What each code prints, and what it submits or comes to.
+# What each code prints, and what it submits or has as its last value.
 CODES: dict[str, tuple[str, Any]] = {
     "await answer(41) + 1": ("", 42),
     "x = await answer(1)\nprint(x)": ("1\n", None),
@@ -74,8 +74,8 @@ async def test_tasks_and_generators_of_a_session_go_on_with_its_next_code_that_a
         return (await interpreter.execute(dedent(code), context="c")).meta.value
 
     await run(ANSWER + "generator = count(3)")
-    await run("task = asyncio.create_task(asyncio.sleep(0.01, 'done'))\nawait anext(generator)")
-    assert await run("import time\ntime.sleep(0.05)\ntask.done()") is False
+    await run("task = asyncio.create_task(answer('done'))\nawait anext(generator)")
+    assert await run("task.done()") is False
     assert await run("[await task, await anext(generator)]") == ["done", 1]
     assert await run("asyncio.run(answer(1))\nasyncio.run(answer(2))") == 2
     await run("loop = asyncio.get_running_loop()\nawait answer(1)")
@@ -83,7 +83,7 @@ async def test_tasks_and_generators_of_a_session_go_on_with_its_next_code_that_a
     assert await run("await answer('on a new loop')") == "on a new loop"
 
 
-async def test_what_a_stateless_execution_leaves_running_is_cancelled(interpreter: Interpreter) -> None:
+async def test_tasks_that_a_stateless_execution_leaves_running_are_cancelled(interpreter: Interpreter) -> None:
     code = """
         async def work():
             try:
@@ -94,13 +94,11 @@ async def test_what_a_stateless_execution_leaves_running_is_cancelled(interprete
         await asyncio.sleep(0)
         """
     assert (await interpreter.execute("import asyncio\n" + dedent(code))).meta.stdout == "cancelled\n"
-    with pytest.raises(ExecutionTimeout, match="line 2"):
-        await interpreter.execute("import asyncio\nawait asyncio.sleep(1000)", timeout=0.3)
 
 
 async def test_a_preparation_awaits_and_each_execution_has_a_loop_of_its_own(provider: SandboxProvider) -> None:
     prepare = Preparation(ANSWER + "base = await asyncio.to_thread(lambda: 40)")
-    async with provider.interpreter(timeout=20, prepare=prepare) as interpreter:
+    async with provider.interpreter(prepare=prepare) as interpreter:
         for context in (None, None, "c", "c"):
             result = await interpreter.execute("base + await answer(2)", context=context)
             assert result.meta.value == 42

@@ -2,13 +2,12 @@
 
 import json
 import math
-import sysconfig
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from rlm_batch import CodeCrashed, CodeError, ExecutionTimeout, LocalInterpreter, Result
+from rlm_batch import CodeCrashed, CodeError, Result
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.interpreter import Interpreter
 from rlm_batch.sandbox.outcomes.outcome_json import outcome_from_json, outcome_to_json
@@ -29,7 +28,7 @@ SHAPE = {
 
 
 async def run(interpreter: Interpreter, code: str, **more: Any) -> Result:
-    """The result, and what a ledger makes of it is the same."""
+    """Return the result, which a ledger keeps as it is."""
     result = await interpreter.execute(dedent(code), **more)
     line = json.dumps(outcome_to_json(result), allow_nan=False)
     assert repr(outcome_from_json(json.loads(line)).meta) == repr(result.meta)
@@ -92,12 +91,8 @@ async def test_a_value_or_display_that_is_too_large_is_cut_and_named(interpreter
     assert displays[-1]["text/plain"].startswith("[left out: this display and those that follow; ")
 
 
-async def test_a_repr_that_ends_or_loops_ends_its_own_execution_alone(interpreter: Interpreter) -> None:
+async def test_a_repr_that_ends_its_process_ends_its_own_execution_alone(interpreter: Interpreter) -> None:
     code = "class A:\n    def __repr__(self):\n        {}\ndisplay(1)\nA()"
-    with pytest.raises(ExecutionTimeout, match=r"line 3") as timeout:
-        await interpreter.execute(code.format("while True: pass"), timeout=2)
-    assert timeout.value.meta is not None
-    assert timeout.value.meta.displays == ({"text/plain": "1"},)
     with pytest.raises(CodeCrashed, match=r"exit\(7\)"):
         await interpreter.execute(code.format("raise SystemExit(7)"))
     with pytest.raises(CodeError, match="KeyboardInterrupt") as error:
@@ -108,7 +103,7 @@ async def test_a_repr_that_ends_or_loops_ends_its_own_execution_alone(interprete
     assert (await interpreter.execute("2")).meta.value == 2
 
 
-async def test_what_is_written_past_display_is_passed_over_or_ends_its_execution(provider: SandboxProvider) -> None:
+async def test_frames_that_code_writes_past_display_are_ignored_or_end_its_execution(provider: SandboxProvider) -> None:
     write = """
         import json, os, sys
         frame = sys._getframe()
@@ -117,7 +112,7 @@ async def test_what_is_written_past_display_is_passed_over_or_ends_its_execution
         channel = frame.f_locals["self"]._channel
         def send(op, body): channel.send({"op": op, "token": channel.token}, body)
         """
-    async with provider.interpreter(timeout=20) as interpreter:
+    async with provider.interpreter() as interpreter:
         forged = """
             long, deep = b'{"' + b"a" * 200 + b'":1}', b'{"a":' + b"[" * 300 + b"]" * 300 + b"}"
             for body in (b"[]", b"{}", b"nonsense", long, deep):
@@ -132,13 +127,3 @@ async def test_what_is_written_past_display_is_passed_over_or_ends_its_execution
                 dedent(write) + "while True: send('display', b'{\"a\":\"' + b'x' * 1_000_000 + b'\"}')"
             )
         assert (await interpreter.execute("3")).meta.value == 3
-
-
-def test_arrays_and_data_frames_are_last_values() -> None:
-    imports = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\nimport numpy as np, pandas as pd\n"
-    with LocalInterpreter(isolation="none") as interpreter:
-        assert interpreter.execute(f"{imports}np.arange(3) / 2").meta.value == [0.0, 0.5, 1.0]
-        assert interpreter.execute("pd.Series([1, 2])").meta.value == [1, 2]
-        meta = interpreter.execute("pd.DataFrame({'a': [1, 2]})").meta
-        assert (meta.value, meta.value_repr) == (None, "   a\n0  1\n1  2")
-        assert "<table" in meta.displays[0]["text/html"]

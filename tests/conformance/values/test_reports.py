@@ -1,4 +1,4 @@
-"""What code says of how far it has come, and what ends it there."""
+"""Code reports how far it is, and a search may end it there."""
 
 import math
 from textwrap import dedent
@@ -11,11 +11,13 @@ from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.intake.reports import Reports
 
+from ...infra.waiting import HANG_SECONDS
+
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
 async def run(provider: SandboxProvider, code: str, should_prune: Any = None, **more: Any) -> Any:
-    async with provider.interpreter(timeout=60, **more) as interpreter:
+    async with provider.interpreter(timeout=HANG_SECONDS, **more) as interpreter:
         return await interpreter.execute(dedent(code), should_prune=should_prune)
 
 
@@ -44,27 +46,28 @@ async def test_numbers_of_any_kind_are_values_and_the_first_of_a_step_counts(pro
     assert math.isnan(third[1])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ("report('high', 1)", "value is a str: it is a number"),
-        ("report([1], 1)", "value is a list: it is a number"),
-        ("report(10 ** 400, 1)", "larger than a float holds"),
-        ("report(1, -1)", "step is -1: it is a whole number from 0 on"),
-        ("report(1, 0.5)", "step is 0.5: it is a whole number from 0 on"),
-        ("report(1, float('nan'))", "step is nan: it is a whole number from 0 on"),
-        ("report(1, 2 ** 53 + 1)", r"at most 2\*\*53"),
-        ("report(1, 'a')", "step is a str: it is a number"),
-        ("report(1)", "step"),
-    ],
+REFUSED = (
+    ("report('high', 1)", "value is a str: it is a number"),
+    ("report([1], 1)", "value is a list: it is a number"),
+    ("report(10 ** 400, 1)", "larger than a float holds"),
+    ("report(1, -1)", "step is -1: it is a whole number from 0 on"),
+    ("report(1, 0.5)", "step is 0.5: it is a whole number from 0 on"),
+    ("report(1, float('nan'))", "step is nan: it is a whole number from 0 on"),
+    ("report(1, 2 ** 53 + 1)", r"at most 2\*\*53"),
+    ("report(1, 'a')", "step is a str: it is a number"),
+    ("report(1)", "step"),
 )
-async def test_what_is_no_report_is_an_error_of_the_code(provider: SandboxProvider, call: str, message: str) -> None:
-    with pytest.raises(CodeError, match=message):
-        await run(provider, call)
+
+
+async def test_what_is_no_report_is_an_error_of_the_code(provider: SandboxProvider) -> None:
+    async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
+        for call, message in REFUSED:
+            with pytest.raises(CodeError, match=message):
+                await interpreter.execute(call)
 
 
 async def test_ten_thousand_steps_are_recorded_and_one_more_is_refused() -> None:
-    """The host counts: a code that asks for each takes ten seconds."""
+    """The host counts: code that reports each takes ten seconds."""
     reports = Reports()
     for step in range(10_000):
         await reports.add(step, step)
@@ -80,7 +83,7 @@ ENDINGS = {
     import threading, time
     thread = threading.Thread(target=lambda: [report(1, step) for step in range(99)])
     thread.start()
-    time.sleep(50)
+    time.sleep(1000)
     SUBMIT(x=1)
     """,
     "an event loop": """
@@ -94,15 +97,15 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDINGS)
-async def test_the_end_is_the_end_wherever_the_report_comes_from(provider: SandboxProvider, name: str) -> None:
-    result = await run(provider, ENDINGS[name], lambda step, _value: step == 3)
-    assert (result.outputs, result.meta.pruned, len(result.meta.reports)) == ({}, True, 4)
-    assert result.meta.seconds < 40
+async def test_the_end_is_the_end_wherever_the_report_comes_from(provider: SandboxProvider) -> None:
+    async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
+        for name, code in ENDINGS.items():
+            result = await interpreter.execute(dedent(code), should_prune=lambda step, _value: step == 3)
+            assert (result.outputs, result.meta.pruned, len(result.meta.reports)) == ({}, True, 4), name
 
 
 async def test_a_context_lives_on_and_reports_anew(provider: SandboxProvider) -> None:
-    async with provider.interpreter(timeout=60) as interpreter:
+    async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         first = await interpreter.execute(
             "x = 7\nfor step in range(9):\n    report(1, step)",
             context="c",
@@ -119,16 +122,15 @@ async def test_prepared_code_reports_too(provider: SandboxProvider) -> None:
     assert result.meta.pruned
 
 
-async def test_a_tool_or_a_variable_of_that_name_is_what_code_finds(provider: SandboxProvider) -> None:
+async def test_code_finds_a_tool_or_a_variable_named_report_in_the_place_of_ours(provider: SandboxProvider) -> None:
     calls: list[str] = []
     result = await run(provider, "report('of mine')\nSUBMIT()", tools={"report": calls.append})
     assert (calls, result.meta.reports) == (["of mine"], ())
-    async with provider.interpreter(timeout=60) as interpreter:
+    async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         assert (await interpreter.execute("SUBMIT(y=report)", {"report": 3})).y == 3
 
 
-async def test_an_execution_that_is_told_to_end_and_does_not_is_ended(provider: SandboxProvider) -> None:
-    code = "try:\n    report(1, 0)\nfinally:\n    import time; time.sleep(50)"
-    result = await run(provider, code, lambda _step, _value: True)
-    assert result.meta.pruned
-    assert result.meta.seconds < 40
+@pytest.mark.full
+async def test_an_execution_that_does_not_end_when_it_is_told_to_is_ended(provider: SandboxProvider) -> None:
+    code = "try:\n    report(1, 0)\nfinally:\n    import time; time.sleep(1000)"
+    assert (await run(provider, code, lambda _step, _value: True)).meta.pruned
