@@ -85,13 +85,17 @@ class Host:
 
     def wait(self, number: int) -> dict[str, Any]:
         """The answer to a request."""
+        return self.wait_for_any([number])
+
+    def wait_for_any(self, numbers: list[int]) -> dict[str, Any]:
+        """The first answer to one of some requests; its `id` is the request's number."""
         assert self.process.stdout is not None
-        while number not in self._answers:
+        while not (answered := self._answers.keys() & {*numbers}):
             line = self.process.stdout.readline()
             assert line, "the host has ended"
             answer = json.loads(line)
             self._answers[answer["id"]] = answer
-        return self._answers.pop(number)
+        return self._answers.pop(answered.pop())
 
     def list_sandboxes(self) -> dict[str, dict[str, str]]:
         """What its provider lists: labels by id."""

@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from rlm_batch.blocks.local import isolation
-from rlm_batch.blocks.local.block import LocalSandbox
 from rlm_batch.blocks.local.launch import bubblewrap
+from rlm_batch.blocks.local.provider import LocalProvider
 from rlm_batch.sandbox import errors
 from rlm_batch.sandbox.confinement import policy as confinement_policy
 from rlm_batch.sandbox.driver_settings import Preparation
@@ -61,10 +61,10 @@ class Host:
         """Serves one request: an execution, the end of a sandbox, or what a provider can be asked."""
         believed.set(request.get("abi"))
         if request["op"] == "list":
-            return {"found": {info.id: info.labels for info in await LocalSandbox().list_sandboxes()}}
+            return {"found": {info.id: info.labels for info in await LocalProvider().list_sandboxes()}}
         if request["op"] == "delete":
             try:
-                await LocalSandbox().delete_sandbox(request["sandbox"])
+                await LocalProvider().delete_sandbox(request["sandbox"])
             except errors.RlmBatchError:
                 return {"broken": traceback.format_exc()}
             return {}
@@ -74,8 +74,8 @@ class Host:
                 fields = {**request["fields"]}
                 prepare = fields.pop("prepare", None)
                 mounts = fields.pop("mounts", None)
-                block = LocalSandbox(**fields).with_files(mounts=mounts)
-                self.interpreters[name] = block.interpreter(
+                provider = LocalProvider(**fields).with_files(mounts=mounts)
+                self.interpreters[name] = provider.interpreter(
                     timeout=60,
                     tools={"echo": lambda value: value},
                     prepare=None if prepare is None else Preparation(prepare),
@@ -114,7 +114,7 @@ def say(answer: dict[str, Any]) -> None:
 
 async def warm_up() -> None:
     """Runs through what is imported late, while every package can still be read."""
-    async with LocalSandbox(isolation="none").interpreter() as interpreter:
+    async with LocalProvider(isolation="none").interpreter() as interpreter:
         await run(interpreter, {"code": "1 / 0"})
     await asyncio.to_thread(int)
 

@@ -80,7 +80,7 @@ class Victim:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it is still stopped, and no signal is pending: the kernel notes a signal before the sender goes on."""
+        """Whether it is still stopped, and no signal is pending, which the kernel notes before the sender goes on."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return "\nState:\tT" in status and len(re.findall("(?m)^S[ih][gd]Pnd:\t0{16}$", status)) == 2
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .boxes import wait_for_file
+from .boxes import Box, wait_for_file
 
 if TYPE_CHECKING:
-    from .boxes import Box, Boxes
+    from .boxes import Boxes
+    from .hosts import Hosts
     from .targets import Marked
 
 # A sibling that runs a program, says where both are to be found, waits for the attack, and then submits.
@@ -383,12 +384,12 @@ def test_processes_that_a_sandbox_leaves_end_with_it(own_box: Boxes, marked: Mar
         marked.wait_until_gone()
 
 
-@pytest.mark.each_once
+@pytest.mark.requires("landlock for users")
 def test_a_timeout_in_a_context_ends_what_the_execution_started_and_keeps_what_was_there(
-    own_box: Boxes, marked: Marked
+    hosts: Hosts, marked: Marked
 ) -> None:
     """Of a process whose first thread has ended the kernel says that it is a zombie, and nothing more."""
-    box = own_box()
+    box = Box(hosts("user"), "landlock")
     box.run("import subprocess\nbefore = subprocess.Popen(['sleep', '1000'], start_new_session=True)", context="c")
     code = f"""
 import _thread
@@ -407,3 +408,4 @@ time.sleep(1000)
     marked.wait_until_gone()
     found = box.outputs("SUBMIT(before=before.poll(), after=after.wait(60))", context="c")
     assert found == {"before": None, "after": -9}
+    box.close()

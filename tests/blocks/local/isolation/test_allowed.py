@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from ..boxes import Box
 
 WORKS = {
-    "a subprocess": """
-import subprocess
-assert subprocess.run(["echo", "hi"], capture_output=True, text=True).stdout == "hi\\n"
-assert subprocess.run("exit 3", shell=True).returncode == 3
-""",
     "a Python of its own": """
 import subprocess
 ran = subprocess.run([sys.executable, "-c", "import ssl, sqlite3; print(6 * 7)"], capture_output=True, text=True)
@@ -42,11 +37,6 @@ with open("of_its_own.py", "w") as file:
 import of_its_own
 assert of_its_own.value == 5
 """,
-    "threads": """
-from concurrent.futures import ThreadPoolExecutor
-with ThreadPoolExecutor(8) as pool:
-    assert sum(pool.map(abs, range(100))) == 4950
-""",
     "temporary files": """
 import tempfile
 with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile(dir=folder) as file:
@@ -67,14 +57,6 @@ assert db.execute("select count(*) from t").fetchone()[0] >= 1
     "ssl": """
 import ssl
 assert ssl.create_default_context().cert_store_stats()["x509"] >= 0
-""",
-    "an event loop": """
-import asyncio
-async def main():
-    process = await asyncio.create_subprocess_exec("cat", stdin=-1, stdout=-1)
-    out, _ = await process.communicate(b"hello")
-    return out, await asyncio.to_thread(int, "5"), await asyncio.sleep(0, "slept")
-assert asyncio.run(main()) == (b"hello", 5, "slept")
 """,
     "copies with their status": """
 import shutil
@@ -129,11 +111,6 @@ with zipfile.ZipFile("a.zip") as archive:
     archive.extractall("unzipped")
 assert open("unpacked/packed").read() == open("unzipped/packed").read() == "text"
 """,
-    "hashes": """
-import hashlib, hmac, secrets, uuid, random
-hashlib.sha256(b"x").hexdigest(), secrets.token_hex(), uuid.uuid4(), random.SystemRandom().random()
-""",
-    "decimals": "import decimal, fractions\nassert decimal.Decimal(1) / 3",
     "time zones": """
 import datetime, zoneinfo
 assert zoneinfo.available_timezones() or not os.path.isdir("/usr/share/zoneinfo")
@@ -180,12 +157,6 @@ with open("mapped", "w+b") as file:
 assert open("mapped", "rb").read(1) == b"\\1"
 assert len(mmap.mmap(-1, 4096)) == 4096
 """,
-    "forks": """
-pid = os.fork()
-if pid == 0:
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-""",
     "most of the library": """
 import argparse, base64, bisect, bz2, calendar, cmath, collections, configparser, contextlib, copy, csv, ctypes
 import dataclasses, difflib, email, enum, functools, getpass, glob, gzip, heapq, html, http.client, inspect, io
@@ -196,17 +167,17 @@ platform.platform(), mimetypes.guess_type("a.txt"), locale.getlocale(), pathlib.
 }
 
 
-@pytest.mark.parametrize("what", WORKS)
-def test_what_keeps_working(box: Box, what: str) -> None:
-    assert box.outputs(WORKS[what] + "\nSUBMIT(works=True)") == {"works": True}
+def test_what_keeps_working(box: Box) -> None:
+    answers = {what: box.run(f"{code}\nSUBMIT(works=True)") for what, code in WORKS.items()}
+    assert {what: answer for what, answer in answers.items() if answer.get("outputs") != {"works": True}} == {}
 
 
-@pytest.mark.older_kernels
+@pytest.mark.older_kernels(0, 1, 3)
 def test_a_network_that_is_not_there_is_an_ordinary_error(box: Box) -> None:
     found = box.outputs("""
 import urllib.error, urllib.request
 try:
-    urllib.request.urlopen("http://127.0.0.1:9/", timeout=2)
+    urllib.request.urlopen("http://127.0.0.1:9/", timeout=60)
 except urllib.error.URLError as error:
     SUBMIT(refused=isinstance(error.reason, OSError))
 """)
@@ -217,14 +188,14 @@ def test_processes_that_code_starts_can_be_signalled_by_it(box: Box) -> None:
     """From Landlock's ABI 6 on; below, only itself."""
     code = """
 import subprocess
-process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
 process.terminate()
-assert process.wait(10) == -signal.SIGTERM
-process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+assert process.wait(60) == -signal.SIGTERM
+process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
 os.killpg(process.pid, signal.SIGKILL)
-assert process.wait(10) == -signal.SIGKILL
+assert process.wait(60) == -signal.SIGKILL
 try:
-    subprocess.run(["sleep", "60"], timeout=0.1)
+    subprocess.run(["sleep", "1000"], timeout=0.1)
 except subprocess.TimeoutExpired:
     SUBMIT(works=True)
 """

@@ -45,7 +45,7 @@ for name, path in paths.items():
 """
 
 
-@pytest.mark.older_kernels
+@pytest.mark.older_kernels(0, 1)
 def test_files_of_the_host_cannot_be_read(box: Box, files: Files) -> None:
     open_there = unconfined(box).tried(READ, paths=files.paths()).done
     assert {"home", "home by cat", "home by a symlink", "tmp", "tmp by cat", "tmp mapped"} <= set(open_there)
@@ -68,7 +68,7 @@ attempt("one that is open", lambda: read("/etc/shadow-that-is-not-there"))
 """
 
 
-@pytest.mark.older_kernels
+@pytest.mark.older_kernels(0, 1)
 def test_what_the_system_keeps_to_itself_cannot_be_read(box: Box) -> None:
     places = [str(box.host.home), str(box.host.folders)]
     assert {*places} <= set(unconfined(box).tried(SYSTEM_SECRETS, paths=places).done)
@@ -126,7 +126,7 @@ for name, path in paths.items():
 """
 
 
-@pytest.mark.older_kernels
+@pytest.mark.older_kernels(0, 1, 2)
 def test_files_of_the_host_cannot_be_written(box: Box, files: Files) -> None:
     code = WRITE.replace("subprocess.run(shell", "failing_as_oserror(shell")
     code = (
@@ -201,7 +201,7 @@ def state(path: Path) -> tuple[Any, ...]:
     return oct(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, marks, bytes(flags)
 
 
-@pytest.mark.older_kernels
+@pytest.mark.older_kernels(0, 1, 4)
 def test_modes_owners_times_and_attributes_of_the_host_cannot_be_changed(box: Box, files: Files) -> None:
     before = {path: (state(path), path.parent.stat().st_mode) for path in (files.home, files.tmp)}
     found = box.tried(CHANGE, paths=files.paths())

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..boxes import Box
 
 
-@pytest.mark.older_kernels
+@pytest.mark.older_kernels(0, 1)
 def test_a_new_namespace_cannot_be_had(box: Box) -> None:
     found = box.tried("""
 import subprocess
@@ -42,7 +42,7 @@ attempt("unshare --user", command)
     assert found.done == {}
 
 
-@pytest.mark.older_kernels
+@pytest.mark.older_kernels(0, 1)
 def test_calls_that_reach_around_the_policy_are_refused(box: Box) -> None:
     found = box.tried("""
 bad = -1
@@ -81,7 +81,7 @@ attempt("a request that nobody knows", lambda: fcntl.ioctl(descriptor, 0x5000940
 """
 
 
-@pytest.mark.older_kernels
+@pytest.mark.older_kernels(0, 1, 4)
 def test_a_file_that_was_opened_for_reading_is_not_changed_by_a_request(box: Box) -> None:
     """Landlock governs no requests to files, and the interpreter's may belong to the user."""
     found = box.tried(FLAGS)
@@ -100,7 +100,7 @@ attempt("non-blocking", lambda: os.set_blocking(reads, False))
     assert works.done["how much there is"] == repr((4).to_bytes(4, "little"))
 
 
-@pytest.mark.older_kernels
+@pytest.mark.older_kernels(0, 1, 5)
 def test_no_name_of_the_host_s_sockets_can_be_taken(box: Box) -> None:
     found = box.tried("""
 ours, theirs = socket.socketpair()
@@ -152,7 +152,7 @@ became = {}
 for command in ("su -c id", "sudo -n id", "mount -t tmpfs none /mnt", "pkexec id", "newgrp root"):
     command = command.split()
     try:
-        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=0.5)
+        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
         became[command[0]] = ran.returncode, ran.stdout.decode()
     except (OSError, subprocess.TimeoutExpired):
         pass
