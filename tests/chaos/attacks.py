@@ -1,4 +1,4 @@
-"""What code may do to its sandbox and to the machine: each attack ends itself within seconds, if nothing else does."""
+"""Attacks of code on its sandbox and on the machine: nearly all end themselves within seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-BOMB_SECONDS = 3  # that a fork bomb lives, should nothing end it
+BOMB_SECONDS = 3  # for which an attack lives, if nothing else ends it
 BOMB_SOURCE = Path(__file__).parents[1] / "blocks" / "local" / "fork_bomb.c"
 BOMB_KINDS = {"stays": "s", "leaves": "l", "mixes": "m", "adopts": "a"}
 
@@ -61,12 +61,13 @@ while True: threading.Thread(target=time.sleep, args=(seconds,), daemon=True).st
 """,
     "a frozen interpreter": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
 }
-# A batch has one code for all its inputs, and says by `text` what each of them does.
-CODE = "if text:\n    exec(text)\nelse:\n    SUBMIT(y=x * x)"
+# A batch has one code for all its inputs, and says by `text` what each of them does. An alarm, which ends the process
+# by default, ends an attack that would go on until its timeout, unless it has stopped itself.
+CODE = "if text:\n    import signal; signal.alarm(seconds)\n    exec(text)\nelse:\n    SUBMIT(y=x * x)"
 
 
 def compile_bomb(folder: Path) -> str | None:
-    """The fork bomb in C as text of base64; None where there is no compiler."""
+    """Compile the fork bomb in C, and return it as text of base64; None where there is no compiler."""
     if shutil.which("gcc") is None:
         return None
     program = folder / "fork_bomb"

@@ -1,4 +1,4 @@
-"""What the fault suite runs on: a server, the stand-ins, and a process that starts flows."""
+"""Fixtures of the fault suite: a server, the stand-ins, and a process that starts flows."""
 
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ STANDIN_OF = {"daytona": "daytona", "modal": "modal_standin"}  # the fixtures
 
 @pytest.fixture(scope="session")
 def hosts(server: str) -> Iterator[Hosts]:
-    """Where flows' processes come from."""
+    """Start the process that flows' processes are forks of."""
     with Hosts(server, Path(tempfile.mkdtemp(prefix="chaos-"))) as hosts:
         STANDINS.add(hosts.pid)
         yield hosts
@@ -24,7 +24,7 @@ def hosts(server: str) -> Iterator[Hosts]:
 
 @pytest.fixture
 def provider(request: pytest.FixtureRequest, hosts: Hosts) -> Provider:
-    """The provider of the parametrized name, with nothing in it; what the test leaves there, or runs, fails it."""
+    """Return the provider of the parametrized name, empty; fails a test that leaves a sandbox or a process."""
     standin = None if request.param == "local" else request.getfixturevalue(STANDIN_OF[request.param])
     request.getfixturevalue("no_process_left")
     return Local() if standin is None else Daytona(standin) if request.param == "daytona" else Modal(standin)
@@ -32,5 +32,5 @@ def provider(request: pytest.FixtureRequest, hosts: Hosts) -> Provider:
 
 @pytest.fixture
 def stage(provider: Provider, hosts: Hosts, server: str, counter: ExecutionCounter, tmp_path: Path) -> Stage:
-    """The provider with a saved block, on which batches run."""
+    """Save a block of the provider, on which batches run."""
     return Stage(provider, hosts, server, counter, tmp_path)

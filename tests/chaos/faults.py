@@ -1,4 +1,4 @@
-"""What may befall a batch: providers whose calls fail, a server that fails, and a process that is killed; by a seed."""
+"""Faults of a batch by a seed: providers and servers whose calls fail, and processes that are killed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -22,61 +20,53 @@ from urllib.parse import urlsplit
 from rlm_batch import DaytonaSandbox, LocalSandbox, ModalSandbox
 from rlm_batch.blocks.local.inventory import CREATION_GRACE_SECONDS, LABELS_FILE
 
-LIFETIME = 30  # seconds: long enough for an execution on a machine that is busy, and short enough to be waited for
-SLOTS = 200  # more than are held by what was killed in the last minute: nothing waits for them
-TIMEOUT = 15.0  # seconds for an execution
+from ..infra.waiting import wait_until
+
+LIFETIME = 45  # seconds: long enough for an execution on a busy machine, and short enough for a test to wait for it
+SLOTS = 200  # more than killed processes held in the last minute: no run waits for a slot
+TIMEOUT = 60.0  # seconds for an execution
 
 SEED = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(1_000_000))
 
 
 def chance(*names: object) -> random.Random:
-    """The dice of one test: the same for the same seed, whatever other tests have thrown."""
+    """Make the dice of one test: the same for the same seed, whatever other tests have thrown."""
     print(f"repeat with: make chaos SEED={SEED}")  # pytest shows it with a failure
     return random.Random(repr((SEED, *names)))
-
-
-def until(condition: Callable[[], Any], seconds: float, pause: float = 0.02) -> bool:
-    """Waits until something is so; whether it became so in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(pause)
-    return True
 
 
 # ----------------------------------------------------------------------------------------------------------- providers
 
 
 class Local:
-    """This machine: nothing of a provider's can fail, and what a killed host leaves is folders."""
+    """Local sandboxes: no call of a provider can fail, and a killed host leaves folders."""
 
     name = "local"
     environment: ClassVar[dict[str, str]] = {}
 
     def block(self) -> LocalSandbox | DaytonaSandbox | ModalSandbox:
-        """Its block, for sandboxes that reach the test's own server on loopback."""
+        """Make the block, for sandboxes that reach the test's own server on loopback."""
         return LocalSandbox(isolation="none", lifetime=LIFETIME, max_sandboxes=SLOTS)
 
     def sandboxes(self) -> set[str]:
-        """The ids of those that there are."""
+        """Return the ids of all sandboxes."""
         return {path.name for path in Path(tempfile.gettempdir()).glob("rlm-batch-*")}
 
     def fail(self, share: float, seed: int) -> None:
-        """Lets that share of all calls fail from now on."""
+        """Let that share of all calls fail from now on."""
 
     def faults(self) -> int:
-        """How many calls have failed."""
+        """Count the calls that have failed."""
         return 0
 
     def reaped_after(self) -> float:
-        """Seconds after which one reap takes all that killed processes have left."""
+        """Return the seconds after which one reap takes all that killed processes have left."""
         folders = [Path(tempfile.gettempdir()) / name for name in self.sandboxes()]
-        # Those of a host that has died are known at once, but for one that died while it made or removed its folder.
+        # A folder of a dead host is known at once, except one that the host was making or removing when it died.
         return 0.0 if all((folder / LABELS_FILE).exists() for folder in folders) else CREATION_GRACE_SECONDS + 2
 
     def take(self, sandbox: str) -> None:
-        """Ends a sandbox as its provider would: kills the process that everything in it hangs on."""
+        """End a sandbox as its provider would: kill the process that everything in it depends on."""
         place = os.fsencode(Path(tempfile.gettempdir()) / sandbox / "work")
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -183,26 +173,28 @@ class Host:
         self._status: int | None = None
 
     def status(self) -> int | None:
-        """Its exit status, as subprocess has it; None while it runs."""
+        """Return its exit status, as subprocess has it; None while it runs."""
         if self._status is None:
             self._status = self._hosts.ask({"op": "wait", "pid": self.pid})
         return self._status
 
     def kill(self, number: int) -> None:
-        """Sends it a signal, if it is still there."""
+        """Send it a signal, if it still runs."""
         if self.status() is None:
             os.kill(self.pid, number)
 
     def ended(self, seconds: float = 120.0) -> int:
-        """Waits for its end, and returns its exit status; what takes longer fails the test and is killed."""
-        if not until(lambda: self.status() is not None, seconds):
+        """Wait for its end, and return its exit status. Kills it and fails the test where it hangs."""
+        try:
+            wait_until(lambda: self.status() is not None, timeout=seconds)
+        except TimeoutError:
             os.kill(self.pid, signal.SIGKILL)
-            raise AssertionError(f"the flow's process did not end within {seconds:.0f} s:\n{self.said()}")
+            raise AssertionError(f"the flow's process did not end within {seconds:.0f} s:\n{self.said()}") from None
         assert self._status is not None
         return self._status
 
     def said(self) -> str:
-        """The end of what it wrote."""
+        """Return the end of what it wrote."""
         return self._log.read_text(errors="replace")[-4000:]
 
 
@@ -223,7 +215,7 @@ class Hosts:
         assert self._process.stdout.readline() == "ready\n"
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """What it answers to a line."""
+        """Send a line, and return the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -231,7 +223,7 @@ class Hosts:
         return json.loads(self._process.stdout.readline())
 
     def start(self, provider: Provider, server: str | None = None, **request: Any) -> Host:
-        """Starts a run of a flow; `server` is another than the tests' own."""
+        """Start a run of a flow, on another server than the tests' own where one is given."""
         log = self._folder / "flow.log"
         common = {"environment": provider.environment, "server": server or self._server, "log": str(log)}
         return Host(self, self.ask({**common, **request}), log)
@@ -243,7 +235,7 @@ class Hosts:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(60)
         self._process.stdout.close()
 
 
@@ -264,12 +256,12 @@ class Proxy:
     def __enter__(self) -> Self:
         self._thread.start()
         serving = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1"), self._loop)
-        self._serving = serving.result(10)
+        self._serving = serving.result(60)
         self.url = f"http://127.0.0.1:{self._serving.sockets[0].getsockname()[1]}{self._to.path}"
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -22,7 +22,7 @@ from rlm_batch.sandbox.errors import ExecutionsFailed
 
 
 def run(request: dict[str, Any]) -> int:
-    """What a person's own script does; its exit status."""
+    """Run a flow as a person's script does, and return the exit status."""
     os.setsid()
     with open(request["log"], "ab") as log:
         for number in (1, 2):
@@ -45,7 +45,7 @@ def run(request: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Forks and waits, as it is asked to."""
+    """Fork and wait, as each line asks."""
     _ = daytona.AsyncDaytona  # the SDK imports most when it is asked for it
     print("ready", flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""A batch whose ledger is looked at while things befall it, and the provider and server that it runs on."""
+"""A batch that is disturbed, its ledger, and the provider and server that it runs on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ..conftest import descendants
 from ..infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
-from .faults import TIMEOUT, Host, Hosts, Provider, until
+from ..infra.waiting import wait_until
+from .faults import TIMEOUT, Host, Hosts, Provider
 
 CODE = COUNT_EXECUTION + "import time\ncount_execution(f'{batch}-{x}')\ntime.sleep(seconds)\nSUBMIT(y=x * x)"
 
@@ -36,7 +38,7 @@ class Batch:
         self._done: Counter[int] = Counter()  # how often those had begun that had a result when it was looked for last
 
     def start(self, hosts: Hosts, provider: Provider, server: str | None = None, **options: Any) -> Host:
-        """Runs it, or what has no result of it yet, in ways that differ from run to run."""
+        """Run it, or what has no result of it yet, in ways that differ from run to run."""
         dice = self._dice
         shape = {
             "max_workers": dice.choice((3, 6)),
@@ -48,12 +50,12 @@ class Batch:
         return hosts.start(provider, server, op="batch", parameters=parameters)
 
     def count_starts(self) -> Counter[int]:
-        """How often each execution has begun."""
+        """Count how often each execution has begun."""
         names = {f"{self._name}-{x}": x for x in range(self.size)}
         return Counter({names[name]: times for name, times in self._counter.counts.items() if name in names})
 
     def results(self) -> dict[int, Result]:
-        """The results in its ledger, each of them right; what had one before was not begun again since."""
+        """Return the results in its ledger. Fails where one is wrong, or was begun again although it had a result."""
         found: dict[int, Result] = {}
         for line in self._ledger.load_latest_lines().values():
             outcome = line.to_outcome()
@@ -70,21 +72,21 @@ class Batch:
         return found
 
     def complete(self) -> None:
-        """Fails unless every execution has its result."""
+        """Fail unless every execution has its result."""
         missing = set(range(self.size)) - set(self.results())
         failed = [line.to_outcome() for line in self._ledger.load_latest_lines().values() if not line.is_success]
         assert not missing, f"no results of {missing}: {failed}"
 
     def wait_for_progress(self, host: Host, dice: random.Random) -> None:
-        """Waits for a random part of what is left to do to have begun, or for a part of a second."""
+        """Wait until a random part of what is left has begun, and a random part of a second more."""
         left = self.size - len(self.results())
         before, more = sum(self.count_starts().values()), dice.randint(0, max(1, left // 2))
-        until(lambda: sum(self.count_starts().values()) >= before + more or host.status() is not None, 60)
+        wait_until(lambda: sum(self.count_starts().values()) >= before + more or host.status() is not None)
         time.sleep(dice.uniform(0.0, 0.3 if more else 1.0))
 
 
 class Stage:
-    """A provider with a saved block, and what was there before anything happened on it."""
+    """A provider with a saved block, and the processes that were there before."""
 
     def __init__(self, provider: Provider, hosts: Hosts, server: str, counter: ExecutionCounter, folder: Path) -> None:
         self.provider, self.hosts = provider, hosts
@@ -98,45 +100,36 @@ class Stage:
         self._limit = f"rlm-batch.{block.get_block_type_slug()}.{name}"
 
     def batch(self, size: int, dice: random.Random, block: str | None = None) -> Batch:
-        """A new batch, on the saved block."""
+        """Make a batch, on the saved block."""
         return Batch(size, block or self._block, self._counter, self._folder, dice)
 
     def start(self, batch: Batch, server: str | None = None, **options: Any) -> Host:
-        """Runs a batch, or what is left of it."""
+        """Run a batch, or what is left of it."""
         return batch.start(self.hosts, self.provider, server, **options)
 
     def finish(self, batch: Batch, **options: Any) -> None:
-        """Runs what is left of a batch to its end, undisturbed."""
+        """Run what is left of a batch to its end, undisturbed."""
         host = self.start(batch, **options)
         assert host.ended(300) == 0, host.said()
         batch.complete()
 
     def no_slot_is_held(self) -> None:
-        """That of a process that was killed ends with its lease, after a minute; the server looks some time later."""
-        held = 0
+        """Wait until no slot is held: that of a killed process ends with its lease, after a minute and some seconds."""
 
         def none() -> bool:
-            nonlocal held
-            answer = httpx.get(f"{self._server}/v2/concurrency_limits/{self._limit}", timeout=30)
-            held = answer.raise_for_status().json()["active_slots"]
-            return not held
+            answer = httpx.get(f"{self._server}/v2/concurrency_limits/{self._limit}", timeout=60)
+            return not answer.raise_for_status().json()["active_slots"]
 
-        assert until(none, 120, pause=0.5), f"{held} slots are held"
+        wait_until(none, "no slot is held", timeout=120)
 
     def nothing_is_left(self, *, after_lifetime: bool = True) -> None:
-        """No sandbox, folder or process, but for the servers': at once, or after the lifetime and one reap."""
-        seconds = self.provider.reaped_after() if after_lifetime else 15
-        gone = until(lambda: not self.provider.sandboxes(), seconds)
-        if not gone and after_lifetime:
-            reap = self.hosts.start(self.provider, op="reap", block=self._block)
-            assert reap.ended() == 0, reap.said()
-            until(lambda: not self.provider.sandboxes(), 10)
-        assert not self.provider.sandboxes()
-        left: dict[int, str] = {}
-
-        def no_process() -> bool:
-            left.clear()
-            left.update({pid: name for pid, name in descendants().items() if pid not in self._processes})
-            return not left
-
-        assert until(no_process, 15), left
+        """Wait until no sandbox, folder or process is left, but the servers': at once, or after lifetime and reap."""
+        if after_lifetime:
+            with suppress(TimeoutError):
+                wait_until(lambda: not self.provider.sandboxes(), timeout=self.provider.reaped_after())
+            if self.provider.sandboxes():
+                reap = self.hosts.start(self.provider, op="reap", block=self._block)
+                assert reap.ended() == 0, reap.said()
+        # Less than the lifetime, after which the provider itself removes what was left.
+        wait_until(lambda: not self.provider.sandboxes(), "no sandbox is left", timeout=30)
+        wait_until(lambda: not descendants().keys() - self._processes, "no process is left")

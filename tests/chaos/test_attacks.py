@@ -1,4 +1,4 @@
-"""Of a batch some of whose executions attack their sandboxes, every other one is right, and no process is left."""
+"""A batch some of whose executions attack their sandboxes: every other one is right, and no process is left."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .attacks import ATTACKS, BOMB_KINDS, BOMB_SECONDS, CODE, START_BOMB, compil
 from .faults import Hosts, Provider, chance
 from .stage import Stage
 
-SECONDS = 30  # after which no other batch begins
-TIMEOUT = 6.0  # seconds for an execution: what is right takes milliseconds, on a machine that bombs keep busy
+SECONDS = 30  # after which no further batch begins
+TIMEOUT = 60.0  # seconds for an execution: a right one takes milliseconds, but bombs keep the machine busy
 SIZE = 40
 
 
 def make_inputs(marked: Marked, bomb: str | None, dice: Any) -> list[dict[str, Any]]:
-    """A third of them attack, each in another way; which, and where in the batch, the dice say."""
+    """Make inputs of which a third attack, each in another way, at random places."""
     bombs = [{"text": START_BOMB, "bomb": bomb, "kind": kind} for kind in BOMB_KINDS.values()] if bomb else []
     attacks: list[dict[str, Any]] = [*bombs, *({"text": text} for text in ATTACKS.values())]
     dice.shuffle(attacks)

@@ -1,4 +1,4 @@
-"""Whatever befalls a batch, its results are right, what was paid for is not done again, and nothing is left behind.
+"""A batch among faults: its results are right, none of them is computed again, and nothing is left behind.
 
 `make chaos` runs all of it, with a seed that it prints; `make test-full` a short form.
 """
@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from .faults import Proxy, chance, until
+from ..infra.waiting import wait_until
+from .faults import Proxy, chance
 from .stage import Stage
 
 NAMES = ("local", "daytona", "modal")
 
 
 def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool = False) -> None:
-    """Kills a batch's process again and again, and then resumes; begins no more rounds after those seconds."""
+    """Kill a batch's process again and again, and then resume it. Begins no more rounds after those seconds."""
     dice = chance("kill", stage.provider.name)
     started_at, strikes, batches = time.monotonic(), 0, [stage.batch(size, dice)]
-    while strikes < times and time.monotonic() < started_at + seconds:
+    while not strikes or (strikes < times and time.monotonic() < started_at + seconds):
         if len(batches[-1].results()) == size:
             batches.append(stage.batch(size, dice))
         host = stage.start(batches[-1])
@@ -59,17 +60,16 @@ def test_batches_killed_at_twenty_random_moments_resume_with_every_result_and_le
 def test_a_batch_that_is_interrupted_removes_its_sandboxes_itself_and_resumes(stage: Stage) -> None:
     dice = chance("interrupt", stage.provider.name)
     batch, started_at, strikes = stage.batch(50, dice), time.monotonic(), 0
-    while strikes < 6 and time.monotonic() < started_at + 30 and len(batch.results()) < 50:
+    while not strikes or (strikes < 6 and time.monotonic() < started_at + 30):
+        if len(batch.results()) == 50:
+            batch = stage.batch(50, dice)
         host = stage.start(batch)
         batch.wait_for_progress(host, dice)
         strikes += host.status() is None
         number = dice.choice((signal.SIGINT, signal.SIGTERM))
         host.kill(number)
-        status = host.ended()
-        try:
-            stage.nothing_is_left(after_lifetime=False)
-        except AssertionError as error:
-            raise AssertionError(f"{number.name} ended it as {status}, and {error}: {host.said()}") from None
+        host.ended()
+        stage.nothing_is_left(after_lifetime=False)
     stage.finish(batch)
     stage.no_slot_is_held()
     print(f"{stage.provider.name}: {strikes} interrupts, {sum(batch.count_starts().values())} executions begun")
@@ -135,7 +135,7 @@ def test_a_batch_outlives_a_kill_of_its_server_that_is_started_again(stage: Stag
         batch.wait_for_progress(host, dice)
         assert server.pid is not None
         os.killpg(server.pid, signal.SIGKILL)
-        assert until(lambda: not listening(port), 30)
+        wait_until(lambda: not listening(port))
         with PrefectServer(tmp_path / "home", port):
             assert host.ended(300) == 0, host.said()
             batch.complete()
