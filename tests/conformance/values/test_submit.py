@@ -183,6 +183,7 @@ async def test_files_left_open_are_written_when_the_execution_ends(interpreter: 
 
 
 async def test_two_identical_executions_are_two_and_draw_random_numbers_of_their_own(interpreter: Interpreter) -> None:
-    code = "import os, random, tempfile, uuid\nSUBMIT([os.getpid(), str(uuid.uuid4()), random.random(), tempfile.mktemp()])"
+    drawn = "[os.getpid(), str(uuid.uuid4()), random.random(), tempfile.mktemp()]"
+    code = f"import os, random, tempfile, uuid; SUBMIT({drawn})"
     first, second = await interpreter.execute(code), await interpreter.execute(code)
     assert all(one != other for one, other in zip(first.output, second.output, strict=True))
