@@ -91,16 +91,13 @@ MIB = 1 << 20
 BODIES = {
     "empty lists": """b'{"x":[' + b'[],' * (MIB // 3 - 10) + b'0]}'""",
     "as many lists as may be": """b'{"x":[' + b'[0,0,0],' * 99_990 + b'0]}'""",
-    "long integers": """b'{"x":[' + (b'9' * 4300 + b',') * (MIB // 4301 - 1) + b'0]}'""",
     "keys": """b'{' + b','.join(b'"%x":0' % i for i in range(MIB // 10)) + b'}'""",
     "escapes": """b'{"x":"' + b'\\\\na' * (MIB // 3 - 10) + b'"}'""",
     "invalid UTF-8": """b'{"x":"' + b'\\xff' * (MIB - 10) + b'"}'""",
-    "no JSON": """b'{"x":[' + b'0,' * (MIB // 2 - 10) + b'?]}'""",
 }
 
 CODE = {
     "output": "import os\nwhile True: os.write(1, b'x' * 60_000)",
-    "output of invalid UTF-8": "import os\nwhile True: os.write(1, b'\\xff' * 60_000)",
     "files in the working folder": "for i in range(20_000): open(f'{i}', 'w').close()",
     "nested directories": "import os\nfor _ in range(3000): os.mkdir('d' * 200); os.chdir('d' * 200)",
     "calls of many threads": """
@@ -110,9 +107,7 @@ def run():
 for _ in range(100): threading.Thread(target=run, daemon=True).start()
 run()
 """,
-    "calls whose replies are never read": CALL + """call(b'{"args":[1],"kwargs":{}}')""",
     "slow calls that nobody waits for": CALL + """call(b'{"args":[],"kwargs":{}}', "sleep")""",
-    "calls of empty lists": CALL + """call(b'{"args":[[' + b'[],' * (2 * MIB // 3 - 30) + b'0]],"kwargs":{}}')""",
     "large calls": CALL + """call(b'{"args":[[' + b'[],' * (4 * MIB // 3 - 30) + b'0]],"kwargs":{}}')""",
     "calls of escapes": CALL + """call(b'{"args":["' + b'\\\\\\"' * (2 * MIB - 99) + b'"],"kwargs":{}}')""",
     "large answers that are never read": CALL + """call(b'{"args":[],"kwargs":{}}', "answer")""",
@@ -127,10 +122,6 @@ call(b'{"args":[[' + b'"",' * 600_000 + b'""]],"kwargs":{"concurrency":null}}', 
 REPEAT = "while time.monotonic() < end: send(data)"
 DRIVERS = {
     "tiny frames": f"data = b''.join(frame(op='beat', id=0) for _ in range(200_000))\n{REPEAT}",
-    "frames of many ids": f"""
-data = b''.join(frame(op='end', id=i, status='x', body=b'0') for i in range(50, 100_000))
-{REPEAT}
-""",
     "tiny output": f"""
 data = b''.join(frame(op='output', stream='stdout', dropped=0, body=b'"x"') for _ in range(100_000))
 {REPEAT}
@@ -148,7 +139,6 @@ send(frame(op='end', status='finished', body=b'null'))
 body = b'{"args":[1],"kwargs":{}}'
 send(b''.join(frame(op='call', call=i, name='ask', body=body) for i in range(100_000)))
 """,
-    "one long line": f"data = b'x' * 60_000\n{REPEAT}",
     "a body without an end": f"""
 send(b'{{"op":"end","id":1,"status":"submitted","n":2,"body":999999999999}}\\n')
 data = b'x' * 60_000
@@ -159,7 +149,6 @@ send(b'{"op":"end","id":1,"status":"submitted","n":2,"body":4000000}\\n')
 while time.monotonic() < end: send(b'x')
 """,
     "headers of deep lists": f"data = b'{{\"op\":' + b'[' * 60_000 + b'\\n'\n{REPEAT}",
-    "headers of invalid UTF-8": f"data = b'{{\"op\":\"' + b'\\xff' * 100 + b'\"}}\\n'\n{REPEAT}",
     "headers without fields": f"data = b'{{}}\\n' * 10_000\n{REPEAT}",
     "headers of other types": f"data = b'{{\"op\":[],\"id\":{{}},\"n\":\"x\"}}\\n' * 1000\n{REPEAT}",
     "one result that is too large": """

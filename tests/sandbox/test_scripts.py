@@ -247,37 +247,6 @@ def test_thousands_of_interrupts_of_what_the_background_does_leave_it_at_work(sc
     assert (output, errors) == ("awake\n", "")
 
 
-@pytest.mark.full
-def test_ctrl_c_before_the_start_has_begun_ends_it(script: Run) -> None:
-    process = script("""
-        from rlm_batch import LocalSandbox
-        import signal, threading
-        from rlm_batch.sandbox.sync_interpreter import SyncInterpreter
-        def press(*_):
-            threading.Timer(0.5, may_go_on.set).start()
-            os.kill(os.getpid(), signal.SIGINT)
-        signal.signal(signal.SIGALRM, press)
-        busy, may_go_on = threading.Event(), threading.Event()
-        async def open_late():
-            busy.set()
-            may_go_on.wait()  # nothing else of the background runs meanwhile
-            return await LocalSandbox(isolation="none").open({})
-        other = SyncInterpreter(open_late)
-        thread = threading.Thread(target=other.start)
-        thread.start()
-        busy.wait()
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            LocalInterpreter(isolation="none").start()
-        except KeyboardInterrupt:
-            ready()
-        thread.join()
-        other.shutdown()
-        """)
-    output, errors = process.communicate(timeout=PATIENCE)
-    assert (output, errors) == ("ready\n", "")
-
-
 @pytest.mark.parametrize("end", ["", pytest.param("sys.exit(3)", marks=pytest.mark.full)])
 def test_a_script_that_never_shuts_down_leaves_nothing(script: Run, end: str) -> None:
     process = script(f"""
@@ -299,14 +268,14 @@ def test_a_tool_that_calls_exit_ends_neither_the_script_nor_the_code(script: Run
             sys.exit(3)
         async def leave_asynchronously():
             sys.exit(3)
-        code = "try:\\n    leave()\\nexcept Exception as error:\\n    SUBMIT(said=str(error))"
+        code = "try:\\n    leave()\\nexcept Exception as error:\\n    SUBMIT(error=str(error))"
         async def main():
             for tool in (leave, leave_asynchronously):
                 async with LocalSandbox().interpreter(tools={"leave": tool}) as interpreter:
-                    print((await interpreter.execute(code)).said, flush=True)
+                    print((await interpreter.execute(code)).error, flush=True)
         for tool in (leave, leave_asynchronously):
             with LocalInterpreter(tools={"leave": tool}) as interpreter:
-                print(interpreter.execute(code).said, flush=True)
+                print(interpreter.execute(code).error, flush=True)
         asyncio.run(main())
         """)
     output, errors = process.communicate(timeout=PATIENCE)
