@@ -1,12 +1,9 @@
 """What the tests of flows share: a Prefect server, a results root of their own, and the ids of their flow runs."""
 
-import asyncio
 import socket
-import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,16 +38,6 @@ def find_run_id(results: Path) -> uuid.UUID:
     return uuid.UUID(ledger.name)
 
 
-async def becomes(true: Callable[[], Awaitable[Any]], seconds: float = 90) -> None:
-    """Waits until it is so."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if await true():
-            return
-        await asyncio.sleep(0.1)
-    raise TimeoutError
-
-
 class OutputListener(FlowListener):
     """Notes which executions have written something: their code has begun."""
 
@@ -63,12 +50,3 @@ class OutputListener(FlowListener):
     async def wait_for(self, count: int) -> None:
         """Wait until that many executions have."""
         await wait_until_async(lambda: len(self._indices) >= count, f"output of {count} executions")
-
-
-async def last_run(client: Any) -> Any:
-    """The flow run that began last. Those that a schedule will begin come after it in time, and are not meant."""
-    from prefect.client.schemas.filters import FlowRunFilter
-
-    begun = FlowRunFilter(start_time={"is_null_": False})  # type: ignore[arg-type]
-    (run,) = await client.read_flow_runs(flow_run_filter=begun, sort="START_TIME_DESC", limit=1)
-    return run

@@ -17,9 +17,9 @@ from ..infra.machine import list_descendants
 from ..infra.prefect_database import make_prefect_home
 from ..infra.waiting import wait_until
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
-PATIENCE = 140.0  # seconds after which a program has hung; it starts a server of its own
+PATIENCE = 250.0  # seconds after which a program has hung: it imports Prefect and starts a server of its own
 CODE = """
 import pathlib, time
 while x > 1 and not pathlib.Path(folder, "go").exists():
@@ -69,7 +69,7 @@ def read_results(tmp_path: Path) -> int:
 
 def wait_for_server(tmp_path: Path, program: subprocess.Popen[str], processes: Callable[[], dict[int, str]]) -> int:
     """Wait until two executions are done and two are under way; return the id of the program's server."""
-    wait_until(lambda: program.poll() is not None or read_results(tmp_path) >= 2, "two results")
+    wait_until(lambda: program.poll() is not None or read_results(tmp_path) >= 2, "two results", timeout=PATIENCE)
     assert program.poll() is None
 
     def find_servers() -> list[int]:  # the kernel's lists of children lack some while one of them ends

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, SandboxStartError, batch
+from rlm_batch import ConfigurationError, DaytonaSandbox, SandboxStartError, batch
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ...infra.execution_counter import COUNT_EXECUTION, ExecutionCounter
@@ -20,30 +20,34 @@ SQUARE = COUNT_EXECUTION + "count_execution(x)\nSUBMIT(y=x * x)"
 WORKERS, TOTAL = 3, 9
 
 
+async def save_block(start_timeout: int) -> str:
+    """Save a block that gives up after so many seconds; return its name as a flow takes it."""
+    await DaytonaSandbox(start_timeout=start_timeout).save("impatient", overwrite=True)  # type: ignore[misc]
+    return "daytona-sandbox/impatient"
+
+
 @pytest.fixture(autouse=True)
 def ledger(tmp_path: Path) -> Path:
     """Where the runs of a test write their results."""
     return tmp_path / "ledger"
 
 
-async def refuse_after_start(daytona: Any, counter: ExecutionCounter, status: str, count: int = WORKERS) -> None:
-    """Have every creation answer that status, once so many executions have begun; they go on from there."""
-    await wait_until_async(lambda: len(counter.counts) >= count, f"{count} executions")
-    daytona.set(fault_rate=1.0, faults=[status], fault_where=CREATE)
-    counter.may_go_on.set()
-
-
 async def run_and_refuse(
-    daytona: Any, hasty: str, counter: ExecutionCounter, ledger: Path, status: str, **options: Any
+    daytona: Any, provider: str, counter: ExecutionCounter, ledger: Path, status: str, times: int | None = None
 ) -> Sequence[Any]:
+    """Run a batch of which every creation of a sandbox is refused, or so many, once each worker has an execution."""
     inputs = [{"x": x, "address": counter.address} for x in range(TOTAL)]
-    common = {"provider": hasty, "max_workers": WORKERS, "results_path": str(ledger)}
     counter.may_go_on.clear()
-    results, _ = await asyncio.gather(
-        batch(SQUARE, inputs, **common, **options),
-        refuse_after_start(daytona, counter, status),
-    )
-    return results
+    run = asyncio.ensure_future(
+        batch(
+            SQUARE, inputs, provider=provider, max_workers=WORKERS, results_path=str(ledger), on_failure="return",
+            retries=2 if times is None else 0,
+        )
+    )  # fmt: skip
+    await wait_until_async(lambda: len(counter.counts) >= WORKERS, f"{WORKERS} executions")
+    daytona.set(fault_rate=1.0, faults=[status], fault_where=CREATE, fault_times=times)
+    counter.may_go_on.set()
+    return await run
 
 
 def check_what_was_kept(
@@ -62,29 +66,25 @@ def check_what_was_kept(
 @pytest.mark.full
 @pytest.mark.parametrize("status", ["400", "401"])
 async def test_refusals_take_nothing_from_what_runs_and_end_the_rest(
-    status: str, daytona: Any, hasty: str, counter: ExecutionCounter, ledger: Path
+    status: str, daytona: Any, counter: ExecutionCounter, ledger: Path
 ) -> None:
-    results = await run_and_refuse(daytona, hasty, counter, ledger, status, on_failure="return")
+    provider = await save_block(20)  # which is also the time that the first sandboxes have to start
+    results = await run_and_refuse(daytona, provider, counter, ledger, status)
     error = type(results[-1].error)
     assert error in (ConfigurationError, SandboxStartError)
     check_what_was_kept(results, counter, ledger, error)
     # A run that goes on from there runs what was not begun, and only that.
     daytona.set(fault_rate=0.0)
     inputs = [{"x": x, "address": counter.address} for x in range(TOTAL)]
-    again = await batch(SQUARE, inputs, provider=hasty, max_workers=WORKERS, results_path=str(ledger))
+    again = await batch(SQUARE, inputs, provider=provider, max_workers=WORKERS, results_path=str(ledger))
     assert [result.y for result in again] == [x * x for x in range(TOTAL)]
     assert counter.counts == {str(x): 1 for x in range(TOTAL)}
 
 
 @pytest.mark.full
 async def test_refusals_that_pass_cost_no_attempt(daytona: Any, counter: ExecutionCounter, ledger: Path) -> None:
-    async def allow_again() -> None:
-        await wait_until_async(lambda: daytona.state()["faults"].get("401", 0) >= 2, "two refusals")
-        daytona.set(fault_rate=0.0)
-
-    allowing = asyncio.create_task(allow_again())
-    results = await run_and_refuse(daytona, hasty, counter, ledger, "401", retries=0)
-    await allowing
+    results = await run_and_refuse(daytona, "daytona", counter, ledger, "401", times=2)
+    assert daytona.state()["faults"] == {"401": 2}
     assert [result.y for result in results] == [x * x for x in range(TOTAL)]
     assert {result.meta.attempt for result in results} == {1}
     assert counter.counts == {str(x): 1 for x in range(TOTAL)}
@@ -92,11 +92,11 @@ async def test_refusals_that_pass_cost_no_attempt(daytona: Any, counter: Executi
 
 @pytest.mark.full
 async def test_a_provider_that_is_away_from_the_start_does_not_cost_a_start_timeout_for_each_execution(
-    daytona: Any, hasty: str, counter: ExecutionCounter
+    daytona: Any, counter: ExecutionCounter
 ) -> None:
     daytona.set(fault_rate=1.0, faults=["502"], fault_where=CREATE)
-    inputs = [{"x": x, "address": counter.address} for x in range(40)]
-    results = await batch(SQUARE, inputs, provider=hasty, max_workers=8, retries=1, on_failure="return")
+    provider, inputs = await save_block(5), [{"x": x, "address": counter.address} for x in range(40)]
+    results = await batch(SQUARE, inputs, provider=provider, max_workers=8, retries=1, on_failure="return")
     assert {type(outcome.error) for outcome in results} == {SandboxStartError}
     assert sum("not begun" in str(outcome.error) for outcome in results) >= 40 - 2 * 8
     assert counter.counts == {}
