@@ -41,8 +41,9 @@ def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool =
     assert strikes
 
 
-@pytest.mark.parametrize("provider", ["local"], indirect=True)
 @pytest.mark.full
+@pytest.mark.timeout(600)  # the start of the server counts too
+@pytest.mark.parametrize("provider", ["local"], indirect=True)
 def test_a_batch_whose_process_is_killed_resumes_with_every_result_and_leaves_nothing(stage: Stage) -> None:
     killed(stage, size=12, times=3, seconds=30)
 

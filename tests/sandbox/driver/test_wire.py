@@ -69,7 +69,7 @@ def test_a_driver_that_has_nothing_to_say_beats(launch: Launch, tmp_path: Path) 
 
 
 def test_any_frame_is_a_sign_of_life_and_a_silent_host_is_taken_for_dead(launch: Launch, tmp_path: Path) -> None:
-    one = launch().start(tmp_path, heartbeat=0.1, silence=2)
+    one = launch().start(tmp_path, heartbeat=0.1, silence=4)
     one.send(one.execution(1, STAYING) + one.execution(2, STAYING, context="c"))
     while [header["op"] for header, _ in one.heard].count("output") < 2:
         one.listen()
