@@ -25,7 +25,6 @@ HOLD_LOCK = "import fcntl\nheld = open('lock', 'w')\nfcntl.flock(held, fcntl.LOC
 TAKE_LOCK = "import fcntl; fcntl.flock(open('lock', 'w'), fcntl.LOCK_EX)"
 
 
-@pytest.mark.every_provider
 async def test_names_stay_after_errors_too_and_are_apart_from_other_contexts(interpreter: Interpreter) -> None:
     await interpreter.execute("import math\nx = 20\ndef add(n): return n + y", {"y": 1}, context="c")
     await interpreter.execute("x = 'of d'", context="d")
@@ -118,7 +117,6 @@ async def test_a_timeout_keeps_the_state_but_that_of_a_process_that_ignores_the_
             await interpreter.forget_context(name)
 
 
-@pytest.mark.every_provider
 async def test_a_crash_loses_the_state_and_says_so(interpreter: Interpreter) -> None:
     with pytest.raises(CodeCrashed, match=r"status 3.* lost"):
         await interpreter.execute("import os; os._exit(3)", context="c")

@@ -47,7 +47,6 @@ async def test_each_failure_is_its_own_error_and_the_next_and_the_others_finish(
         assert [(await other).i for other in others] == [0, 1, 2]
 
 
-@pytest.mark.every_provider
 async def test_an_error_tells_type_message_traceback_line_and_stdout(interpreter: Interpreter) -> None:
     code = """\
         import json

@@ -26,7 +26,6 @@ def parts(text: str) -> tuple[str, int, str]:
     return head, int(dropped.replace(",", "")), tail
 
 
-@pytest.mark.every_provider
 async def test_prints_of_every_kind_come_back(interpreter: Interpreter) -> None:
     code = """
         import ctypes, os, subprocess, sys, threading, warnings

@@ -183,7 +183,6 @@ async def check_failure(provider: SandboxProvider, name: str) -> None:
     assert caught.value.retry_rule == "never"
 
 
-@pytest.mark.every_provider
 async def test_an_error_in_it_is_a_prepare_error_and_no_code_runs(provider: SandboxProvider) -> None:
     await check_failure(provider, "an error")
 

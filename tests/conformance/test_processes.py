@@ -13,7 +13,6 @@ from .gate import Gate
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
-@pytest.mark.every_provider
 async def test_threads_coroutines_and_subprocesses_work(interpreter: Interpreter) -> None:
     code = """
         import asyncio, subprocess, sys

@@ -274,7 +274,7 @@ async def test_the_deadline_of_a_query_is_that_of_the_code_which_can_still_submi
 
 
 async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvider, chat: ChatServer):
-    """The host would ask the next of the fifty at once: before it answers the queries of another execution."""
+    """Were the fifty not ended, the host would ask two of them beside each query of the next execution."""
     chat.script = make_script(("", "llm_query_batched([str(i) for i in range(50)])"))
     chat.rule("fence", "over")
     chat.delay = 0.1
@@ -288,11 +288,10 @@ async def test_nothing_is_asked_after_the_code_has_ended(provider: SandboxProvid
         await wait_until_async(lambda: count() >= before + 3, "queries of the code")
         end()
         await asyncio.wait([execution])
-        await wait_until_async(lambda: chat.stats.at_once == 0, "what was on its way")
         at_the_end = count()
-        fences = "SUBMIT([llm_query('fence') for _ in range(3)])"
-        assert (await interpreter.execute(fences, queries=access.queries(interpreter))).output == ["over"] * 3
-        assert count() == at_the_end
+        fences = "SUBMIT([llm_query('fence') for _ in range(5)])"
+        assert (await interpreter.execute(fences, queries=access.queries(interpreter))).output == ["over"] * 5
+        assert count() <= at_the_end + 2, "no more than the two that were on their way"
 
     may_submit = Gate()
     async with provider.interpreter(timeout=HANG_SECONDS, tools={"wait": may_submit}) as interpreter:

@@ -35,7 +35,6 @@ async def run(interpreter: Interpreter, code: str, **more: Any) -> Result:
     return result
 
 
-@pytest.mark.every_provider
 async def test_the_last_value_and_what_is_displayed_come_back(interpreter: Interpreter) -> None:
     result = await run(interpreter, f"{SHAPES}\ndisplay(1, Shape())\nprint('said')\nSUBMIT(value='a field')")
     assert (result.value, result.meta.value, result.meta.stdout) == ("a field", None, "said\n")

@@ -23,7 +23,6 @@ def show(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-@pytest.mark.every_provider
 async def test_they_arrive_and_come_back(interpreter: Interpreter) -> None:
     variables = {"loss": NAN, "values": VALUES}
     result = await interpreter.execute("SUBMIT(values, best=-float('inf'), loss=loss)", variables)

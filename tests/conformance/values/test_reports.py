@@ -21,7 +21,6 @@ async def run(provider: SandboxProvider, code: str, should_prune: Any = None, **
         return await interpreter.execute(dedent(code), should_prune=should_prune)
 
 
-@pytest.mark.every_provider
 async def test_what_code_reports_is_recorded_and_a_search_ends_it_there(provider: SandboxProvider) -> None:
     code = "for step in range(5):\n    report(step / 2, step)\nSUBMIT(done=True)"
     result = await run(provider, code)

@@ -11,7 +11,6 @@ from rlm_batch.sandbox.interpreter import Interpreter
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
 
-@pytest.mark.every_provider
 async def test_fields_come_back_as_items_and_attributes(interpreter: Interpreter) -> None:
     result = await interpreter.execute("SUBMIT(total=sum(range(10)), name='Zoë', pair=(1, 2.5), none=None)")
     assert result.total == result["total"] == 45
