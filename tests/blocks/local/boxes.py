@@ -61,6 +61,11 @@ class Box:
     sandbox: str = ""  # the id of the sandbox that has last run something
 
     @property
+    def folder(self) -> Path:
+        """Where its code runs, as the host sees it."""
+        return self.host.folders / self.sandbox / "work"
+
+    @property
     def request(self) -> dict[str, Any]:
         """What names it in a request."""
         fields = {"isolation": self.level, **self.fields}
@@ -94,7 +99,7 @@ class Box:
 
     def let_go(self, name: str = "go") -> None:
         """Let the executions go on that wait by `wait_for_file`; no new execution is needed for it."""
-        (self.host.folders / self.sandbox / "work" / name).touch()
+        (self.folder / name).touch()
 
     def close(self) -> None:
         """Removes the sandbox."""

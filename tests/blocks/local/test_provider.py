@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +111,7 @@ async def test_a_level_that_shows_the_host_s_files_is_not_taken(
             await resolve_level(isolation)  # type: ignore[arg-type]
 
 
-async def test_a_machine_without_any_level_is_told_what_to_do(
+async def test_a_machine_without_any_level_is_told_what_to_do_and_none_is_taken_by_name_only(
     unknown_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hide_bubblewrap(unknown_machine, tmp_path)
@@ -121,34 +120,18 @@ async def test_a_machine_without_any_level_is_told_what_to_do(
     for action in (lambda: resolve_level(block.isolation), block.check, lambda: block.open(block.labels(""))):
         with pytest.raises(ConfigurationError) as refused:
             await action()
-        text = str(refused.value)
-        assert "apt install bubblewrap" in text
-        assert "Landlock" in text
-        assert "isolation='none'" in text
-        assert "not on the PATH" in text
+        for words in ("apt install bubblewrap", "Landlock", "isolation='none'", "not on the PATH"):
+            assert words in str(refused.value)
     with pytest.raises(ConfigurationError, match="cannot isolate"):
         async with block.interpreter() as interpreter:
             await interpreter.execute("pass")
     assert await block.list_sandboxes() == []
-
-
-@pytest.mark.parametrize("level", ["bubblewrap", "landlock"])
-async def test_a_level_by_name_is_that_level_or_an_error(
-    unknown_machine: pytest.MonkeyPatch, tmp_path: Path, level: str
-) -> None:
-    hide_bubblewrap(unknown_machine, tmp_path)
-    unknown_machine.setattr(levels, "find_landlock_abi", lambda: 0)
-    with pytest.raises(ConfigurationError, match=f"'{level}' does not work"):
-        await LocalSandbox(isolation=level).check()  # type: ignore[arg-type]
-
-
-async def test_none_is_taken_by_name_only(unknown_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hide_bubblewrap(unknown_machine, tmp_path)
-    unknown_machine.setattr(levels, "find_landlock_abi", lambda: 0)
+    for level in ("bubblewrap", "landlock"):
+        with pytest.raises(ConfigurationError, match=f"'{level}' does not work"):
+            await LocalSandbox(isolation=level).check()
     async with LocalSandbox(isolation="none").interpreter() as interpreter:
         result = await interpreter.execute("SUBMIT(works=True)")
-    assert result.meta.isolation == "none"
-    assert result.meta.layers == ()
+    assert (result.meta.isolation, result.meta.layers) == ("none", ())
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "riscv64")])
@@ -160,23 +143,6 @@ async def test_another_system_is_named(
         unknown_machine.setattr("platform.machine", lambda: machine)
     with pytest.raises(ConfigurationError, match="Linux" if system != "linux" else "x86_64 and aarch64"):
         await resolve_level("auto")
-
-
-@pytest.mark.requires("isolation")
-async def test_a_machine_is_asked_once(unknown_machine: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    attempt = isolation_level.try_level
-
-    async def counting(level: Any) -> str:
-        asked.append(level)
-        return await attempt(level)
-
-    unknown_machine.setattr(isolation_level, "try_level", counting)
-    block = LocalSandbox()
-    await block.check()
-    for _ in range(3):
-        await resolve_level(block.isolation)
-    assert len(asked) == len(set(asked))
 
 
 # ------------------------------------------------------------------------------------------------- listing and removing
@@ -195,21 +161,7 @@ async def test_a_sandbox_is_listed_with_its_labels_while_it_is_open(level: str) 
 
 
 @pytest.mark.usefixtures("no_process_left")
-async def test_a_sandbox_that_is_removed_while_it_runs_is_lost_to_its_interpreter(level: str) -> None:
-    block = LocalSandbox(isolation=level)  # type: ignore[arg-type]
-    async with block.interpreter() as interpreter:
-        sandbox = (await interpreter.execute("pass")).meta.sandbox_id
-        running = asyncio.create_task(interpreter.execute("import time\ntime.sleep(60)"))
-        await asyncio.sleep(0.2)
-        await block.delete_sandbox(sandbox)
-        with pytest.raises(OutcomeUnknown):
-            await running
-        with pytest.raises(SandboxLost):
-            await interpreter.execute("pass")
-    assert not (Path(tempfile.gettempdir()) / sandbox).exists()
-
-
-async def test_one_that_is_removed_while_its_code_runs_has_not_crashed(
+async def test_a_sandbox_that_is_removed_while_its_code_runs_is_lost_to_its_interpreter_and_has_not_crashed(
     level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list_directory = os.listdir
@@ -218,35 +170,35 @@ async def test_one_that_is_removed_while_its_code_runs_has_not_crashed(
         """Ids of processes begin anew some day: the code's may come before its driver's."""
         return sorted(list_directory(path), key=lambda name: -int(name) if name.isdigit() else 0)
 
-    block = LocalSandbox(isolation=level)  # type: ignore[arg-type]
-    for _ in range(3):
-        heard = asyncio.Event()
-        async with block.interpreter(timeout=20) as interpreter:
-            code = "print('on', flush=True); import time; time.sleep(1000)"
-            task = asyncio.ensure_future(interpreter.execute(code, on_output=lambda *_, heard=heard: heard.set()))
-            await heard.wait()
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "listdir", list_youngest_first)
-                await block.delete_sandbox(interpreter.sandbox.id)
-            with pytest.raises(OutcomeUnknown):
-                await task
+    block, heard = LocalSandbox(isolation=level), asyncio.Event()  # type: ignore[arg-type]
+    async with block.interpreter() as interpreter:
+        code = "print('on', flush=True); import time; time.sleep(1000)"
+        running = asyncio.ensure_future(interpreter.execute(code, on_output=lambda *_: heard.set()))
+        await heard.wait()
+        sandbox = interpreter.sandbox.id
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", list_youngest_first)
+            await block.delete_sandbox(sandbox)
+        with pytest.raises(OutcomeUnknown):
+            await running
+        with pytest.raises(SandboxLost):
+            await interpreter.execute("pass")
+    assert not (Path(tempfile.gettempdir()) / sandbox).exists()
 
 
 async def test_a_folder_that_takes_too_long_to_remove_is_left_to_the_next_reap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = tmp_path / "rm"
-    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.write_text("#!/bin/sh\nexec sleep 1000\n")
     slow.chmod(0o755)
     monkeypatch.setattr(deletion, "REMOVAL_SECONDS", 0.5, raising=False)
     block = LocalSandbox(isolation="none")
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        started_at = time.monotonic()
-        async with block.interpreter(timeout=20) as interpreter:
+        async with block.interpreter() as interpreter:
             await interpreter.execute("open('left', 'w').close()")
             sandbox = interpreter.sandbox.id
-        assert time.monotonic() - started_at < 15
         assert (
             f"{sandbox} of a sandbox could not be removed within 0.5 s: rlm-batch reap goes on with it" in caplog.text
         )
@@ -269,12 +221,10 @@ async def test_removing_one_that_has_gone_changes_nothing(tmp_path: Path, monkey
     assert [path.name for path in folder.iterdir()] == ["of-another"]
 
 
-@pytest.mark.parametrize(
-    "name", ["", "x", "../rlm-batch-x", "rlm-batch-/../x", "/tmp/rlm-batch-x", "rlm-batch-x/../.."]
-)
-async def test_only_ids_of_local_sandboxes_are_removed(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="no id of a local sandbox"):
-        await LocalSandbox().delete_sandbox(name)
+async def test_only_ids_of_local_sandboxes_are_removed() -> None:
+    for name in ("", "x", "../rlm-batch-x", "rlm-batch-/../x", "/tmp/rlm-batch-x", "rlm-batch-x/../.."):
+        with pytest.raises(ConfigurationError, match="no id of a local sandbox"):
+            await LocalSandbox().delete_sandbox(name)
 
 
 async def test_a_folder_with_a_damaged_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +249,7 @@ async def test_what_another_user_has_planted_is_neither_listed_nor_removed(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / "rlm-batch-00000000000a"
     (folder / "work").mkdir(parents=True)
-    process = subprocess.Popen(["sleep", "60"], cwd="/")  # noqa: ASYNC220 - it starts at once
+    process = subprocess.Popen(["sleep", "1000"], cwd="/")  # noqa: ASYNC220 - it starts at once
     started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
     record = {"labels": {"managed-by": "rlm-batch"}, "pid": process.pid, "started": started}
     (folder / "sandbox.json").write_text(json.dumps(record))
@@ -361,17 +311,16 @@ for number in range(600):
 
 
 @pytest.mark.each_once
-@pytest.mark.parametrize("what", HOSTILE)
-def test_a_folder_is_removed_whatever_the_code_has_made_of_it(own_box: Boxes, what: str) -> None:
+def test_a_folder_is_removed_whatever_the_code_has_made_of_it(own_box: Boxes) -> None:
     box = own_box()
-    sandbox = box.run(f"{HOSTILE[what]}\nos._exit(0)")["sandbox"]
-    folder = box.host.folders / sandbox
+    for number, code in enumerate(HOSTILE.values()):
+        box.run(f"os.mkdir('{number}')\nos.chdir('{number}')\n{code}\nos._exit(0)")
+    folder = box.folder.parent
     try:
         box.close()
         assert not folder.exists()
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=False)  # which would be too deep for the tests' own clean-up
-    box.run("pass")  # in a new one, for the fixture to close
 
 
 def test_removing_a_folder_changes_nothing_that_its_links_lead_to(own_box: Boxes, open_folder: Path) -> None:
@@ -410,7 +359,6 @@ for mode in (0o500, 0o100):
     box.close()
     assert {path: path.stat().st_mode for path in before} == before
     assert (outside / "file").read_text() == (outside / "inner" / "file").read_text() == "kept"
-    box.run("pass")  # in a new one, for the fixture to close
 
 
 # ------------------------------------------------------------------------------------------------ what it is given
@@ -448,20 +396,6 @@ def test_a_sandbox_outlives_the_thread_that_started_it(level: Any) -> None:
         interpreter.shutdown()
 
 
-@pytest.mark.usefixtures("no_process_left")
-async def test_many_sandboxes_at_once_are_apart(level: str) -> None:
-    block = LocalSandbox(isolation=level)  # type: ignore[arg-type]
-
-    async def one(number: int) -> tuple[int, int]:
-        async with block.interpreter() as interpreter:
-            await interpreter.execute("open('mine', 'w').write(str(n))", {"n": number})
-            code = "import os, time\ntime.sleep(0.1)\nSUBMIT(n=int(open('mine').read()), files=len(os.listdir()))"
-            result = await interpreter.execute(code)
-            return result.n, result.files
-
-    assert await asyncio.gather(*(one(number) for number in range(8))) == [(number, 1) for number in range(8)]
-
-
 def test_one_sandbox_cannot_reach_into_another(box: Box) -> None:
     other = type(box)(box.host, box.level, fields={"lifetime": 70_000})
     sandbox = other.run("open('secret', 'w').write('x')")["sandbox"]
@@ -496,5 +430,5 @@ def test_a_python_below_tmp_runs_code_although_the_sandbox_has_a_tmp_of_its_own(
         python = copy_python(os.path.realpath(sys._base_executable), Path(folder))  # type: ignore[attr-defined]
         packages = sysconfig.get_path("purelib")
         command = [python, "-c", ELSEWHERE, packages]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert done.stdout == f"{ ({'python': folder, 'names': [Path(folder).name]}) }\n", done.stderr

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox, batch
+from rlm_batch import ConfigurationError, LocalInterpreter, LocalSandbox
 from rlm_batch.blocks.git import resolve_commit, run_git
 from rlm_batch.blocks.host_files.cache import check_out_repository
 from rlm_batch.blocks.local.packages import install_packages
@@ -71,7 +71,7 @@ open("data/numbers.txt", "a").write("4")
 SUBMIT(answer=ANSWER, numbers=numbers)
 """
     for _ in range(2):  # each has a copy of its own
-        async with provider.interpreter(timeout=20) as interpreter:
+        async with provider.interpreter() as interpreter:
             assert (await interpreter.execute(code)).outputs == {"answer": "first", "numbers": [1, 2, 3]}
 
 
@@ -81,7 +81,7 @@ async def test_a_branch_a_tag_a_commit_and_by_default_the_head(repository: Path,
         await asyncio.to_thread(subprocess.run, ["git", "-C", str(repository), *name], check=True)
     commit("second")
     for ref, expected in ((None, "second"), ("v1", "first"), ("old", "first"), ("main", "second"), (first, "first")):
-        async with LocalSandbox(repo_url=str(repository), repo_ref=ref).interpreter(timeout=20) as interpreter:
+        async with LocalSandbox(repo_url=str(repository), repo_ref=ref).interpreter() as interpreter:
             result = await interpreter.execute("from answers import ANSWER\nSUBMIT(answer=ANSWER)")
             assert result.answer == expected, ref
 
@@ -146,15 +146,14 @@ async def test_all_sandboxes_of_a_block_see_one_commit_and_a_new_commit_is_anoth
     block = LocalSandbox(repo_url=str(repository), repo_ref="main")
     before = await block.fingerprint()
     commit("second")
-    async with block.interpreter(timeout=20) as interpreter:
+    async with block.interpreter() as interpreter:
         assert (await interpreter.execute("from answers import ANSWER\nSUBMIT(answer=ANSWER)")).answer == "first"
     assert first in str(before)
     assert before != await LocalSandbox(repo_url=str(repository), repo_ref="main").fingerprint()
 
 
-@pytest.mark.full
-def test_a_repository_or_a_revision_that_is_not_there_is_one_sentence(
-    tmp_path: Path, repository: Path, commit: Commit, server: str
+async def test_a_repository_or_a_revision_that_is_not_there_is_one_sentence(
+    tmp_path: Path, repository: Path, commit: Commit
 ) -> None:
     commit("first")
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -163,11 +162,8 @@ def test_a_repository_or_a_revision_that_is_not_there_is_one_sentence(
         ({"repo_url": str(repository), "repo_ref": "f" * 40}, "git checkout failed"),
     ]
     for fields, message in wrong:
-        with pytest.raises(ConfigurationError, match=message), LocalInterpreter(**fields):
-            pass
-        LocalSandbox(**fields).save("with-repository", overwrite=True)
         with pytest.raises(ConfigurationError, match=message):
-            asyncio.run(batch(["SUBMIT(x=1)"], provider="local-sandbox/with-repository"))
+            await LocalSandbox(**fields).open({})
 
 
 @pytest.mark.parametrize("url", ["https://user:hunter2secret@example.com/x.git", "https://:hunter2secret@[::1]:8443/x"])
@@ -199,7 +195,7 @@ def test_four_interpreters_at_once_fetch_the_repository_once(repository: Path, c
         block = LocalSandbox(repo_url=str(repository))
 
         async def one() -> str:
-            async with block.interpreter(timeout=20) as interpreter:
+            async with block.interpreter() as interpreter:
                 return (await interpreter.execute("from answers import ANSWER\nSUBMIT(answer=ANSWER)")).answer
 
         return await asyncio.gather(*(one() for _ in range(4)))
@@ -248,7 +244,7 @@ except OSError:
 SUBMIT(value=little_package.VALUE, writable=writable)
 """
     for _ in range(2):
-        async with provider.interpreter(timeout=20) as interpreter:
+        async with provider.interpreter() as interpreter:
             result = await interpreter.execute(code)
             assert result.outputs == {"value": 42, "writable": local.isolation == "none"}
     assert len([path for path in cache.glob("packages/*") if path.is_dir()]) == 1
@@ -264,31 +260,32 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        *(
-            "source @ file://{folder}",
-            "{folder}",
-            "./source",
-            "source/",
-            "file://{folder}",
-            "source[x] @ file://{folder}",
-        ),
-        *("git+file://{folder}", "source @ git+file://{folder}", "https://me:geheim@127.0.0.1:9/source-1.0.tar.gz"),
-        *("{folder}.zip", "source @ https://me:geheim@127.0.0.1:9/source.zip ; python_version > '3'"),
-    ],
+PLACES = (
+    "source @ file://{folder}",
+    "{folder}",
+    "./source",
+    "source/",
+    "file://{folder}",
+    "source[x] @ file://{folder}",
+    "git+file://{folder}",
+    "source @ git+file://{folder}",
+    "https://me:geheim@127.0.0.1:9/source-1.0.tar.gz",
+    "{folder}.zip",
+    "source @ https://me:geheim@127.0.0.1:9/source.zip ; python_version > '3'",
 )
+
+
 async def test_a_package_that_names_a_place_is_refused_by_name_and_none_is_built(
-    package: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = package.format(folder=source)
-    with pytest.raises(ConfigurationError, match="wheels from the index") as refused, LocalInterpreter(packages=[text]):
-        pass
-    assert "geheim" not in str(refused.value)
-    with pytest.raises(ConfigurationError, match="wheels from the index"):  # also one that no block has looked at
-        await LocalSandbox().model_copy(update={"packages": [text]}).open({})
+    for package in PLACES:
+        packages = [package.format(folder=source)]
+        with pytest.raises(ConfigurationError, match="wheels from the index") as refused:
+            LocalInterpreter(packages=packages).start()
+        assert "geheim" not in str(refused.value)
+        with pytest.raises(ConfigurationError, match="wheels from the index"):  # also one that no block has looked at
+            await LocalSandbox().model_copy(update={"packages": packages}).open({})
     assert not (tmp_path / "built").exists()
 
 
@@ -336,18 +333,16 @@ def test_an_installer_has_no_more_of_the_environment_than_it_needs(
     assert "/packages/half-" in (tmp_path / "folder").read_text()
 
 
-@pytest.mark.parametrize(
-    ("packages", "message"),
-    [
-        (["no-such-package"], "the packages could not be installed"),
-        (["--index-url=http://example.org"], "is no requirement"),
-        (["-e ."], "is no requirement"),
-        (["-rrequirements.txt"], "is no requirement"),
-        (["numpy --index-url=https:example.org"], "is no requirement"),
-        (["numpy pandas"], "is no requirement"),
-        ([" "], "is no requirement"),
-    ],
-)
-def test_packages_that_cannot_be_had_are_one_sentence(packages: list[str], message: str, index: Path) -> None:
-    with pytest.raises(ConfigurationError, match=message), LocalInterpreter(packages=packages):
-        pass
+def test_packages_that_cannot_be_had_are_one_sentence(index: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the packages could not be installed"):
+        LocalInterpreter(packages=["no-such-package"]).start()
+    for package in (
+        "--index-url=http://example.org",
+        "-e .",
+        "-rrequirements.txt",
+        "numpy --index-url=https:example.org",
+        "numpy pandas",
+        " ",
+    ):
+        with pytest.raises(ConfigurationError, match="is no requirement"):
+            LocalInterpreter(packages=[package]).start()

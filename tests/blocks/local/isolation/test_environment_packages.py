@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, LocalInterpreter, LocalSandbox, batch
+from rlm_batch import ConfigurationError, DaytonaInterpreter, DaytonaSandbox, LocalInterpreter, LocalSandbox
 from rlm_batch.blocks.registry import resolve_provider
 
 WRITE = """
@@ -80,40 +80,36 @@ def test_code_imports_what_is_installed_where_its_program_runs(level: Any) -> No
     assert found.outputs == {"total": 6, "version": numpy.__version__}
 
 
-@pytest.mark.parametrize("name", ["purelib", "platlib"])
-def test_code_cannot_change_it_unless_nothing_is_isolated(level: Any, name: str, environment: dict[str, Path]) -> None:
-    before = describe(environment[name])
-    with LocalInterpreter(isolation=level, packages="environment") as interpreter:
-        found = interpreter.execute(WRITE.format(module=f"of_{name}"))
-    assert found.value == 42
-    assert (describe(environment[name]) == before) == (level != "none")
-    if level != "none":
-        # For an ordinary user on landlock a change of a mode says that it was done, and nothing has changed.
-        assert set(found.done) <= {"open to all"}
-    else:
-        assert "add" in found.done
-
-
-@pytest.mark.parametrize("name", ["purelib", "platlib"])
-def test_nothing_beside_it_can_be_seen(level: Any, name: str, environment: dict[str, Path]) -> None:
-    secret = environment[name].parent / "secret"
-    secret.write_text("of the host")
-    secret.chmod(0o644)
-    (environment[name] / "way_out").symlink_to(secret)
-    code = f"""
-import os, of_{name}
-folder = os.path.dirname(of_{name}.__file__)
+LOOK_BESIDE = """
+import os, {module}
+folder = os.path.dirname({module}.__file__)
 read = []
-for path in (os.path.join(folder, "way_out"), os.path.join(folder, "..", "secret"), {str(secret)!r}):
+for path in (os.path.join(folder, "way_out"), os.path.join(folder, "..", "secret"), {secret!r}):
     try:
         read.append(open(path).read())
     except OSError:
         pass
 SUBMIT(read=read)
 """
+
+
+def test_code_cannot_change_it_nor_see_anything_beside_it_unless_nothing_is_isolated(
+    level: Any, environment: dict[str, Path]
+) -> None:
+    secret = environment["purelib"].parent / "secret"
+    secret.write_text("of the host")
+    secret.chmod(0o644)
     with LocalInterpreter(isolation=level, packages="environment") as interpreter:
-        found = interpreter.execute(code)
-    assert found["read"] == (["of the host"] * 3 if level == "none" else [])
+        for name, folder in environment.items():
+            (folder / "way_out").symlink_to(secret)
+            before = describe(folder)
+            look = LOOK_BESIDE.format(module=f"of_{name}", secret=str(secret))
+            assert interpreter.execute(look)["read"] == (["of the host"] * 3 if level == "none" else [])
+            found = interpreter.execute(WRITE.format(module=f"of_{name}"))
+            assert found.value == 42
+            assert (describe(folder) == before) == (level != "none")
+            # For an ordinary user on landlock a change of a mode says that it was done, and nothing has changed.
+            assert "add" in found.done if level == "none" else {*found.done} <= {"open to all"}
 
 
 def test_no_installer_runs_for_it(tmp_path: Path, environment: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,15 +163,12 @@ def test_a_package_of_that_name_can_be_had() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("server", "environment")
-async def test_a_flow_has_it_by_provider_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path / "results"))
-    found = await batch(
-        ["import of_purelib, of_platlib\nSUBMIT(y=of_purelib.VALUE + of_platlib.VALUE)"],
-        provider="local:none",
-        provider_options={"packages": "environment"},
-    )
-    assert found[0].outputs == {"y": 84}
+@pytest.mark.usefixtures("environment")
+async def test_it_can_be_asked_for_by_provider_options() -> None:
+    provider = await resolve_provider("local:none", {"packages": "environment"})
+    async with provider.interpreter() as interpreter:
+        found = await interpreter.execute("import of_purelib, of_platlib\nSUBMIT(of_purelib.VALUE + of_platlib.VALUE)")
+    assert found.output == 84
 
 
 @pytest.mark.anyio
