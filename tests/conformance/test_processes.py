@@ -118,16 +118,6 @@ LEAVING = {
         import subprocess, sys
         subprocess.Popen([sys.executable, "-c", hold])
         """,
-    "a subprocess in a session of its own": """
-        import subprocess, sys
-        subprocess.Popen([sys.executable, "-c", hold], start_new_session=True, close_fds=True,
-                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        """,
-    "a grandchild": """
-        import subprocess, sys
-        program = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {hold!r}]).wait()"
-        subprocess.Popen([sys.executable, "-c", program])
-        """,
     "a daemon": """
         import os
         if os.fork() == 0:

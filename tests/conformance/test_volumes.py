@@ -233,6 +233,11 @@ async def test_many_executions_save_beside_each_other(sandbox: Sandboxes) -> Non
 async def test_threads_and_processes_of_the_code_save_too_also_where_its_folder_is_gone(sandbox: Sandboxes) -> None:
     code = """
         import os, tempfile, threading
+        pid = os.fork()
+        if pid == 0:
+            save_to_volume("by-a-child.txt", "yes")
+            os._exit(0)
+        os.waitpid(pid, 0)
         here = tempfile.mkdtemp()
         os.chdir(here)
         os.rmdir(here)
@@ -249,11 +254,6 @@ async def test_threads_and_processes_of_the_code_save_too_also_where_its_folder_
         threading.Thread(target=write, daemon=True).start()
         while not os.path.exists(VOLUME + "/thread"):
             pass
-        pid = os.fork()
-        if pid == 0:
-            save_to_volume("by-a-child.txt", "yes")
-            os._exit(0)
-        os.waitpid(pid, 0)
         SUBMIT(load_from_volume("by-a-child.txt"))
         """
     async with sandbox() as interpreter:
