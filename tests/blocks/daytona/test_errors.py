@@ -302,18 +302,24 @@ async def test_a_set_up_that_is_cut_off_again_and_again_pays_for_three_sandboxes
     assert standin.state()["created"] == 3
 
 
-async def test_a_call_to_a_sandbox_that_was_removed_is_not_made_until_the_time_is_over(standin: Any) -> None:
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "on its way out"])
+async def test_a_call_to_a_sandbox_that_was_removed_is_not_made_until_the_time_is_over(
+    standin: Any, is_gone: bool
+) -> None:
     """The proxy says of it what it says of one that is coming up; the sandbox's own record tells them apart."""
+    standin.set(destroy_s=0.0 if is_gone else 3600.0)
     provider = DaytonaSandbox(start_timeout=3600)
     sandbox = await provider.open(provider.labels(""))
     standin.set(
         fault_rate=1.0, faults=["404"], fault_message="sandbox container not found: x", fault_where="^POST /toolbox"
     )
     await provider.delete_sandbox(sandbox.id)
-    await wait_until_async(lambda: not standin.state()["sandboxes"], "the sandbox is gone")
+    if is_gone:
+        await wait_until_async(lambda: not standin.state()["sandboxes"], "the sandbox is gone")
     channel = await sandbox.connect(lambda _: None, lambda _: None)
-    with pytest.raises(SandboxStartError, match=r"did not start in sandbox .* not found"):
+    with pytest.raises(SandboxStartError, match=r"did not start in sandbox .* not (found|started)"):
         await channel.send(b'{"n": 1}\n')
+    standin.set(destroy_s=0.0, fault_rate=0.0)
     await sandbox.remove()
 
 

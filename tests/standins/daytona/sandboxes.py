@@ -24,7 +24,6 @@ class SandboxCalls:
             ("GET", "/api/sandbox", self.list),
             ("GET", "/api/sandbox/{box}", self.get),
             ("DELETE", "/api/sandbox/{box}", self.delete),
-            ("POST", "/api/sandbox/{box}/stop", self.stop),
             ("POST", "/api/sandbox/{box}/last-activity", self.refresh),
             ("POST", "/api/sandbox/{box}/autostop/{minutes}", self.set_auto_stop),
             ("POST", "/api/sandbox/{box}/autodelete/{minutes}", self.set_auto_delete),
@@ -98,11 +97,6 @@ class SandboxCalls:
             raise Refused(409, "Sandbox state change in progress")
         self.account.later(self.account.destroy(box))
         return {**box.dto(), "state": "destroying"}
-
-    async def stop(self, request: Any) -> Any:
-        box = self.account.box(request)
-        await self.account.stopped(box)
-        return box.dto()
 
     async def refresh(self, request: Any) -> Any:
         self.account.box(request).active = time.monotonic()

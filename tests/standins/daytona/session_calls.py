@@ -27,7 +27,6 @@ class SessionCalls:
         self.routes: list[tuple[str, str, Any]] = [
             ("POST", SESSION, self.create_session),
             ("GET", SESSION + "/{session}", self.get_session),
-            ("DELETE", SESSION + "/{session}", self.delete_session),
             ("POST", SESSION + "/{session}/exec", self.session_execute),
             ("GET", SESSION + "/{session}/command/{command}", self.get_command),
             ("GET", SESSION + "/{session}/command/{command}/logs", self.get_logs),
@@ -59,12 +58,6 @@ class SessionCalls:
     async def get_session(self, request: Any) -> Any:
         commands = [describe(command) for command in self.session(request)[1].commands.values()]
         return {"sessionId": request.path_params["session"], "commands": commands}
-
-    async def delete_session(self, request: Any) -> Any:
-        box, session = self.session(request)
-        if session.runner is not None:
-            session.runner.cancel()
-        del box.sessions[request.path_params["session"]]
 
     async def session_execute(self, request: Any) -> Any:
         from starlette.responses import JSONResponse

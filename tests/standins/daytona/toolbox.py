@@ -21,8 +21,6 @@ class ToolboxCalls:
     def __init__(self, account: Account) -> None:
         self.account = account
         self.routes: list[tuple[str, str, Any]] = [
-            ("GET", f"{TOOLBOX}/work-dir", self.directory),
-            ("GET", f"{TOOLBOX}/user-home-dir", self.directory),
             ("POST", f"{TOOLBOX}/files/bulk-upload", self.upload),
             ("POST", f"{TOOLBOX}/files/bulk-download", self.download),
             ("GET", f"{TOOLBOX}/files/info", self.info),
@@ -31,9 +29,6 @@ class ToolboxCalls:
             ("POST", f"{TOOLBOX}/process/code-run", self.code_run),
             ("POST", f"{TOOLBOX}/git/clone", self.clone),
         ]
-
-    async def directory(self, request: Any) -> Any:
-        return {"dir": self.account.box(request, started=True).home}
 
     async def upload(self, request: Any) -> Any:
         box = self.account.box(request, started=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from typing import Any
 
@@ -11,7 +10,7 @@ from .answers import Refused
 
 
 class VolumeCalls:
-    """Creation and removal of volumes, which are not ready at once."""
+    """Creation of volumes, which are not ready at once."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -19,7 +18,6 @@ class VolumeCalls:
             ("GET", "/api/volumes", self.list_volumes),
             ("POST", "/api/volumes", self.create_volume),
             ("GET", "/api/volumes/by-name/{name}", self.get_volume),
-            ("DELETE", "/api/volumes/{id}", self.delete_volume),
         ]
 
     async def list_volumes(self, _request: Any) -> Any:
@@ -46,9 +44,3 @@ class VolumeCalls:
             if volume.name == name:
                 return volume.dto()
         raise Refused(404, f"Volume with name {name} not found")
-
-    async def delete_volume(self, request: Any) -> Any:
-        volume = self.account.volumes.pop(request.path_params["id"], None)
-        if volume is None:
-            raise Refused(404, "Volume not found")
-        shutil.rmtree(volume.folder, ignore_errors=True)

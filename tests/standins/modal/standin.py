@@ -19,7 +19,6 @@ from .faults import Faults
 from .launcher import SYSTEM, Launcher
 from .programs import python
 from .sandboxes import Box
-from .tokens import throttled
 from .volumes import Mount, Volume
 
 Result = api_pb2.GenericResult
@@ -40,8 +39,6 @@ class Standin:
         self.router_url = ""
         self.options: dict[str, Any] = {
             "boot_delay": 0.0,  # seconds from a sandbox's creation to its first command
-            "creations_per_second": None,
-            "creation_burst": 1,
             "max_sandboxes": None,
             "commit_at_end": True,
             "commit_error": "",  # what `sync` complains of
@@ -59,8 +56,6 @@ class Standin:
         self.images: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, asyncio.Future[Any]] = {}
         self.streams: set[Any] = set()
-        self.tokens = 0.0
-        self.filled_at = time.monotonic()
         self._watches: set[asyncio.Task[None]] = set()
 
     def ask(self, request: dict[str, Any]) -> Any:
@@ -148,16 +143,9 @@ class Standin:
 
     def admit(self) -> None:
         """Lets one creation through, or raises what the limits say."""
-        rate, limit = self.options["creations_per_second"], self.options["max_sandboxes"]
+        limit = self.options["max_sandboxes"]
         if limit is not None and len(self.boxes) >= limit:
-            raise throttled(f"Workspace limit of {limit} concurrent sandboxes reached.", None)
-        if rate is not None:
-            now = time.monotonic()
-            self.tokens = min(self.options["creation_burst"], self.tokens + (now - self.filled_at) * rate)
-            self.filled_at = now
-            if self.tokens < 1:
-                raise throttled("Sandbox creation rate limit exceeded.", (1 - self.tokens) / rate)
-            self.tokens -= 1
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"Workspace limit of {limit} concurrent sandboxes reached.")
 
     async def create(self, request: Any, v2: bool) -> Box:
         self.admit()

@@ -1,4 +1,4 @@
-"""Tokens and refusals, as Modal has them."""
+"""Tokens, as Modal has them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import base64
 import json
 import time
 from typing import Any
-
-from grpclib import GRPCError, Status
-from modal_proto import api_pb2
 
 TOKEN_SECONDS = 3600.0
 
@@ -24,9 +21,3 @@ def claims(text: str) -> dict[str, Any]:
     """What a token says."""
     part = text.split(".")[1]
     return json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-
-
-def throttled(message: str, retry_after: float | None) -> GRPCError:
-    """A refusal that asks the client to wait, or with None one that does not."""
-    details = [] if retry_after is None else [api_pb2.RPCRetryPolicy(retry_after_secs=retry_after)]
-    return GRPCError(Status.RESOURCE_EXHAUSTED, message, details)
