@@ -18,7 +18,7 @@ from .pages import PAGES, ROOT, Block, blocks, commands, read_page
 PROGRAMS = [block for block in blocks("python") if "rlm_batch" in block.text]
 CODE = [block for block in blocks("python") if "rlm_batch" not in block.text]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
+pytestmark = pytest.mark.timeout(600)  # Importing LiteLLM and DSPy takes a busy machine minutes.
 
 # The pages of a first hour; what stands on the others is run by the full tests.
 FIRST_PAGES = ("README.md", "docs/start.md")
@@ -48,7 +48,7 @@ def test_a_program_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where it asks a model of OpenAI's, or wants an account, a server here answers in its place."""
+    """Run it as it stands: where it asks a model of OpenAI's, or wants an account, a server here answers instead."""
     account(*(name for name in ("daytona", "modal") if name.title() in program.text))
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     monkeypatch.setenv("RLM_BATCH_VOLUMES", str(tmp_path / "volumes"))
@@ -60,12 +60,12 @@ def test_a_program_runs(
     exec(compile(program.text, name, "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("code", CODE, ids=lambda block: block.page)
-def test_code_for_a_sandbox_runs_in_one(code: Block) -> None:
+def test_code_for_a_sandbox_runs_in_one() -> None:
     from rlm_batch import LocalInterpreter
 
-    with LocalInterpreter(isolation="none") as interpreter:
-        assert interpreter.execute(code.text, {"lr": 0.01, "batch_size": 64}).loss > 0
+    for code in CODE:
+        with LocalInterpreter(isolation="none") as interpreter:
+            assert interpreter.execute(code.text, {"lr": 0.01, "batch_size": 64}).loss > 0
 
 
 FILES = {
@@ -83,8 +83,7 @@ FILES = {
     "digits/rows.csv": "1,2\n",
     "labels.csv": "0\n",
 }
-# Those that need a port, change the server or want workers are run by `tests/cli/test_up.py`, `tests/deployments` and
-# `tests/flows/test_shards.py`.
+# Those that need a port, change the server or want workers are run in `tests/deployments` and `tests/flows/sharding`.
 ELSEWHERE = re.compile("rlm-batch (up|deploy)|.* --shards ")
 OURS = {page: [line for line in commands(page) if line.startswith("rlm-batch ")] for page in PAGES}
 RUN_HERE = {page: [line for line in lines if not ELSEWHERE.match(line)] for page, lines in OURS.items()}
@@ -104,7 +103,6 @@ RUN_PAGES = [
 ]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", RUN_PAGES)
 def test_the_commands_of_a_page_run_one_after_the_other(
     page: str,
@@ -146,33 +144,28 @@ def test_every_command_with_a_flow_is_run() -> None:
     assert {block.page for block in blocks("")} == set(), "a block of code without a language"
 
 
-@pytest.mark.parametrize("command", [line for lines in OURS.values() for line in lines])
-def test_a_command_is_one_that_there_is(command: str) -> None:
+def test_what_the_pages_name_exists() -> None:
+    """Look for commands, targets, deployments, extras and files, in blocks and in sentences."""
     from rlm_batch.cli.commands import app
 
-    app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_names_exists(page: str) -> None:
-    """Commands, targets, deployments, extras and files, in blocks and in sentences."""
-    from rlm_batch.cli.commands import app
-
-    text = read_page(page)
     made: dict[str, Any] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
     deployments = {f"{found['entrypoint'].rpartition('.')[2]}/{found['name']}" for found in made["deployments"]}
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert [name for name in re.findall(r"`rlm-batch ([a-z]+)", text) if name not in app] == []
-    assert [name for name in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE) if name not in targets] == []
-    lines = "\n".join(commands(page))
-    assert [name for name in re.findall(r"deployment run (\S+)", lines) if name not in deployments] == []
-    extras = re.findall(r"pip install '\.\[(\w+)\]'", text)
-    assert [name for name in extras if name not in PROJECT["optional-dependencies"]] == []
     rooms = "cli|flows|tasks|blocks|sandbox|deployments|tests|benchmarks|examples|docs"
-    files = re.findall(rf"(?<![\w/.])((?:{rooms})/[\w./-]*\w\.\w+)", text)
-    files += re.findall(rf"`((?:{rooms})/[\w./-]*)`", text)
-    files += re.findall(rf" ((?:{rooms})/[\w./-]*)", lines)
-    assert [name for name in files if not (ROOT / name).exists()] == []
+    missing: list[str] = []
+    for page in PAGES:
+        for command in OURS[page]:
+            app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
+        text, lines = read_page(page), "\n".join(commands(page))
+        files = re.findall(rf"(?<![\w/.])((?:{rooms})/[\w./-]*\w\.\w+)", text)
+        files += re.findall(rf"`((?:{rooms})/[\w./-]*)`", text)
+        files += re.findall(rf" ((?:{rooms})/[\w./-]*)", lines)
+        named = [name for name in re.findall(r"`rlm-batch ([a-z]+)", text) if name not in app]
+        named += [name for name in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE) if name not in targets]
+        named += [name for name in re.findall(r"deployment run (\S+)", lines) if name not in deployments]
+        named += [name for name in files if not (ROOT / name).exists()]
+        missing += [f"{page}: {name}" for name in named]
+    assert missing == []
 
 
 def test_every_extra_is_in_the_documentation() -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +18,8 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.events.worker import EventsWorker
 
 from rlm_batch import ExecutionsFailed, sweep
+
+from ..infra.waiting import wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -43,15 +44,10 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
         server.shutdown()
 
 
-def waited(posted: list[Any], word: str) -> Any:
-    """The first message with that word, once it is there."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        for message in posted:
-            if word in json.dumps(message):
-                return message
-        time.sleep(0.1)
-    raise AssertionError(f"no message with {word!r}: {posted}")
+def wait_for_message(posted: list[Any], word: str) -> Any:
+    """Return the first message with that word, once it is there."""
+    (message, *_) = wait_until(lambda: [message for message in posted if word in json.dumps(message)], word)
+    return message
 
 
 def test_the_automations_of_the_example_are_ones_that_prefect_takes() -> None:
@@ -80,7 +76,7 @@ def test_the_messages_of_the_example_arrive(
 
     with pytest.raises(ExecutionsFailed):
         asyncio.run(sweep("raise ValueError('what is \"this\"')", {"x": [1]}))
-    assert "1 of 1 trials failed" in waited(posted, "failed")["text"]
+    assert "1 of 1 trials failed" in wait_for_message(posted, "failed")["text"]
 
     from nightly import nightly  # type: ignore[import-not-found]
 
@@ -88,6 +84,6 @@ def test_the_messages_of_the_example_arrive(
     second = asyncio.run(nightly([32, 64]))
     assert second < first
     EventsWorker.drain_all()
-    message = waited(posted, "the best loss is")
+    message = wait_for_message(posted, "the best loss is")
     assert message["best"] == {"loss": second, "lr": 0.01, "batch_size": 64}
     assert f"and was {first:.6g}" in message["text"]

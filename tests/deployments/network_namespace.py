@@ -34,7 +34,7 @@ NAME_SERVER = "192.0.2.53"  # of the addresses that are for documentation
 def make_command(count: Path, *command: str) -> list[str]:
     """The command line that runs a command so, and writes the count to that file. Its status is the command's."""
     program = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.first_hour.network_namespace import main; main()"
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.deployments.network_namespace import main; main()"
     )
     return [sys.executable, "-IS", "-c", program, str(ROOT), str(count), *command]
 
