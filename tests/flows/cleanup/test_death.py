@@ -31,7 +31,6 @@ from ...infra.waiting import wait_until, wait_until_async
 from ..conftest import OutputListener
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting a server or a worker is most of it
-ROOT = Path(__file__).resolve().parents[3]
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 
 
@@ -283,7 +282,9 @@ async def test_the_second_of_two_runs_on_one_ledger_is_told(
 ) -> None:
     place, go, output = str(results / "shared"), tmp_path / "go", OutputListener()
     code = f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
-    first = asyncio.create_task(batch.with_listener(output)([code], provider="local:none", results_path=place))
+    first = asyncio.create_task(
+        batch.with_listener(output)([code], provider="local:none", results_path=place, timeout=1000)
+    )
     await output.wait_for(1)
     await batch(["SUBMIT(1)"], provider="local:none", results_path=place)
     go.touch()

@@ -16,7 +16,6 @@ CODE = "report(x, 0)\nSUBMIT(y=x)"
     ("space", "message"),
     [
         ({}, "the space is empty"),
-        ([], "the space is empty"),
         ([{}], "the space is empty"),
         ({"x": 3}, "the space of 'x' is 3: it is a list of choices, or a dict with low and high"),
         ({"x": []}, "no choices for 'x'"),
@@ -27,8 +26,6 @@ CODE = "report(x, 0)\nSUBMIT(y=x)"
         ({"x": {"low": 1, "hihg": 2}}, "'hihg', which there is not: there are low, high, log, step, type"),
         ({"x": {"low": 1}}, "has no high"),
         ({"x": {"low": "a", "high": 2}}, "low 'a': it is a finite number"),
-        ({"x": {"low": True, "high": 2}}, "low True: it is a finite number"),
-        ({"x": {"low": 0, "high": float("inf")}}, "high inf: it is a finite number"),
         ({"x": {"low": 0.5, "high": 10**5000}}, "high of so many digits: it is a finite number, of no more than 1e"),
         ({"x": {"low": -1.7e308, "high": 1.0}}, "low -1.7e.308: it is a finite number, of no more than 1e.300"),
         ({"x": {"low": 0.0, "high": 1.0, "step": 1e-320}}, "too small for 0.0 to 1.0"),
@@ -70,7 +67,6 @@ def test_numbers_are_whole_where_all_that_is_given_is_whole_or_it_is_said() -> N
         ({"trials": 10**9}, "1,000,000,000 trials are more than a search takes, which is 100,000"),
         ({"sampler": "best"}, "there is no sampler 'best': it is random or tpe, or an import path"),
         ({"sampler": "nosuch.module:Sampler"}, "cannot be imported"),
-        ({"sampler": "optuna.samplers:Nosuch"}, "cannot be imported"),
         ({"sampler": "optuna.pruners:MedianPruner"}, "is no sampler"),
         ({"objectives": ()}, "the sampler tpe goes by an objective"),
         ({"objectives": (), "sampler": "random", "pruner": "asha"}, "the pruner asha goes by an objective"),
@@ -112,7 +108,6 @@ def test_without_optuna_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyP
     [
         ([], "minimize", "the list of objectives is empty"),
         (["a", "b"], ["minimize"], "2 objectives and 1 directions"),
-        (["a", "a"], "minimize", "'a' is there twice"),
         ("", "minimize", "an objective has no name"),
     ],
 )

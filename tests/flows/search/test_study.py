@@ -66,15 +66,6 @@ def test_a_sampler_by_its_import_path_is_seeded_once() -> None:
     assert first == [known.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}).params["x"] for _ in range(8)]
 
 
-def test_a_sampler_that_has_been_through_its_space_goes_on_as_long_as_it_is_asked() -> None:
-    study = make_study({"x": [1, 2], "y": [1, 2]}, "optuna.samplers:BruteForceSampler")
-    points = []
-    for number in range(6):
-        points.append(study.ask().variables)
-        study.tell(number, Result({"loss": float(number)}, Meta(number)))
-    assert len({tuple(point.items()) for point in points[:4]}) == 4
-
-
 def test_optuna_says_nothing_on_its_own(capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
     verbosity = optuna.logging.get_verbosity()
     study = make_study([{"x": [1, 2]}, {"y": [1, 2]}])

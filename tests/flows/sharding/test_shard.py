@@ -84,6 +84,14 @@ async def test_a_shard_that_was_begun_anew_elsewhere_ends_and_leaves_no_sandbox(
     assert values(files) == {}
 
 
+async def test_what_a_deadline_leaves_undone_is_told_to_its_job(results):
+    files = files_of(results, "import time; time.sleep(1000)")
+    await run(files, deadline=1, timeout=1000)
+    heartbeat = files.read_heartbeat()
+    assert heartbeat is not None
+    assert (heartbeat.done, heartbeat.late) == (0, 6)
+
+
 async def test_why_a_shard_cannot_be_run_is_told_to_its_job(results):
     files = files_of(results, "SUBMIT(y=1)")
     with pytest.raises(PrepareError):

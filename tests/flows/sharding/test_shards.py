@@ -19,13 +19,12 @@ from prefect.filesystems import RemoteFileSystem
 
 from rlm_batch import CodeError, ExecutionsFailed, Failure, NotRun, PrepareError, batch, chunks, sweep
 from rlm_batch.deployments.deploy import deploy
-from rlm_batch.sandbox.errors import DeadlineExceeded
 from rlm_batch.tasks.ledger.ledger import Ledger
 
 from ...infra.waiting import wait_until_async
 from ...infra.workers import Worker, its_own, wait_until_online
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]  # starting the server and the worker is most of it
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +65,34 @@ async def shards_of(run_id: str) -> list[Any]:
         return await client.read_flow_runs(flow_run_filter=children)
 
 
+async def are_over(run_id: str) -> bool:
+    """Tell whether all shards of the job have ended; the job itself waits for only 20 s once it has cancelled them."""
+    return all(run.state.is_final() for run in await shards_of(run_id))
+
+
 @pytest.mark.full
-async def test_a_job_in_which_too_many_fail_ends_its_shards(shared):
-    code = "import time\nif x < 5: raise ValueError(x)\ntime.sleep(1000)"
+async def test_a_job_in_which_too_many_fail_ends_its_shards(shared, tmp_path):
+    # The second shard has begun when the first one fails: Prefect does not always end a run that it is just starting.
+    code = f"""
+import os, time
+begun = {str(tmp_path / "begun")!r}
+if x >= 10:
+    open(begun, "w").close()
+    time.sleep(1000)
+while not os.path.exists(begun):
+    time.sleep(0.05)
+raise ValueError(x)
+"""
     parameters: dict[str, Any] = {"inputs": [{"x": x} for x in range(20)], "shards": 2, "results_path": str(shared)}
-    outcomes = await batch(code, max_failures=3, on_failure="return", max_workers=1, timeout=1000, **parameters)
+    outcomes = await batch(
+        code, max_failures=3, on_failure="return", max_workers=1, timeout=1000, provider="local:none", **parameters
+    )
     failed = [outcome for outcome in outcomes if isinstance(outcome, Failure) and isinstance(outcome.error, CodeError)]
     idle = [outcome for outcome in outcomes if isinstance(outcome, Failure) and isinstance(outcome.error, NotRun)]
-    assert 3 <= len(failed) <= 5
+    assert 3 <= len(failed) <= 10
     assert len(failed) + len(idle) == 20
     assert "executions have failed, and max_failures is 3" in str(idle[0].error)
-    runs = await shards_of(read_job_id(shared))
-    assert all(run.state.is_final() for run in runs)
+    await wait_until_async(lambda: are_over(read_job_id(shared)))
 
 
 @pytest.mark.full
@@ -221,20 +236,3 @@ async def test_a_job_that_is_killed_and_run_again_takes_over_its_shards(server, 
 def wait_for_file(path: Path) -> str:
     """Code of which two times ten executions of sixty in two shards end at once, and the others once that is there."""
     return f"import os, time\nwhile x % 30 >= 10 and not os.path.exists({str(path)!r}): time.sleep(0.05)\nSUBMIT(x=x)"
-
-
-@pytest.mark.full
-async def test_what_a_deadline_leaves_undone_fails_and_its_shards_are_cancelled(shared):
-    results = await batch(
-        "import time; time.sleep(1000)",
-        inputs=[{"x": x} for x in range(20)],
-        shards=2,
-        results_path=str(shared),
-        provider="local:none",
-        timeout=1000,
-        deadline=30,
-        on_failure="return",
-    )
-    assert [type(failure.error) for failure in results if isinstance(failure, Failure)] == [DeadlineExceeded] * 20
-    runs = await shards_of(read_job_id(shared))
-    assert all(run.state.is_final() for run in runs)

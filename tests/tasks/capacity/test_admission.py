@@ -90,15 +90,7 @@ def test_a_full_workspace_is_found_out_with_few_refusals_and_then_asked_one_at_a
     assert min(after - moment for moment, after in itertools.pairwise(later)) >= 1
 
 
-def test_what_others_leave_is_taken_as_soon_as_one_more_was_opened():
-    clock = Clock(AdmissionLimit(0.0), boot=0.2, space=10)
-    clock.run(60.0, lanes=50)
-    clock._space = 50
-    clock.run(40.0, lanes=50)
-    assert len(clock.permits) == 50
-
-
-def test_a_sandbox_that_is_closed_is_replaced_at_once_also_where_the_workspace_is_full():
+def test_a_sandbox_that_is_closed_is_replaced_at_once_and_what_others_leave_is_taken():
     clock = Clock(AdmissionLimit(0.0), boot=0.2, space=10)
     clock.run(60.0, lanes=50)
     start_count = len(clock.started_at)
@@ -108,6 +100,9 @@ def test_a_sandbox_that_is_closed_is_replaced_at_once_also_where_the_workspace_i
     del clock.permits[:3]
     clock.run(0.0, lanes=50)
     assert len(clock.started_at) == start_count + 3
+    clock._space = 50  # others have left
+    clock.run(40.0, lanes=50)
+    assert len(clock.permits) == 50
 
 
 def test_the_time_that_a_provider_asks_for_is_every_lanes_and_not_all_come_back_at_its_end():

@@ -1,7 +1,6 @@
 """A ledger in a bucket: what is written there is read from there, and nobody is told of results that are not there."""
 
 import itertools
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -173,15 +172,6 @@ def test_a_location_that_cannot_be_used_is_one_sentence_before_anything_runs(
     assert "secret" not in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not [request for request in s3.ask("requests") if request.startswith("PUT /no-such-bucket?")]
-
-
-def test_s3_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
-    monkeypatch.delitem(
-        vars(sys.modules["fsspec.registry"])["_registry"], "s3", raising=False
-    )  # where those are that were used before
-    with pytest.raises(ConfigurationError, match=r"s3://results/other needs .*pip install 's3fs'"):
-        Ledger("s3://results/other")
 
 
 def test_a_location_that_cannot_be_written_is_one_sentence(s3: Any, quick: None) -> None:

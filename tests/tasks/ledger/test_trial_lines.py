@@ -49,13 +49,6 @@ def test_whoever_reads_outcomes_passes_over_them_and_they_are_strict_json(tmp_pa
         json.loads(text, parse_constant=lambda name: (_ for _ in ()).throw(AssertionError(name)))
 
 
-def test_an_outcome_without_reports_is_the_line_that_it_was(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    ledger.write_outcome("key", Result({}, Meta(0)))
-    (part,) = tmp_path.glob("part-*.jsonl")
-    assert not {"reports", "pruned"} & json.loads(part.read_text())["meta"].keys()
-
-
 def test_torn_and_damaged_lines_are_skipped(tmp_path: Path) -> None:
     good = encode_asked_trial(AskedTrial("key", 3, {"x": 1}, 0, "search"))
     asked = json.loads(good)
