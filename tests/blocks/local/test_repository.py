@@ -139,15 +139,20 @@ def test_a_server_that_hands_out_branches_only_is_enough_also_where_one_was_push
         assert check_out(ref) == "ANSWER = 'forced'\n", ref
 
 
-async def test_all_sandboxes_of_a_block_see_one_commit_and_a_new_commit_is_another_key(
-    repository: Path, commit: Commit
+async def test_all_sandboxes_of_a_block_see_one_commit_that_is_fetched_once_and_a_new_one_is_another_key(
+    repository: Path, commit: Commit, cache: Path
 ) -> None:
     first = commit("first")
     block = LocalSandbox(repo_url=str(repository), repo_ref="main")
     before = await block.fingerprint()
     commit("second")
-    async with block.interpreter() as interpreter:
-        assert (await interpreter.execute("from answers import ANSWER\nSUBMIT(answer=ANSWER)")).answer == "first"
+
+    async def run_one() -> str:
+        async with block.interpreter() as interpreter:
+            return (await interpreter.execute("from answers import ANSWER\nSUBMIT(answer=ANSWER)")).answer
+
+    assert await asyncio.gather(*(run_one() for _ in range(4))) == ["first"] * 4
+    assert len([path for path in cache.glob("repositories/*/*") if path.is_dir()]) == 1
     assert first in str(before)
     assert before != await LocalSandbox(repo_url=str(repository), repo_ref="main").fingerprint()
 
@@ -186,22 +191,6 @@ def test_what_git_quotes_of_a_password_is_not_shown(tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigurationError, match=r"access 'https://\*\*\*@host.example/x/': gone") as failed:
         asyncio.run(run_git("ls-remote", "--", "https://host.example/x"))
     assert "hunter2secret" not in str(failed.value)
-
-
-def test_four_interpreters_at_once_fetch_the_repository_once(repository: Path, commit: Commit, cache: Path) -> None:
-    commit("first")
-
-    async def main() -> list[str]:
-        block = LocalSandbox(repo_url=str(repository))
-
-        async def one() -> str:
-            async with block.interpreter() as interpreter:
-                return (await interpreter.execute("from answers import ANSWER\nSUBMIT(answer=ANSWER)")).answer
-
-        return await asyncio.gather(*(one() for _ in range(4)))
-
-    assert asyncio.run(main()) == ["first"] * 4
-    assert len([path for path in cache.glob("repositories/*/*") if path.is_dir()]) == 1
 
 
 @pytest.fixture

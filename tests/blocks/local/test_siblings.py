@@ -402,7 +402,7 @@ for _ in range(3):
         libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # ends this thread alone
 time.sleep(1000)
 """
-    running = box.send(code, mark=marked.mark, context="c", timeout=3)
+    running = box.send(code, mark=marked.mark, context="c", timeout=5)
     marked.wait_for(3)
     assert box.host.wait(running)["error"]["error"] == "ExecutionTimeout"
     marked.wait_until_gone()

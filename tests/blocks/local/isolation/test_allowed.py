@@ -18,24 +18,12 @@ import subprocess
 ran = subprocess.run([sys.executable, "-c", "import ssl, sqlite3; print(6 * 7)"], capture_output=True, text=True)
 assert ran.stdout == "42\\n", ran
 """,
-    "a script in its folder": """
-with open("script.py", "w") as file:
-    file.write("print(__file__)")
-import subprocess
-assert subprocess.run([sys.executable, "script.py"], capture_output=True, text=True).stdout.endswith("script.py\\n")
-""",
     "an executable in its folder": """
 import subprocess
 fd = os.open("tool", os.O_CREAT | os.O_WRONLY, 0o755)
 os.write(fd, b"#!/bin/sh\\necho tool\\n")
 os.close(fd)
 assert subprocess.run(["./tool"], capture_output=True, text=True).stdout == "tool\\n"
-""",
-    "a module in its folder": """
-with open("of_its_own.py", "w") as file:
-    file.write("value = 5")
-import of_its_own
-assert of_its_own.value == 5
 """,
     "temporary files": """
 import tempfile
@@ -53,10 +41,6 @@ with sqlite3.connect("data.db") as db:
     db.execute("create table if not exists t (x)")
     db.execute("insert into t values (1)")
 assert db.execute("select count(*) from t").fetchone()[0] >= 1
-""",
-    "ssl": """
-import ssl
-assert ssl.create_default_context().cert_store_stats()["x509"] >= 0
 """,
     "copies with their status": """
 import shutil
@@ -123,7 +107,6 @@ ours, theirs = socket.socketpair()
 ours.send(b"x")
 assert theirs.recv(1) == b"x"
 """,
-    "the count of processors": "assert os.cpu_count() >= 1 and len(os.sched_getaffinity(0)) >= 1",
     "its own affinity and priority": """
 os.sched_setaffinity(0, os.sched_getaffinity(0))
 os.nice(1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rlm_batch import LocalSandbox
-from rlm_batch.blocks.local.totals import cgroups, usage
+from rlm_batch.blocks.local.totals import cgroups
 from rlm_batch.blocks.local.totals.watcher import WatchedSandbox
 from rlm_batch.sandbox.wire.process_table import read_process, read_processes
 
@@ -362,29 +362,6 @@ def test_a_delegated_group_of_version_2_serves_once_no_process_is_in_it(tmp_path
     assert cgroups.enable_controllers(own.parent) == ["memory", "pids", "cpu"]
 
 
-def test_what_a_fork_shared_is_not_counted_twice_when_it_ends_while_it_is_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # In one piece, and the parent alone: two lines at once can stand in each other.
-    told = "if fork := os.fork(): os.write(1, b'%d\\n' % fork)"
-    program = f"import os, time\ndata = os.urandom(1 << 20) * 64\n{told}\ntime.sleep(1000)"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
-        try:
-            assert parent.stdout is not None
-            fork = int(parent.stdout.readline())
-            measure_files = usage._measure_open_files  # type: ignore[reportPrivateUsage]
-
-            def end_fork_and_measure(threads: dict[int, int]) -> Any:
-                os.kill(fork, signal.SIGKILL)
-                wait_until(lambda: read_process(fork)[2] == "Z", "the end of the fork")
-                return measure_files(threads)
-
-            monkeypatch.setattr(usage, "_measure_open_files", end_fork_and_measure)
-            assert 64 << 20 < usage.measure_processes([parent.pid, fork], 0, 1).total_memory < 100 << 20
-        finally:
-            parent.kill()
-
-
 def test_what_waits_for_the_first_code_of_a_sandbox_is_let_be_and_blamed_for_nothing() -> None:
     program = "import os, time\nif fork := os.fork(): print(fork, flush=True)\ntime.sleep(1000)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as supervisor:
@@ -428,37 +405,3 @@ def test_what_waited_before_a_sandbox_was_prepared_does_not_pass_for_the_process
             assert read_process(prepared)[2] not in "ZX"
         finally:
             os.killpg(supervisor.pid, signal.SIGKILL)
-
-
-def test_what_a_process_holds_is_counted_although_the_thread_that_is_looked_at_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    program = """
-import ctypes, os, sys, threading, time
-data = os.urandom(1 << 20) * 64
-threading.Thread(target=sys.stdin.readline).start()
-threading.Thread(target=time.sleep, args=(1000,)).start()
-print("ready", flush=True)
-ctypes.CDLL(None).pthread_exit(None)
-"""
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            stdin = process.stdin
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            tasks = Path(f"/proc/{process.pid}/task")
-            wait_until(lambda: " Z " in (tasks / str(process.pid) / "stat").read_text(), "the end of the first thread")
-            measure_files = usage._measure_open_files  # type: ignore[reportPrivateUsage]
-
-            def end_thread_and_measure(threads: dict[int, int]) -> Any:
-                looked_at = threads[process.pid]
-                assert looked_at != process.pid
-                print(file=stdin, flush=True)
-                wait_until(lambda: not (tasks / str(looked_at)).exists(), "the end of the thread")
-                return measure_files(threads)
-
-            monkeypatch.setattr(usage, "_measure_open_files", end_thread_and_measure)
-            assert usage.measure_processes([process.pid], 0, 1).total_memory > 64 << 20
-        finally:
-            process.kill()
