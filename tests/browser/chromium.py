@@ -24,6 +24,7 @@ import httpx
 from websockets.sync.client import ClientConnection, connect
 
 from ..infra.bound_process import start_bound_process
+from ..infra.waiting import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -98,9 +99,9 @@ class Chromium:
             stderr=subprocess.DEVNULL,
         )
         try:
-            port = self._port()
-            page = next(p for p in httpx.get(f"http://127.0.0.1:{port}/json/list").json() if p["type"] == "page")
-            self._socket = connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None, ping_interval=None)
+            page = wait_until(self._find_page, "chromium", timeout=PATIENCE)
+            assert page is not None
+            self._socket = connect(page, max_size=None, proxy=None, ping_interval=None)
             for domain in ("Page", "Network", "Runtime"):
                 self.command(f"{domain}.enable")
         except BaseException:
@@ -111,14 +112,12 @@ class Chromium:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def _port(self) -> int:
-        file = Path(self._folder) / "DevToolsActivePort"
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
-            with suppress(OSError, ValueError, IndexError):
-                return int(file.read_text().splitlines()[0])
-            time.sleep(0.05)
-        raise AssertionError("chromium did not start")
+    def _find_page(self) -> str | None:
+        """Return the address of the page's protocol, once the browser has one."""
+        with suppress(OSError, ValueError, IndexError, httpx.HTTPError):
+            port = int((Path(self._folder) / "DevToolsActivePort").read_text().splitlines()[0])
+            pages = httpx.get(f"http://127.0.0.1:{port}/json/list", timeout=60).json()
+            return next((page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page"), None)
 
     def _end(self) -> None:
         if self._socket is not None:
@@ -131,11 +130,13 @@ class Chromium:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        for _ in range(20):  # its children may be writing there yet
+
+        def is_removed() -> bool:
+            """Remove the folder, where the children that were killed may be writing yet."""
             shutil.rmtree(self._folder, ignore_errors=True)
-            if not os.path.exists(self._folder):
-                break
-            time.sleep(0.1)
+            return not os.path.exists(self._folder)
+
+        wait_until(is_removed, self._folder)
 
     def command(self, method: str, **parameters: Any) -> dict[str, Any]:
         """The answer to a command of the protocol. Raises AssertionError where the browser refuses it."""
@@ -169,16 +170,12 @@ class Chromium:
         return found["result"].get("value")
 
     def until(self, what: Callable[[], Any], said: str) -> Any:
-        """Waits until that is true, and returns it. Raises AssertionError with what the page shows instead."""
-        end = time.monotonic() + PATIENCE
-        while True:
-            found = what()
-            if found:
-                return found
-            if time.monotonic() > end:
-                shown = f"{said}: not on the page, which shows:\n{self.text()[:3000]}"
-                raise AssertionError(f"{shown}\nrefused: {self.refused}\nexceptions: {self.errors}")
-            time.sleep(0.2)
+        """Wait until that is true, and return it. Raise AssertionError with what the page shows instead."""
+        try:
+            return wait_until(what, said, timeout=PATIENCE)
+        except TimeoutError as error:
+            shown = f"{error}; the page shows:\n{self.text()[:3000]}"
+            raise AssertionError(f"{shown}\nrefused: {self.refused}\nexceptions: {self.errors}") from None
 
     def text(self) -> str:
         """What a person reads on the page."""

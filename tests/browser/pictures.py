@@ -28,6 +28,7 @@ from prefect.states import Cancelling
 from rich.console import Console
 from rich.text import Text
 
+from ..infra.waiting import wait_until
 from .chromium import Chromium
 from .png import shrink_png
 
@@ -55,7 +56,6 @@ OWN_DEPLOYMENT += ["--grid", "width=8,16,32,64,128,256", "--minimize", "loss", "
 USUAL_RESULTS = "~/.local/share/rlm-batch/results"
 USUAL_HOST = "laptop"
 WIDTH = 1280
-TIMEOUT_SECONDS = 180.0  # for what a server or a run has to come to, on a machine that is busy
 # Texts for others, wherever they stand on a page.
 REPLACE = """
 (pairs => {
@@ -171,15 +171,6 @@ def take_ui(client: SyncPrefectClient, camera: Camera, folder: Path) -> None:
     address = f"deployments/deployment/{deployment}/run"
     camera.take("form", address, 1046, "max_workers", prepare=enlarge_code)
     camera.take("deployments", "deployments", 880, "learning-rate")
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Returns when it is so. Raises TimeoutError."""
-    end = time.monotonic() + TIMEOUT_SECONDS
-    while not is_so():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.2)
 
 
 @contextmanager

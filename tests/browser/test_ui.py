@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-import time
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from rlm_batch import LanguageModel, LocalSandbox, sweep
 
 from ..infra.csrf import get_csrf_headers
+from ..infra.waiting import wait_until
 from .chromium import Chromium
 from .conftest import sandboxes
 
@@ -20,82 +20,58 @@ FULL = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 def ask(ui: str, path: str, **body: Any) -> Any:
-    """What the server answers."""
-    end = time.monotonic() + 60
-    while True:
+    """Return what the server answers, once it is not too busy to: on SQLite it says 503 then."""
+
+    def send() -> httpx.Response | None:
         if body:
             answer = httpx.post(f"{ui}/api/{path}", json=body, headers=get_csrf_headers(f"{ui}/api"), timeout=60)
         else:
             answer = httpx.get(f"{ui}/api/{path}", timeout=60)
-        if answer.status_code != 503 or time.monotonic() > end:  # a server on SQLite says so when it is busy
-            break
-        time.sleep(0.2)
-    answer.raise_for_status()
+        return None if answer.status_code == 503 else answer.raise_for_status()
+
+    answer = wait_until(send, f"an answer from {path}")
+    assert answer is not None
     return answer.json()
 
 
 def deployment(ui: str) -> str:
-    """The id of sweep/local."""
+    """Return the id of sweep/local."""
     return ask(ui, "deployments/name/sweep/local")["id"]
 
 
 def runs(ui: str) -> list[dict[str, Any]]:
-    """The deployment's flow runs, the latest first."""
-    return ask(
-        ui,
-        "flow_runs/filter",
-        flow_runs={"deployment_id": {"any_": [deployment(ui)]}},
-        sort="START_TIME_DESC",
-    )
+    """Return the deployment's flow runs, the latest first."""
+    wanted = {"deployment_id": {"any_": [deployment(ui)]}}
+    return ask(ui, "flow_runs/filter", flow_runs=wanted, sort="START_TIME_DESC")
 
 
-def until(what: Any, seconds: float = 120.0) -> Any:
-    """Waits for that to be true, and returns it."""
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.25)
-    return found
-
-
-def save_block(page: Chromium, form: str, seen: str, fields: dict[str, str]) -> None:
-    """Saves a block named from-the-form, and waits until the page shows that text.
+def submit(page: Chromium, form: str, fields: dict[str, str], button: str, has_come: Callable[[], Any]) -> Any:
+    """Fill in a form and submit it, and return what comes of it.
 
     A server on SQLite answers 503 when it is busy, and the form then says that something went wrong: as a person does,
     this fills it in once more.
     """
-    for _ in range(10):
+    while True:
         page.goto(form)
-        page.fill("Block Name", "from-the-form")
-        for label, value in fields.items():
-            page.fill(label, value)
-        refused = len(page.refused)
-        page.click("Create", "button")
-        page.until(
-            lambda start=refused: seen in page.text() or is_busy(page.refused[start:]), f"{seen!r} or a busy server"
-        )
-        if seen in page.text():
-            return
-    raise AssertionError(f"the server was busy ten times: {page.refused}")
-
-
-def start_run(page: Chromium, ui: str, fields: dict[str, str]) -> dict[str, Any]:
-    """The flow run that the deployment's form starts, which is filled in once more where no run comes of it."""
-    before = len(runs(ui))
-    for _ in range(3):
-        page.goto(f"{ui}/deployments/deployment/{deployment(ui)}/run")
         page.see(*fields)
         for label, value in fields.items():
             page.fill(label, value)
-        page.click("Submit", "button")
-        with suppress(AssertionError):
-            return until(lambda: len(runs(ui)) > before and runs(ui), 40)[0]
-    raise AssertionError(f"no run came of the form: {page.refused}, {page.errors}\n{page.text()}")
+        seen = len(page.refused)
+        page.click(button, "button")
+
+        def look(seen: int = seen) -> Any:
+            page.text()  # What the browser tells of answers is read with its own.
+            return has_come() or is_busy(page.refused[seen:])
+
+        page.until(look, f"what {button} makes")
+        if found := has_come():
+            return found
 
 
 def is_busy(refused: list[str]) -> bool:
-    """Whether the server said that it could not save a block now."""
-    return any(answer.startswith("503 ") and "/block_documents" in answer for answer in refused)
+    """Whether the server said that it could not save what a form has now."""
+    saving = ("/block_documents", "/create_flow_run")
+    return any(answer.startswith("503 ") and any(path in answer for path in saving) for answer in refused)
 
 
 @pytest.mark.full
@@ -132,12 +108,15 @@ class TestAgainstAWorker:
         page.see("local", "sweep")
         page.goto(f"{ui}/blocks/catalog/language-model/create")
         page.see("Sub-model", "US dollars for a token of a prompt", "It stays on the host.")
-        fields = {"Model": "openai/gpt-4o-mini", "API key": "sk-that-nobody-sees"}
-        save_block(page, f"{ui}/blocks/catalog/language-model/create", 'LanguageModel.load("from-the-form")', fields)
+        name = {"Block Name": "from-the-form"}
+        fields = {**name, "Model": "openai/gpt-4o-mini", "API key": "sk-that-nobody-sees"}
+        form = f"{ui}/blocks/catalog/language-model/create"
+        submit(page, form, fields, "Create", lambda: 'LanguageModel.load("from-the-form")' in page.text())
         assert "sk-that" not in page.text()
         page.goto(f"{ui}/blocks/catalog/local-sandbox/create")
         page.see("Isolation", "MiB of address space for each process of the code")
-        save_block(page, f"{ui}/blocks/catalog/local-sandbox/create", 'LocalSandbox.load("from-the-form")', {})
+        form = f"{ui}/blocks/catalog/local-sandbox/create"
+        submit(page, form, name, "Create", lambda: 'LocalSandbox.load("from-the-form")' in page.text())
         model: Any = LanguageModel.load("from-the-form")
         assert model.api_key.get_secret_value() == "sk-that-nobody-sees"
         saved: Any = LocalSandbox.load("from-the-form")
@@ -153,28 +132,29 @@ class TestAgainstAWorker:
         page.click("Submit", "button")
         page.see("0 is less than the minimum of 1")
         assert len(runs(ui)) == before
-        run = start_run(page, ui, {"max_workers": "2"})
+        form = f"{ui}/deployments/deployment/{deployment(ui)}/run"
+        run = submit(page, form, {"max_workers": "2"}, "Submit", lambda: len(runs(ui)) > before and runs(ui))[0]
         assert run["parameters"]["max_workers"] == 2
-        until(lambda: runs(ui)[0]["state_type"] == "COMPLETED")
         page.goto(f"{ui}/runs/flow-run/{run['id']}")
         page.see("Downloading flow code")  # the log comes last, and moves what is above it
         page.click("Task Runs", "[role=tab], button, a, li, span")
         page.see("trial 0: lr=0.001, batch_size=32", "trial 3: lr=0.01, batch_size=64")
         assert (served / run["id"]).is_dir()
+        wait_until(lambda: runs(ui)[0]["state_type"] == "COMPLETED", "a completed run", timeout=200)
 
     def test_a_run_that_is_cancelled_in_the_ui_leaves_no_sandbox(self, ui: str, served: Path, page: Chromium) -> None:
         created = ask(
             ui,
             f"deployments/{deployment(ui)}/create_flow_run",
-            parameters={"code": "import time\nprint('asleep', flush=True)\ntime.sleep(300)", "timeout": 400},
+            parameters={"code": "import time\nprint('asleep', flush=True)\ntime.sleep(3600)", "timeout": 3600},
             state={"type": "SCHEDULED"},
         )
-        until(lambda: len(sandboxes()) == 4)
+        wait_until(sandboxes, "a sandbox", timeout=200)
         page.goto(f"{ui}/runs/flow-run/{created['id']}")
         page.see("asleep")  # what the code writes is in the run's log while it runs
         page.click("Cancel", "button")
         page.click("Confirm", ".p-modal__footer button")
-        until(lambda: not sandboxes(), 120)  # the code alone would take three hundred
+        wait_until(lambda: not sandboxes(), "the end of the sandboxes", timeout=200)
         page.see("Cancelled", "interrupted; the results so far are in", "Flow run was cancelled.")
         log = ask(ui, "logs/filter", logs={"flow_run_id": {"any_": [created["id"]]}})
         assert [line["message"] for line in log if re.search("Crash|Finished in state", line["message"])] == []

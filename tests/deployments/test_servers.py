@@ -21,6 +21,7 @@ from rlm_batch.flows.child_process import build_module_command
 from ..infra.csrf import get_csrf_headers
 from ..infra.logged_process import choose_port
 from ..infra.servers import SERVICES, Servers
+from ..infra.waiting import wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.requires("postgres", "redis")]
 
@@ -69,7 +70,7 @@ def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             start_new_session=True,
         )
     try:
-        wait(lambda: httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200, 100)
+        wait(lambda: httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200, "the worker")
         yield home / "log"
     finally:
         process.terminate()
@@ -80,14 +81,16 @@ def worker(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         process.wait()
 
 
-def wait(done: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while True:
+def wait(is_so: Callable[[], bool], description: str, seconds: float = 200) -> None:
+    """Wait until it is so; a server that does not answer meanwhile is asked again."""
+
+    def look() -> bool:
+        time.sleep(0.2)  # The servers have more to do than to answer this.
         with suppress(httpx.HTTPError):
-            if done():
-                return
-        assert time.monotonic() < until
-        time.sleep(0.3)
+            return is_so()
+        return False
+
+    wait_until(look, description, timeout=seconds)
 
 
 def post(url: str, path: str, **body: Any) -> httpx.Response:
@@ -114,6 +117,10 @@ def state(url: str, flow_run: str) -> str:
     return f"{found['state_type']}: {found['state']['message']}"
 
 
+def has_ended(url: str, flow_run: str) -> bool:
+    return state(url, flow_run).split(":")[0] in ("COMPLETED", "FAILED", "CRASHED")
+
+
 def of_run(flow_run: str) -> dict[str, Any]:
     return {"flow_runs": {"id": {"any_": [flow_run]}}}
 
@@ -136,9 +143,9 @@ def test_a_run_made_through_one_server_is_done_by_a_worker_of_another_and_both_h
     # Long enough for its progress to be told.
     code = "import time; time.sleep(0.3); print('seen'); SUBMIT(y=x)"
     flow_run = run(first, code=code, inputs=[{"x": x} for x in range(30)], max_workers=4)
-    wait(lambda: state(second, flow_run).split(":")[0] in ("COMPLETED", "FAILED", "CRASHED"), 200)
+    wait(lambda: has_ended(second, flow_run), "the run's end")
     assert state(first, flow_run).startswith("COMPLETED"), worker.read_text()[-3000:]
-    wait(lambda: completed(first, flow_run) == 30, 60)
+    wait(lambda: completed(first, flow_run) == 30, "thirty task runs")
     assert completed(second, flow_run) == 30
     # The services write events down in batches, every few seconds.
     names: set[str] = set()
@@ -150,7 +157,7 @@ def test_a_run_made_through_one_server_is_done_by_a_worker_of_another_and_both_h
         )
         return {"prefect.flow-run.Completed", "prefect.task-run.Completed"} <= names
 
-    wait(recorded, 60)
+    wait(recorded, "the events")
     for url in (first, second):
         logs = post(url, "/logs/filter", logs={"flow_run_id": {"any_": [flow_run]}}).json()
         assert any("seen" in line["message"] for line in logs)
@@ -161,7 +168,7 @@ def test_a_run_made_through_one_server_is_done_by_a_worker_of_another_and_both_h
 
 def test_schedules_are_kept_by_the_services(servers: Servers) -> None:
     scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["reap"]}}}
-    wait(lambda: len(post(servers.urls[1], "/flow_runs/filter", **scheduled).json()) > 1, 100)
+    wait(lambda: len(post(servers.urls[1], "/flow_runs/filter", **scheduled).json()) > 1, "runs to come")
 
 
 def test_a_limits_lease_holds_over_both_servers_outlives_redis_and_comes_back_when_nobody_renews_it(
@@ -169,28 +176,29 @@ def test_a_limits_lease_holds_over_both_servers_outlives_redis_and_comes_back_wh
 ) -> None:
     first, second = servers.urls
     base = "/v2/concurrency_limits"
-    assert post(first, f"{base}/", name="one", limit=1).status_code == 201
 
-    def take(url: str) -> httpx.Response:
-        wanted = {"slots": 1, "names": ["one"], "mode": "concurrency", "lease_duration": 60}
+    def take(url: str, name: str, seconds: int) -> httpx.Response:
+        wanted = {"slots": 1, "names": [name], "mode": "concurrency", "lease_duration": seconds}
         return post(url, f"{base}/increment-with-lease", **wanted)
 
     def renew(url: str, lease: str) -> int:
-        return post(url, f"{base}/leases/{lease}/renew", lease_duration=60).status_code
+        return post(url, f"{base}/leases/{lease}/renew", lease_duration=3600).status_code
 
-    lease = take(first).json()["lease_id"]
-    assert take(second).status_code == 423
+    for name in ("held", "forgotten"):
+        assert post(first, f"{base}/", name=name, limit=1).status_code == 201
+    lease = take(first, "held", 3600).json()["lease_id"]
+    assert take(second, "held", 3600).status_code == 423
     assert renew(second, lease) == 204
     assert post(second, f"{base}/decrement-with-lease", lease_id=lease).status_code == 204
     assert renew(first, lease) == 410
-    lease = take(second).json()["lease_id"]
-    assert take(first).status_code == 423
+    lease = take(second, "held", 3600).json()["lease_id"]
     servers.redis.end()
     servers.redis.start()
-    wait(lambda: renew(first, lease) == 204, 60)
-    assert take(second).status_code == 423
-    # Nobody renews it any more: the services give the slot back when its minute is over.
-    wait(lambda: take(second).status_code == 200, 150)
+    wait(lambda: renew(first, lease) == 204, "Redis")
+    assert take(first, "held", 3600).status_code == 423
+    # The services give a slot back that nobody renews, when its minute is over.
+    assert take(second, "forgotten", 60).status_code == 200
+    wait(lambda: take(second, "forgotten", 60).status_code == 200, "the slot")
 
 
 @pytest.mark.requires("haproxy")
@@ -199,12 +207,12 @@ def test_a_server_that_is_killed_takes_neither_the_run_nor_its_history_with_it(s
     # Enough events a second that some are under way in the server whenever it dies.
     code = "import time; time.sleep(0.05); SUBMIT(y=x)"
     flow_run = run(servers.url, code=code, inputs=[{"x": x} for x in range(120)], max_workers=6)
-    wait(lambda: completed(servers.url or "", flow_run) > 20, 200)
+    wait(lambda: completed(servers.url or "", flow_run) > 20, "twenty task runs")
     servers.kill("server-0")
     try:
-        wait(lambda: state(servers.url or "", flow_run).split(":")[0] in ("COMPLETED", "FAILED", "CRASHED"), 300)
+        wait(lambda: has_ended(servers.url or "", flow_run), "the run's end", 300)
         assert state(servers.urls[1], flow_run).startswith("COMPLETED"), worker.read_text()[-3000:]
-        wait(lambda: completed(servers.urls[1], flow_run) == 120, 60)
+        wait(lambda: completed(servers.urls[1], flow_run) == 120, "all task runs")
     finally:
         servers.start("server-0")
     assert completed(servers.urls[0], flow_run) == 120
@@ -214,5 +222,5 @@ def test_a_server_that_is_killed_takes_neither_the_run_nor_its_history_with_it(s
     def count_ends() -> int:
         return int(post(servers.urls[0], "/events/filter", filter=about, limit=1).json()["total"])
 
-    wait(lambda: count_ends() >= 120, 60)
+    wait(lambda: count_ends() >= 120, "the events")
     assert count_ends() == 120
