@@ -291,9 +291,12 @@ class CodeRunner:
         self._sources[self._file_name] = source
         if len(self._sources) > MAX_SOURCES:
             del self._sources[next(iter(self._sources))]
-        parts, expression = compile_code(source, self._file_name)
+        gc.disable()  # Python 3.11 raises SystemError where a finalizer parses text in the middle of this
+        try:
+            parts, expression = compile_code(source, self._file_name)
+        finally:
+            gc.enable()
         self._is_compiled = True
-        gc.enable()
         namespace = self._module.__dict__
         codes = parts if expression is None else [*parts, expression]
         for code in codes:

@@ -102,3 +102,28 @@ async def test_a_preparation_awaits_and_each_execution_has_a_loop_of_its_own(pro
         for context in (None, None, "c", "c"):
             result = await interpreter.execute("base + await answer(2)", context=context)
             assert result.meta.value == 42
+
+
+# Parses a text whenever garbage is collected, as the traceback of a task does whose error was never retrieved.
+PARSING = """
+import ast, gc
+class Parsing:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        ast.parse("f(x)[0]")
+        Parsing()
+Parsing()
+gc.set_threshold(5)
+"""
+
+
+async def test_garbage_of_an_earlier_execution_does_not_disturb_the_compiling_of_the_next(
+    interpreter: Interpreter,
+) -> None:
+    await interpreter.execute(PARSING, context="c")
+    for _ in range(3):
+        assert (await interpreter.execute("[1, {'a': (2, [3] * 2)}]", context="c")).meta.value == [
+            1,
+            {"a": [2, [3, 3]]},
+        ]
