@@ -25,6 +25,12 @@ def clean(server: str, running_daytona: object, no_process_left: None) -> None:
 
 
 @pytest.fixture
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what is retried begin again at once."""
+    monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (0.05,))
+
+
+@pytest.fixture
 def closed_address() -> Iterator[str]:
     """An address on loopback that refuses connections, and that no other process can take."""
     with socket.socket() as holder:

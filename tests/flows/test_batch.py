@@ -67,9 +67,9 @@ async def test_code_that_does_not_end_is_ended_by_its_timeout_or_by_the_deadline
     assert isinstance(late.error, ExecutionTimeout)
     assert "timeout of 1 s" in str(late.error)
     # The second execution has not begun when the deadline comes.
-    for failure in await batch([forever] * 2, max_workers=1, deadline=2, on_failure="return"):
+    for failure in await batch([forever] * 2, max_workers=1, deadline=1, on_failure="return"):
         assert isinstance(failure.error, DeadlineExceeded)
-        assert "deadline of 2 s" in str(failure.error)
+        assert "deadline of 1 s" in str(failure.error)
 
 
 async def test_failures_are_raised_when_all_are_done_with_everything_that_was_got(results):
@@ -82,13 +82,12 @@ async def test_failures_are_raised_when_all_are_done_with_everything_that_was_go
     assert raised.value.results_path == str(results / str(find_run_id(results)))
 
 
-async def test_one_piece_of_code_runs_over_inputs_from_a_list_and_from_files(tmp_path):
+async def test_one_piece_of_code_runs_over_the_inputs_of_files(tmp_path):
     code = "SUBMIT(y=x * 2, kind=type(x).__name__)"
     lines, cells = tmp_path / "in.jsonl", tmp_path / "in.csv"
     lines.write_text('{"x": 1}\n\n{"x": "a"}\n')
     cells.write_text("x\n1\na\n")
-    lists = await batch(code, [{"x": 1}, {"x": "a"}]), await batch(code, str(lines))
-    for one, text in (*lists, await batch(code, str(cells), types="json")):
+    for one, text in (await batch(code, str(lines)), await batch(code, str(cells), types="json")):
         assert (one.y, text.y, one.kind, text.kind) == (2, "aa", "int", "str")
 
 
@@ -199,16 +198,15 @@ async def test_cached_results_serve_another_run_and_replicates_stay_apart():
     again = await batch([RANDOM] * 4, cache_results=True)
     assert [result.random for result in first] == [result.random for result in again[:3]]
     assert len({result.random for result in again}) == 4
-    for other in (await batch([RANDOM] * 3), await batch([RANDOM + "\n"], cache_results=True)):
-        assert not {result.random for result in other} & {result.random for result in first}
+    assert not {result.random for result in await batch([RANDOM] * 3)} & {result.random for result in first}
 
 
 async def test_reused_sandboxes_are_as_many_as_the_workers_and_others_one_each():
-    code = ["SUBMIT()"] * 6
+    code = ["SUBMIT()"] * 4
     reused = await batch(code, max_workers=2, reuse_sandboxes=True)
     assert len({result.meta.sandbox_id for result in reused}) <= 2
     fresh = await batch(code, max_workers=2)
-    assert len({result.meta.sandbox_id for result in fresh}) == 6
+    assert len({result.meta.sandbox_id for result in fresh}) == 4
 
 
 async def test_a_reused_sandbox_whose_supervisor_is_killed_is_replaced():
@@ -259,8 +257,6 @@ async def test_settings_of_the_provider_are_given_for_a_run_without_a_saved_bloc
     options = {"memory_mib": "300", "volume_name": "notes"}
     (result,) = await batch([code], provider_options=options)
     assert result.outputs == {"mib": 300, "volume": True}
-    (result,) = await batch([code])
-    assert result.outputs == {"mib": 4096, "volume": False}
 
 
 @pytest.mark.parametrize(
@@ -273,6 +269,7 @@ async def test_settings_of_the_provider_are_given_for_a_run_without_a_saved_bloc
         ({"repo_token": "hidden"}, "repo_token is no option of a single run: it is a secret"),
         ({"environment": {"KEY": "hidden"}}, "environment is no option of a single run"),
         ({"max_sandboxes": 50}, "max_sandboxes is no option of a single run"),
+        ({"isolation": "none"}, "isolation is no option of a single run"),
     ],
 )
 async def test_settings_that_the_provider_has_not_are_one_sentence(options, message):

@@ -118,7 +118,6 @@ except BudgetExceeded as error:
         ({"language_model": "openai/no-such-model", "max_cost": 1.0}, "no price of the model openai/no-such-model"),
         ({"language_model": "language-model/nosuch"}, "no block language-model/nosuch"),
         ({"language_model": NAME, "max_llm_calls": 0}, f"no call of the model {NAME} can be made: .* max_llm_calls"),
-        ({"language_model": NAME, "max_llm_tokens": 100}, "could take 16,384 tokens, and of 100 100 .* max_llm_tokens"),
         ({"language_model": NAME, "max_cost": 0.005}, r"could cost \$0.009830, and of \$0.005 .* raise max_cost"),
     ],
 )
@@ -226,6 +225,7 @@ async def test_the_key_is_in_no_log_result_ledger_database_or_error(chat, caplog
     assert with_key == []
 
 
+@pytest.mark.usefixtures("short_delays")
 async def test_a_retried_execution_has_a_budget_of_its_own_and_every_call_is_in_the_log(chat, caplog):
     code = "llm_query('q')\n1 / 0"
     (failure,) = await batch([code], language_model=NAME, retries=1, retry_code_errors=True, max_llm_calls=1,

@@ -45,9 +45,7 @@ async def test_failed_trials_stand_in_the_report_beside_the_best():
     ("space", "message"),
     [
         ({}, "the space is missing"),
-        ({"grid": {}}, "the grid is empty"),
         ({"grid": {"x": []}}, "no values for 'x'"),
-        ({"points": []}, "empty"),
         ({"points": [{"x": 1, "y": 2}, {"x": 1}]}, "point 2 has no variable 'y', which the first has"),
         ({"points": "nosuch.csv"}, "No such file"),
     ],

@@ -1,4 +1,4 @@
-"""What tests of retries share: short delays, and a provider that asks for a sandbox once."""
+"""What tests of the engine share: short delays of retries, and a provider that asks for a sandbox once."""
 
 from typing import Any
 
@@ -8,9 +8,8 @@ from rlm_batch import DaytonaSandbox
 
 
 @pytest.fixture(autouse=True)
-def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_long_delays(short_delays: None) -> None:
     """Retry soon; the delays themselves have a test of their own."""
-    monkeypatch.setattr("rlm_batch.tasks.retry.BACKOFF_SECONDS", (0.05,))
 
 
 @pytest.fixture
