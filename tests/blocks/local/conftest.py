@@ -99,6 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
     older = "older_kernels(*abis): with sandboxes made for older kernels too, those of these Landlock versions"
     config.addinivalue_line("markers", older)
     config.addinivalue_line("markers", "each_once: each level and each user once is enough, for neither decides much")
+    own_count = "own_count: where the kernel counts the sandbox's processes apart from those of the tests beside"
+    config.addinivalue_line("markers", own_count)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -112,6 +114,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             kinds = kinds + [kind for kind in OLDER if kind[2] in older.args]
         if metafunc.definition.get_closest_marker("each_once") is not None:
             kinds = KINDS[1:3] if os.getuid() == 0 else KINDS[2:]
+        if metafunc.definition.get_closest_marker("own_count") is not None and os.getuid() != 0:
+            kinds = [kind for kind in kinds if kind[0] != "landlock"]  # where it counts all of our user's
         full = [pytest.mark.full]
         marked = [pytest.param(kind, marks=[*mark_kind(kind), *([] if kind in first else full)]) for kind in kinds]
         metafunc.parametrize(name, marked, ids=name_of, indirect=True)

@@ -24,7 +24,7 @@ class Marked:
         self.mark = "rlm-" + os.urandom(5).hex()  # at most 15 characters
 
     def pids(self) -> list[int]:
-        """Those that there are, on this side of every namespace, without those that have ended."""
+        """List those that there are, on this side of every namespace, without those that have ended."""
         found: list[int] = []
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -90,11 +90,11 @@ class Victim:
         wait_until(lambda: self.is_untouched, "the victim is stopped")
 
     def go_on(self) -> None:
-        """Lets it go on."""
+        """Let it go on."""
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Ends it."""
+        """End it."""
         os.killpg(self.pid, signal.SIGKILL)
         self._process.communicate()
 
@@ -139,6 +139,6 @@ class Servers:
         return found
 
     def close(self) -> None:
-        """Stops serving."""
+        """Stop serving."""
         for server in self._sockets.values():
             server.close()

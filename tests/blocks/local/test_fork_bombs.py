@@ -40,7 +40,7 @@ if os.fork() == 0:
     os.execv(path + "bomb", ["bomb", kind, mark, str(time.monotonic() + seconds)])
 """
 ENDS = {"SUBMIT()": None, "os._exit(3)": "CodeCrashed", "time.sleep(1000)": "ExecutionTimeout"}
-pytestmark = [pytest.mark.alone, pytest.mark.requires("gcc")]
+pytestmark = [pytest.mark.alone, pytest.mark.own_count, pytest.mark.requires("gcc")]
 
 
 @pytest.fixture(scope="session")

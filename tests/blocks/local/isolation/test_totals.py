@@ -55,15 +55,17 @@ SUBMIT(works=True)
 # What a process holds whose first thread has ended, of which the kernel says nothing by the process's own number.
 BY_ANOTHER_THREAD = """
 import _thread
+is_ending = _thread.allocate_lock()
+is_ending.acquire()
 def hold():
-    while " Z " not in open(f"/proc/{{os.getpid()}}/stat").read():  # until the first has ended
-        time.sleep(0.01)
+    is_ending.acquire()
 {hold}
     time.sleep(1000)
     os._exit(0)
 pid = os.fork()
 if pid == 0:
     _thread.start_new_thread(hold, ())
+    is_ending.release()
     libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # ends this thread alone
 os.waitpid(pid, 0)
 time.sleep(1000)  # for the watcher takes the process that holds the most, and the kernel one after the other
