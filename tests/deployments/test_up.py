@@ -309,20 +309,16 @@ def test_only_who_has_the_password_runs_anything_and_only_what_is_allowed(home: 
         assert "not-told" not in "".join([up.said, *logs])
 
 
-@pytest.mark.parametrize(
-    ("there", "allowed"),
-    [({}, "{home}:{here}"), ({"RLM_BATCH_ALLOWED_PATHS": "/data"}, "/data"), ({"RLM_BATCH_ALLOWED_PATHS": ""}, "")],
-)
 def test_up_allows_the_home_and_the_directory_here_unless_the_environment_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, str], allowed: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, here = tmp_path / "home", tmp_path / "here"
-    for folder in (home, here):
-        folder.mkdir()
-    for name, value in {"HOME": str(home), **there}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(here)
-    assert find_allowed_paths() == allowed.format(home=home, here=here)
+    monkeypatch.delenv("RLM_BATCH_ALLOWED_PATHS", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert find_allowed_paths() == f"{tmp_path / 'home'}:{tmp_path}"
+    for paths in ("/data", ""):
+        monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", paths)
+        assert find_allowed_paths() == paths
 
 
 @pytest.mark.full
