@@ -1,6 +1,7 @@
 """Code that prepares a sandbox runs once in it, and each execution is a fork of its process."""
 
 import asyncio
+import importlib
 from textwrap import dedent
 from typing import Any
 
@@ -393,6 +394,8 @@ async def test_processes_that_it_left_running_stay_when_their_parents_end(provid
 async def test_with_a_seed_the_code_of_a_recursive_query_draws_by_who_asks_and_how_many_that_has_asked(
     provider: SandboxProvider, chat: ChatServer
 ) -> None:
+    for name in ("litellm", "rlm_batch.blocks.language_model.dspy_rlm"):
+        importlib.import_module(name)  # before a time-out runs
     deeper = "' '.join(rlm_query_batched(['level two'] * 2))"
     chat.script = make_script(
         ("level two", "SUBMIT(answer=str(random.random()))"),
