@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import logging
+import socket
 from dataclasses import replace
 from textwrap import dedent
 from typing import Any
@@ -76,14 +77,18 @@ async def test_a_server_that_asks_for_time_gets_it(chat):
 async def test_a_fault_that_stays_is_an_error_after_the_retries(chat):
     chat.rule("on fire", Reply("the server is on fire", status=500))
     chat.rule("late", Reply("late", delay=1000))
+    unused = socket.socket()
+    unused.bind(("127.0.0.1", 0))  # a port on which no server listens
+    nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
     settings: dict[str, Any]
     for prompt, settings, message in (
         ("on fire", {"retries": 1}, f"{NAME} did not answer in 2 tries: .*the server is on fire"),
         ("late", {"retries": 1, "request_timeout": 0.5}, f"{NAME} did not answer in 2 tries: "),
-        ("nobody", {"retries": 0, "api_base": "http://127.0.0.1:9/v1"}, r"did not answer: .*[Cc]onnect"),
+        ("nobody", {"retries": 0, "api_base": nowhere}, r"did not answer: .*[Cc]onnect"),
     ):
         with pytest.raises(QueryError, match=message):
             await ask(model(chat, **settings), prompt)
+    unused.close()
 
 
 async def test_an_answer_that_trickles_in_is_given_up_as_one_that_does_not_come(chat, monkeypatch):
