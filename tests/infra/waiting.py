@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sized
 from typing import TypeVar
 
-HANG_SECONDS = 90.0  # below pytest's own timeout, so that a wait ends with its own message
+HANG_SECONDS = 150.0  # below the time-out of pytest, so that a wait ends with its own message
 POLL_SECONDS = 0.02
 
 T = TypeVar("T")
