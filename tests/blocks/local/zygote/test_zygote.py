@@ -157,7 +157,9 @@ async def test_what_a_supervisor_leaves_that_is_killed_ends_at_once_and_other_sa
         [(zygote, supervisor)] = [(one, pid) for one in found for pid in children.get(one, ()) if pid not in found]
         async with local.interpreter() as other:
             variables = {"mark": marked.mark, "numbers": {}}
-            running = asyncio.create_task(interpreter.execute(f"{ATTACK}\n{NAMED}{DAEMONS}{COMETS}", variables))
+            running = asyncio.create_task(
+                interpreter.execute(f"{ATTACK}\n{NAMED}{DAEMONS}{COMETS}\ntime.sleep(1000)", variables)
+            )
             await asyncio.to_thread(marked.wait_for, 3)
             os.kill(supervisor, signal.SIGKILL)
             with pytest.raises((OutcomeUnknown, SandboxLost)):
