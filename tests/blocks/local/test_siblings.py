@@ -390,7 +390,11 @@ def test_a_timeout_in_a_context_ends_what_the_execution_started_and_keeps_what_w
 ) -> None:
     """Of a process whose first thread has ended the kernel says that it is a zombie, and nothing more."""
     box = Box(hosts("user"), "landlock")
-    box.run("import subprocess\nbefore = subprocess.Popen(['sleep', '1000'], start_new_session=True)", context="c")
+    # The kernel tells when a process was started in ticks of 10 ms: `before` is older by more than two of them.
+    box.run(
+        "import subprocess\nbefore = subprocess.Popen(['sleep', '1000'], start_new_session=True)\ntime.sleep(0.1)",
+        context="c",
+    )
     code = f"""
 import _thread
 after = subprocess.Popen(["sleep", "1000"], start_new_session=True)

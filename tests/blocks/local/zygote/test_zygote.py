@@ -24,7 +24,7 @@ from rlm_batch.blocks.local.inventory import MARK_BASE
 from rlm_batch.blocks.local.launch.launcher import MAX_IDLE_ZYGOTES, Zygotes
 
 from ....conftest import find_zygotes, list_children
-from ....infra.waiting import wait_until, wait_until_async
+from ....infra.waiting import HANG_SECONDS, wait_until, wait_until_async
 from ..boxes import ATTACK
 from ..test_siblings import COMETS, DAEMONS, LIMITS, MEMORY, NAMED, SIGNALS
 from .conftest import find_ahead, wait_until_gone
@@ -151,16 +151,21 @@ async def test_a_zygote_that_is_killed_takes_its_sandboxes_along_and_the_next_ha
 async def test_what_a_supervisor_leaves_that_is_killed_ends_at_once_and_other_sandboxes_run_on(
     local: LocalSandbox, zygotes: Zygotes, marked: Marked
 ) -> None:
-    async with local.interpreter() as interpreter:
+    is_ready = asyncio.Event()
+
+    async def ready() -> None:
+        is_ready.set()
+
+    async with local.interpreter(tools={"ready": ready}) as interpreter:
         await interpreter.execute("pass")
         children, found = list_children(), find_zygotes(os.getpid())
         [(zygote, supervisor)] = [(one, pid) for one in found for pid in children.get(one, ()) if pid not in found]
         async with local.interpreter() as other:
             variables = {"mark": marked.mark, "numbers": {}}
             running = asyncio.create_task(
-                interpreter.execute(f"{ATTACK}\n{NAMED}{DAEMONS}{COMETS}\ntime.sleep(1000)", variables)
+                interpreter.execute(f"{ATTACK}\n{NAMED}{DAEMONS}{COMETS}\nready()\ntime.sleep(1000)", variables)
             )
-            await asyncio.to_thread(marked.wait_for, 3)
+            await asyncio.wait_for(is_ready.wait(), HANG_SECONDS)
             os.kill(supervisor, signal.SIGKILL)
             with pytest.raises((OutcomeUnknown, SandboxLost)):
                 await running
