@@ -199,14 +199,17 @@ class PipeTransport:
             if not data:
                 self._protocol.close_at_hangup()
                 return
-            for pending, call in self._protocol.receive(data):
-                if pending.end is None and not pending.refusal:
-                    pending.refusal = self._call_limit.admit(call)
-                    self._threads.submit(partial(self._call_tool, pending, call, self._call_limit))
+            calls = self._protocol.receive(data)
             is_complete = True
         finally:
             if not is_complete:  # a signal handler has raised meanwhile: a part of what the driver sent may be lost
                 self._protocol.close(INTERRUPTED)
+        # A signal handler that raises here loses at most calls of the execution that it ends. Starting a thread takes
+        # long on a busy machine, so an interrupt often comes just then: it must not cost the sandbox.
+        for pending, call in calls:
+            if pending.end is None and not pending.refusal:
+                pending.refusal = self._call_limit.admit(call)
+                self._threads.submit(partial(self._call_tool, pending, call, self._call_limit))
 
     def _call_tool(self, pending: PendingExecution, call: Frame, limit: CallLimit) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""

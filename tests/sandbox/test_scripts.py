@@ -140,8 +140,29 @@ def test_a_script_that_catches_ctrl_c_or_its_own_alarm_goes_on_with_its_state(sc
         assert read_line(process) == "ready"
         os.killpg(process.pid, signal.SIGINT)
         assert read_line(process) == "1"
+    assert read_line(process) == "1"
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_ctrl_c_while_the_thread_of_a_tool_starts_keeps_the_state(script: Run) -> None:
+    process = script("""
+        import signal, threading
+        start = threading.Thread.start
+        def start_and_interrupt(thread):
+            start(thread)
+            os.kill(os.getpid(), signal.SIGINT)
+        with LocalInterpreter(timeout=None, tools={"ready": ready}) as interpreter:
+            interpreter.execute("kept = 1; import time")
+            threading.Thread.start = start_and_interrupt
+            try:
+                interpreter.execute("ready(); time.sleep(1000)")
+            except KeyboardInterrupt:
+                threading.Thread.start = start
+                print(interpreter.execute("SUBMIT(kept=kept)").kept, flush=True)
+        """)
     output, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, output, errors) == (0, "1\n", "")
+    assert (output.split()[-1:], errors) == (["1"], "")
 
 
 def test_ctrl_c_while_a_large_variable_is_sent_is_no_end_or_a_clear_one(script: Run) -> None:
