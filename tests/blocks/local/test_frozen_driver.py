@@ -8,6 +8,7 @@ import struct
 import subprocess
 import termios
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -46,26 +47,35 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count_unread(pipe: int) -> int:
-    """The bytes that are in a pipe."""
+    """Return how many bytes are in a pipe."""
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
 
 
-def find_unread(driver: int) -> dict[str, int]:
-    """The bytes that are in each pipe of a driver."""
-    found: dict[str, int] = {}
-    for path in Path(f"/proc/{driver}/fd").iterdir():
-        if (name := os.readlink(path)).startswith("pipe:"):
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            found[name] = count_unread(fd)
-            os.close(fd)
-    return found
+class NewPipes:
+    """The pipes that this process has opened since: those to the drivers of its sandboxes are among them."""
 
+    def __init__(self) -> None:
+        self._others = set(self._list_pipes())
 
-async def wait_for_more(driver: int, before: dict[str, int]) -> None:
-    """Wait until something more is on its way to a driver that does not read."""
-    await wait_until_async(
-        lambda: any(count > before.get(name, 0) for name, count in find_unread(driver).items()), "more for the driver"
-    )
+    def find_unread(self) -> dict[str, int]:
+        """Return the bytes that are in each pipe and that the driver has not read."""
+        return {name: count_unread(fd) for name, fd in self._list_pipes().items() if name not in self._others}
+
+    async def wait_for_more(self, before: dict[str, int]) -> None:
+        """Wait until something more is on its way to a driver that does not read."""
+        await wait_until_async(
+            lambda: any(count > before.get(name, 0) for name, count in self.find_unread().items()),
+            "more for the driver",
+        )
+
+    @staticmethod
+    def _list_pipes() -> dict[str, int]:
+        pipes: dict[str, int] = {}
+        for path in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):  # the descriptor of this very list
+                if (name := os.readlink(path)).startswith("pipe:"):
+                    pipes[name] = int(path.name)
+        return pipes
 
 
 async def freeze(interpreter: Interpreter) -> int:
@@ -76,11 +86,12 @@ async def freeze(interpreter: Interpreter) -> int:
 
 
 async def test_shutdown_ends_what_is_being_sent_or_was_cancelled_meanwhile() -> None:
+    pipes = NewPipes()
     interpreter = LocalSandbox(isolation="none").interpreter(timeout=600)
-    driver = await freeze(interpreter)
-    before = find_unread(driver)
+    await freeze(interpreter)
+    before = pipes.find_unread()
     cancelled, *others = [asyncio.ensure_future(interpreter.execute("SUBMIT()", {"text": TEXT})) for _ in range(3)]
-    await wait_for_more(driver, before)
+    await pipes.wait_for_more(before)
     cancelled.cancel()
     async with asyncio.timeout(90):
         await interpreter.shutdown()
@@ -107,17 +118,18 @@ async def test_a_driver_that_takes_no_input_is_given_up_with_all_that_it_runs(mo
 
 
 async def test_what_is_written_between_two_executions_of_a_context_belongs_to_neither() -> None:
+    pipes = NewPipes()
     async with LocalSandbox(isolation="none").interpreter() as interpreter:
         result = await interpreter.execute(LEAVE_WRITER, context="c")
         os.kill(result.driver, signal.SIGSTOP)  # so that it finds all at once what comes one after the other
-        before = find_unread(result.driver)
+        before = pipes.find_unread()
         another = asyncio.create_task(interpreter.execute("pass", context="another"))
-        await wait_for_more(result.driver, before)
+        await pipes.wait_for_more(before)
         Path(f"/proc/{result.left}/fd/0").write_text("late\n")
         await wait_until_async(lambda: not is_alive(result.left), "the end of what was left, which has written")
-        before = find_unread(result.driver)
+        before = pipes.find_unread()
         following = asyncio.create_task(interpreter.execute("print(left.wait())", context="c"))
-        await wait_for_more(result.driver, before)
+        await pipes.wait_for_more(before)
         os.kill(result.driver, signal.SIGCONT)
         assert (await following).meta.stdout == "0\n"
         await another
