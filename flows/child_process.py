@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,12 +23,29 @@ GARBAGE_THRESHOLD = 10_000
 
 
 def build_module_command(*words: object, parent: int | None = None) -> list[str]:
-    """The command that runs a module with these arguments, in a process that is gone within a second of its parent.
+    """Return the command that runs a module in a process that ends within a second of its parent.
 
-    `parent` is the id of the process that starts it, by default this one; 0 stands for whichever it turns out to be.
+    The process imports nothing from the working directory (`-P`), where a file may have the name of any module.
+
+    Args:
+        words: The module and its arguments.
+        parent: The id of the process that starts the command, by default this one; 0 means its parent, whichever it is.
     """
     parent = os.getpid() if parent is None else parent
-    return [sys.executable, "-m", __name__, str(parent), *map(str, words)]
+    return [sys.executable, "-P", "-m", __name__, str(parent), *map(str, words)]
+
+
+def build_safe_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with settings by which no Python process imports from its working directory.
+
+    Processes of these processes, such as a worker's flow runs, inherit the settings. Of PYTHONPATH only absolute
+    directories stay: an empty entry, which a leading or trailing colon makes, means the working directory to Python.
+    """
+    safe = {**environment, "PYTHONSAFEPATH": "1"}
+    entries = [path for path in safe.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
+    if entries:
+        safe["PYTHONPATH"] = os.pathsep.join(entries)
+    return safe
 
 
 def read_failure_reason(log: Path, offset: int) -> str:

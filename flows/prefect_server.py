@@ -24,7 +24,7 @@ import httpx
 
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.server_errors import describe_server_error
-from .child_process import describe_exit_status, read_last_error
+from .child_process import build_safe_environment, describe_exit_status, read_last_error
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -46,8 +46,8 @@ SERVER_SETTINGS = {
 
 
 def server_environment() -> dict[str, str]:
-    """The environment for a server's process: this one's, and ours where a person has not said otherwise."""
-    return {**SERVER_SETTINGS, **os.environ}
+    """Return the environment for a server's process: this one's, and our settings where it has none of that name."""
+    return build_safe_environment({**SERVER_SETTINGS, **os.environ})
 
 
 @asynccontextmanager

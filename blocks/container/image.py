@@ -61,7 +61,7 @@ async def _pull(settings: ContainerSettings, engine: Engine) -> None:
 
 async def _build(settings: ContainerSettings, engine: Engine, name: str) -> None:
     """Builds the image with its packages: wheels of the index alone, for which pip runs none of their code."""
-    install = ["python3", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:", "--"]
+    install = ["python3", "-I", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:", "--"]
     mount = f"--mount=type=secret,id={PIP_SECRET},target=/etc/pip.conf "
     lines = [
         f"FROM {settings.image}",

@@ -16,7 +16,10 @@ ARCHIVE_PIECE_BYTES = 1 << 20
 # frame, and unpacks them in a process of its own, which imports what the driver does without. The first process of a
 # namespace is deaf to signals that it has no handler for.
 BOOT = """
-import os, signal, sys
+import sys
+
+sys.path[:] = [path for path in sys.path if path]  # before a module of the working directory is imported
+import os, signal
 
 signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
 signal.alarm({seconds})
@@ -56,7 +59,6 @@ if {modules} or {repository}:
 signal.alarm(0)
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
 os.chdir({cwd!r})
-sys.path[:] = [path for path in sys.path if path]
 {loader}
 found["main"]()
 """

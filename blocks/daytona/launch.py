@@ -23,13 +23,15 @@ printf %s {data} > {folder}/start
 else (exit {status}); fi"""
 
 BOOT = f"""
-import binascii, os, sys
+import sys
+
+sys.path[:] = [path for path in sys.path if path]  # before a module of the working directory is imported
+import binascii, os
 
 path = sys.argv.pop()
 with open(path, "rb") as file:
     code, text, first = file.read().split(b"\\n", 2)
 os.unlink(path)
-sys.path[:] = [path for path in sys.path if path]
 code, text = binascii.a2b_base64(code), binascii.a2b_base64(text)
 {DRIVER_LOADER}
 found["main"](first=first.decode())

@@ -126,7 +126,8 @@ async def _fetch_commit(remote: daytona.AsyncSandbox, settings: DaytonaSettings,
 async def install_packages(remote: daytona.AsyncSandbox, packages: list[str], retry_seconds: float) -> None:
     """Installs packages. Raises ConfigurationError, SandboxStartError or DaytonaError, with pip's last lines."""
     requirements = " ".join(shlex.quote(package) for package in packages)
-    command = f"python3 -m pip install --quiet --disable-pip-version-check --no-input -- {requirements}"
+    # A module in the session's own directory, such as a repository's, could have the name of one that pip imports.
+    command = f"cd / && python3 -m pip install --quiet --disable-pip-version-check --no-input -- {requirements}"
     try:
         status, output = await run_command(remote, command, SETUP_SECONDS, retry_seconds)
     except TimeoutError:

@@ -12,7 +12,7 @@ from .python_path import PythonPath, read_python_path
 UPLOADED_PYTHON_PATH = "/tmp/rlm-batch-python-path"  # where sandboxes on other machines have one's own modules
 ARCHIVE_PATH = "/tmp/rlm-batch-files.zip"  # until it is unpacked there
 # A program for `sh -c`, with an archive and a Python. A second time, when the answer was lost, there is none any more.
-UNPACK_ARCHIVE = 'if [ -e "$1" ]; then "$2" -m zipfile -e "$1" / && rm -f "$1"; fi'
+UNPACK_ARCHIVE = 'if [ -e "$1" ]; then "$2" -I -m zipfile -e "$1" / && rm -f "$1"; fi'
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,10 @@ FILE_SECONDS = 300.0
 # where this Python is one like the host's (which saves some 25 ms), and else as text. What waited for a driver that
 # never comes would keep its sandbox from being idle, so it ends itself.
 BOOT = """
-import os, signal, sys
+import sys
+
+sys.path[:] = [path for path in sys.path if path]  # before a module of the working directory is imported
+import os, signal
 
 signal.alarm(120)
 
@@ -45,7 +48,6 @@ def take(rest):
 code, text = take({code}), take({text})
 signal.alarm(0)
 os.makedirs({workdir!r}, exist_ok=True)
-sys.path[:] = [path for path in sys.path if path]
 {loader}
 found["main"]()
 """

@@ -7,11 +7,12 @@ import time
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from prefect.server.api.middleware import CsrfMiddleware
 from prefect.server.api.server import SubprocessASGIServer, create_app
+from prefect.server.database import alembic_commands
 from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
 from starlette.middleware import Middleware
 
@@ -20,6 +21,10 @@ from .garbage_collector import collect_in_thread
 from .launch import LaunchedServer, get_log_path, launch_server
 from .origin_guard import EXTERNAL, OriginGuard, split_origins
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+PREFECT_ALEMBIC_CONFIG = alembic_commands.alembic_config
 START_ATTEMPTS = 3  # for a port that somebody takes between the look and the start
 
 
@@ -28,6 +33,7 @@ def create_guarded_app() -> OriginGuard:
 
     This process is the server's from then on: its garbage is collected in a thread of its own.
     """
+    alembic_commands.alembic_config = _build_alembic_config
     app = create_app(final=True)
     app.user_middleware = [
         Middleware(ExternalCsrfMiddleware) if middleware.cls is CsrfMiddleware else middleware
@@ -35,6 +41,13 @@ def create_guarded_app() -> OriginGuard:
     ]
     collect_in_thread()
     return OriginGuard(app, split_origins(get_current_settings().server.api.cors_allowed_origins))
+
+
+def _build_alembic_config() -> "Config":
+    """Return Prefect's settings for migrations without the working directory, which they put in front of sys.path."""
+    config = PREFECT_ALEMBIC_CONFIG()
+    config.set_main_option("prepend_sys_path", "")
+    return config
 
 
 class ExternalCsrfMiddleware(CsrfMiddleware):

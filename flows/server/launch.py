@@ -14,7 +14,7 @@ from typing import Any
 
 from prefect.settings import PREFECT_HOME, get_current_settings
 
-from ..child_process import build_module_command
+from ..child_process import build_module_command, build_safe_environment
 from .origin_guard import APP_DIR, FACTORY, build_origin_settings
 
 PORTS = range(8000, 9000)  # Prefect's, for embedded servers
@@ -33,7 +33,7 @@ def launch_server() -> LaunchedServer:
     """Starts the process, as Prefect does but for the application, the origins and the log; it ends with ours."""
     port = _find_free_port()
     environment = {
-        **os.environ,
+        **build_safe_environment(os.environ),
         "PREFECT_UI_ENABLED": "0",
         "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT__SERVER_FINAL": "1",

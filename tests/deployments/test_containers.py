@@ -93,7 +93,7 @@ def test_every_setting_is_one_that_there_is(settings: set[str]) -> None:
         for name in environment
         if name not in settings
         and not (name.startswith(("RLM_BATCH_", "XDG_")) and f'"{name}"' in source)
-        and name not in ("DO_NOT_TRACK", "PYTHONUNBUFFERED", "OPENAI_API_KEY")
+        and name not in ("DO_NOT_TRACK", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "OPENAI_API_KEY")
         and name not in {"DAYTONA_API_KEY", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"}
     ]
     assert unknown == []

@@ -18,6 +18,7 @@ import pytest
 from rlm_batch.deployments.up import find_allowed_paths
 
 from ..infra.csrf import get_csrf_headers
+from ..infra.hostile_modules import fill_with_modules
 from ..infra.logged_process import choose_port
 from ..infra.postgres import Postgres
 from ..infra.prefect_database import make_prefect_home
@@ -30,10 +31,16 @@ SLOW = 'code="import time; time.sleep(t); SUBMIT(loss=t)"'
 
 
 class Up:
-    """The command in a process of its own, with an empty home; `said` is what it has printed so far."""
+    """The command in a process of its own; `said` is what it has printed so far.
+
+    Its working directory `here` has a file for each module that its processes must not import from there.
+    """
 
     def __init__(self, home: Path, *options: str, **settings: str) -> None:
         self.home = home
+        self.here = home / "here"
+        self.here.mkdir(exist_ok=True)
+        self._imported = fill_with_modules(self.here)
         self.port = choose_port()
         self.said = ""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
@@ -42,6 +49,7 @@ class Up:
         self.process = subprocess.Popen(
             [COMMAND, "up", "--port", str(self.port), *options],
             env=environment,
+            cwd=self.here,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -137,6 +145,7 @@ class Up:
         self._reader.join(10)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        assert not self._imported.exists(), self._imported.read_text()
 
 
 @pytest.fixture
@@ -286,7 +295,7 @@ def test_only_who_has_the_password_runs_anything_and_only_what_is_allowed(home: 
         up.there()
         assert f"Whoever can reach 127.0.0.1:{up.port} on this machine and has the password" in up.said
         assert "export PREFECT_API_AUTH_STRING=NAME:PASSWORD\n" in up.said
-        assert f"runs may use those below {home}{os.pathsep}{Path.cwd()}\n" in up.said
+        assert f"runs may use those below {home}{os.pathsep}{up.here}\n" in up.said
         refused = up.type(*shlex.split(up.next))
         assert refused.returncode == 1
         assert "401" in refused.stdout + refused.stderr

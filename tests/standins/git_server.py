@@ -18,7 +18,8 @@ class GitServer:
     """A repository at `url`, which a client has to sign in to once `token` is set.
 
     `commits` has the ids by name: `main` has `first`, `tagged` (the tag v1) and `main`; the branch `side` goes on from
-    there with `released` (the tag v2) and `side`. Each commit has its name in `here.txt` and as NAME in a module.
+    there with `released` (the tag v2) and `side`. Each commit has its name in `here.txt` and as NAME in a module, and
+    modules named like those that drivers and installers import, which end a process that imports them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,6 +27,8 @@ class GitServer:
         self.token: str | None = None
         self._work = folder / "work"
         self._work.mkdir(parents=True)
+        for module in ("binascii", "io", "pip", "signal", "tarfile", "zipfile"):
+            (self._work / f"{module}.py").write_text("raise SystemExit('a module of the repository was imported')\n")
         self._git("init")
         for name in ("first", "tagged", "main"):
             self._add(name)
