@@ -27,7 +27,7 @@ test: $(READY) ## run the tests (ARGS="-x -k sweep" is handed to pytest)
 	@$(VENV)/bin/pytest --numprocesses 4 --dist worksteal --durations 10 $(ARGS)
 
 test-programs: $(READY) ## run only the tests that need installed programs, such as bubblewrap, podman or Postgres
-	@$(VENV)/bin/pytest -m "programs and not full and not chaos" --numprocesses 4 --dist worksteal --durations 10 $(ARGS)
+	@$(VENV)/bin/pytest -m "programs and (services or not full) and not chaos" --numprocesses 4 --dist worksteal --durations 10 $(ARGS)
 
 test-full: $(READY) ## run the scenarios at their full size, which takes minutes
 	@$(VENV)/bin/pytest -m "full and not alone" --numprocesses 4 --dist worksteal --durations 10 $(ARGS)

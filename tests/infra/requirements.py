@@ -33,8 +33,10 @@ FIXTURES = {
     "small_volume": "root",
     "small_disk": "root",
 }
-# What apt or pip installs and a fresh machine lacks: the tests that need one of these are marked `programs`.
-PROGRAMS = {"bubblewrap", "bubblewrap for users", "podman", "chromium", "postgres", "redis", "haproxy", "ray"}
+# What apt or pip installs and a fresh machine lacks. The tests that need one of these are marked `programs`, and those
+# of a service are few and have no short form: they are marked `services` too.
+SERVICES = {"chromium", "postgres", "redis", "haproxy", "ray"}
+PROGRAMS = {"bubblewrap", "bubblewrap for users", "podman", *SERVICES}
 
 
 def _find_missing_program(*names: str, package: str, purpose: str) -> str:
@@ -97,8 +99,11 @@ def mark_level(level: str) -> tuple[pytest.MarkDecorator, ...]:
 
 def mark_programs(item: pytest.Item) -> None:
     """Mark a test that needs an installed program, so that `make test-programs` selects it."""
-    if PROGRAMS.intersection(list_requirements(item)):
+    requirements = list_requirements(item)
+    if PROGRAMS.intersection(requirements):
         item.add_marker(pytest.mark.programs)
+    if SERVICES.intersection(requirements):
+        item.add_marker(pytest.mark.services)
 
 
 def list_requirements(item: pytest.Item) -> list[str]:
