@@ -17,6 +17,8 @@ from .process import PrefectProcess, end_process
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
 START_TIMEOUT_SECONDS = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
 
+OWNER_TIMEOUT_SECONDS = 5.0  # seconds for what listens on a taken port to say what it is
+
 
 class PrefectServer(PrefectProcess):
     """A context manager: the server runs within it, and `url` is what `PREFECT_API_URL` is set to.
@@ -117,8 +119,8 @@ def _describe_port_owner(port: int) -> str:
     """Who listens on the port, as far as it can be known, and what to do."""
     url = f"http://127.0.0.1:{port}"
     with suppress(httpx.HTTPError):
-        if httpx.get(f"{url}/api/health", timeout=5.0).status_code == 200:
-            status = httpx.get(f"{url}/api/work_pools/{WORK_POOL}", timeout=5.0).status_code
+        if httpx.get(f"{url}/api/health", timeout=OWNER_TIMEOUT_SECONDS).status_code == 200:
+            status = httpx.get(f"{url}/api/work_pools/{WORK_POOL}", timeout=OWNER_TIMEOUT_SECONDS).status_code
             if status == httpx.codes.UNAUTHORIZED:
                 return (
                     f" by a Prefect server that asks for a password: use it with PREFECT_API_URL={url}/api and "

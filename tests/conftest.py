@@ -102,9 +102,12 @@ def server() -> Iterator[str]:
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
+    from rlm_batch.deployments import server as server_module
     from rlm_batch.deployments.server import PrefectServer
 
     home = make_prefect_home(Path(HOME) / "server")
+    # Four workers may start theirs at the same time, beside all else that the machine does.
+    server_module.START_TIMEOUT_SECONDS = 500.0
     with PrefectServer(home) as running, temporary_settings({PREFECT_API_URL: running.url}):
         os.environ["PREFECT_API_URL"] = running.url
         yield running.url

@@ -282,7 +282,6 @@ def test_pyright_finds_each_line_that_is_wrong_and_no_other(programs: Path) -> N
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_mypy_finds_each_line_that_is_wrong_and_no_other(programs: Path) -> None:
     settings = ("--strict", "--config-file=", f"--cache-dir={programs}/cache", "--output=json", "--python-executable")
     printed = run_checker(programs, "mypy", *settings)

@@ -40,7 +40,7 @@ def dspy(chat):
 
 
 def factory(**settings):
-    return InterpreterFactory(lambda: LocalInterpreter(timeout=60, **settings))
+    return InterpreterFactory(lambda: LocalInterpreter(timeout=500, **settings))
 
 
 def test_the_protocol_is_kept(protocol):

@@ -29,7 +29,7 @@ print(sorted({module.partition(".")[0] for module in sys.modules} & {"prefect", 
 def run_script(*arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     command = [sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

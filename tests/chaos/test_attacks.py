@@ -35,7 +35,6 @@ def make_inputs(marked: Marked, bomb: str | None, dice: Any) -> list[dict[str, A
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
 @pytest.mark.parametrize(
     "level", [pytest.param(level, marks=pytest.mark.requires(level)) for level in ("bubblewrap", "landlock")]

@@ -42,21 +42,18 @@ def killed(stage: Stage, size: int, times: int, seconds: float, *, slots: bool =
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)  # the start of the server counts too
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
 def test_a_batch_whose_process_is_killed_resumes_with_every_result_and_leaves_nothing(stage: Stage) -> None:
     killed(stage, size=12, times=3, seconds=30)
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
 def test_batches_killed_at_twenty_random_moments_resume_with_every_result_and_leave_nothing(stage: Stage) -> None:
     killed(stage, size=50, times=20, seconds=60, slots=True)
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
 def test_a_batch_that_is_interrupted_removes_its_sandboxes_itself_and_resumes(stage: Stage) -> None:
     dice = chance("interrupt", stage.provider.name)
@@ -78,7 +75,6 @@ def test_a_batch_that_is_interrupted_removes_its_sandboxes_itself_and_resumes(st
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
 def test_a_batch_among_failing_calls_of_its_provider_and_its_server_runs_each_execution_once(
     stage: Stage, server: str
@@ -98,7 +94,6 @@ def test_a_batch_among_failing_calls_of_its_provider_and_its_server_runs_each_ex
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("provider", NAMES, indirect=True)
 def test_a_batch_that_may_run_twice_outlives_the_loss_of_its_sandboxes(stage: Stage) -> None:
     dice = chance("losses", stage.provider.name)
@@ -123,7 +118,6 @@ def listening(port: int) -> bool:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("provider", ["local"], indirect=True)
 def test_a_batch_outlives_a_kill_of_its_server_that_is_started_again(stage: Stage, tmp_path: Path) -> None:
     from rlm_batch.deployments.server import PrefectServer

@@ -131,7 +131,7 @@ def test_code_comes_from_standard_input_with_tools_of_the_directory_and_a_reader
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert done.stdout == '{"index": 0,141\n', done.stderr

@@ -13,7 +13,7 @@ import pytest
 from ..infra.waiting import wait_until
 from .conftest import COMMAND, environment
 
-HANG_SECONDS = 90  # for the end of a process; what is to be interrupted would run for an hour
+HANG_SECONDS = 300  # for the end of a process; what is to be interrupted would run for an hour
 
 
 def start(command: list[str], tmp_path: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
@@ -68,7 +68,6 @@ def test_an_interrupted_command_keeps_the_results_so_far_and_says_what_runs_the_
     assert "1 succeeded, 1 from earlier runs, 3 failed" in done.stderr
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.full
 def test_a_second_interrupt_while_a_command_ends_takes_nothing_from_what_it_has_said(no_process_left, tmp_path):
     """With no server configured, Prefect starts one inside the command, on an empty home; Ctrl-C reaches both."""

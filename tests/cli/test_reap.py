@@ -41,7 +41,6 @@ def test_reap_says_what_it_would_remove_then_removes_it_and_says_what_it_cost(ru
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 @pytest.mark.requires("namespaces")
 @pytest.mark.usefixtures("running_daytona", "modal_process")  # before processes are counted
 @pytest.mark.parametrize("provider", ["daytona", "modal"])

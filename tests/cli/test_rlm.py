@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from ..infra.scripted_turns import make_script
 from ..standins.openai_chat import ChatServer, Reply
 from .conftest import Run
@@ -12,7 +10,6 @@ from .conftest import Run
 MODEL = ("--language-model", "openai/gpt-4o-mini")
 
 
-@pytest.mark.timeout(300)  # starting a server and importing LiteLLM is most of it
 def test_a_question_over_a_file_prints_the_answer_what_it_took_and_where_it_is(
     server: str, openai: ChatServer, run: Run, refused: Callable[..., str], tmp_path: Path
 ) -> None:

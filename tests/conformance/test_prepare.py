@@ -153,7 +153,7 @@ FAILING = {
     "exit": ("import sys\nsys.exit('no licence')", "called exit(no licence) (line 2)"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0 before prepare had ended: look for os._exit"),
     "a crash": ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
-    "a timeout": ("import time\ntime.sleep(1000)", "still running (line 2) after its prepare_timeout of 3 s"),
+    "a timeout": ("import time\ntime.sleep(1000)", "still running (line 2) after its prepare_timeout of 6 s"),
     "threads": (
         (
             "from threading import Thread; from time import sleep\n"
@@ -173,8 +173,8 @@ FAILING = {
 
 async def check_failure(provider: SandboxProvider, name: str) -> None:
     code, said = FAILING[name]
-    # Three seconds until it has printed and sleeps are for a busy machine.
-    one = open_prepared(provider, f"print('on'); {code}", timeout=3 if name == "a timeout" else HANG_SECONDS)
+    # Six seconds until it has printed and sleeps are for a busy machine.
+    one = open_prepared(provider, f"print('on'); {code}", timeout=6 if name == "a timeout" else HANG_SECONDS)
     with pytest.raises(PrepareError) as caught:
         await one.execute("raise AssertionError")
     assert said in str(caught.value)

@@ -185,10 +185,10 @@ def test_what_fails_to_prepare_it_fails_its_start_and_leaves_no_sandbox(make: Ma
 
 
 def test_a_listener_that_blocks_for_longer_than_the_timeout_loses_nothing(make: Make) -> None:
-    """The code has three seconds to end, and takes milliseconds."""
+    """The code has six seconds to end, and takes milliseconds."""
     interpreter = make()
     interpreter.start()
-    slow = interpreter.execute("print('z')\nSUBMIT(x=3)", timeout=3, on_output=lambda *_: time.sleep(4))
+    slow = interpreter.execute("print('z')\nSUBMIT(x=3)", timeout=6, on_output=lambda *_: time.sleep(7))
     assert (slow.x, slow.meta.stdout) == (3, "z\n")
 
 

@@ -29,7 +29,6 @@ FLOWS = ("batch", "sweep", "chunks", "sequence", "rlm", "reap")
 NAMES = [f"{entry['entrypoint'].rpartition('.')[2]}/{entry['name']}" for entry in load_entries()]
 SHORT = ("batch/local", "sweep/local", "chunks/local", "sequence/local", "reap/local")
 T = TypeVar("T")
-pytestmark = pytest.mark.timeout(300)  # Each look at all flows takes seconds of a processor.
 
 
 def ask(question: Callable[[PrefectClient], Awaitable[T]]) -> T:

@@ -75,7 +75,6 @@ def test_whatever_leaves_the_machine_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_a_block_is_saved_a_flow_runs_and_nobody_else_hears_of_it(tmp_path: Path) -> None:
     home = make_prefect_home(tmp_path / "home")
     count, printed, errors = run_on_a_terminal(tmp_path, SCRIPT, home)

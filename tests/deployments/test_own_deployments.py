@@ -30,7 +30,7 @@ def pool(server: str) -> None:
     async def make() -> None:
         await deploy()
         async with get_client() as client:
-            await client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+            await client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
 
     asyncio.run(make())
 

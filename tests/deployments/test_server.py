@@ -31,7 +31,8 @@ from ..infra.prefect_database import make_prefect_home
 from ..infra.waiting import wait_until
 
 
-def test_a_port_that_is_taken_is_one_sentence(server: str, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_one_sentence(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlm_batch.deployments.server.OWNER_TIMEOUT_SECONDS", 100.0)
     port = int(server.split(":")[2].partition("/")[0])
     with pytest.raises(ConfigurationError) as refused, PrefectServer(tmp_path, port):
         pass
@@ -116,10 +117,14 @@ def test_a_name_that_is_not_the_servers_is_refused_whoever_made_it_point_here(se
 
 def test_the_web_sockets_of_other_pages_are_refused_too(server: str) -> None:
     address = server.replace("http", "ws", 1) + "/events/out"
-    with pytest.raises(InvalidStatus) as refused, connect(address, origin=Origin("http://evil.example")):
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        connect(address, origin=Origin("http://evil.example"), open_timeout=100),
+    ):
         pass
     assert refused.value.response.status_code == 403
-    with connect(address, origin=Origin(server.removesuffix("/api"))), connect(address):
+    own = Origin(server.removesuffix("/api"))
+    with connect(address, origin=own, open_timeout=100), connect(address, open_timeout=100):
         pass
 
 

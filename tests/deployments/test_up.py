@@ -181,7 +181,6 @@ if "prefect worker start" in " ".join(sys.orig_argv):
 """
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.full
 def test_up_and_then_what_it_says_to_type_is_all_it_takes(empty: Path) -> None:
     (empty / "sitecustomize.py").write_text(LEAVING)
@@ -349,7 +348,6 @@ def test_postgres_is_as_good_a_database_and_keeps_what_was_done(empty: Path) -> 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_database_that_is_not_there_is_one_sentence_without_its_password(empty: Path) -> None:
     with Up(empty, "--database", "postgresql://me:not-told@127.0.0.1:9/prefect") as up:
         assert up.wait() == 2

@@ -57,7 +57,6 @@ def test_the_automations_of_the_example_are_ones_that_prefect_takes() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
 def test_the_messages_of_the_example_arrive(
     server: str, webhook: tuple[str, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

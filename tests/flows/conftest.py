@@ -24,6 +24,12 @@ def clean(server: str, running_daytona: object, no_process_left: None) -> None:
     """Fail a test that leaves a process; the servers are started before processes are counted."""
 
 
+@pytest.fixture(autouse=True)
+def patient_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a busy server the time to take an artifact: after one that it did not take there are no more."""
+    monkeypatch.setattr("rlm_batch.flows.engine.artifacts.PUBLISH_TIMEOUT_SECONDS", 200.0)
+
+
 @pytest.fixture
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what is retried begin again at once."""

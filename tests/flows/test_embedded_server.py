@@ -30,7 +30,6 @@ print(asyncio.run(batch(["wait_for_line(); SUBMIT(seen=True)"], tools={"wait_for
 
 # The guard is tested in detail at the server of `rlm-batch up` (tests/deployments/test_server.py).
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_it_is_closed_to_web_pages_but_those_that_a_person_allows(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     environment |= {

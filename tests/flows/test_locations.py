@@ -61,7 +61,6 @@ def begin_and_kill(place: str, results: int, folder: Path, counter: ExecutionCou
             run.kill()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.full
 async def test_a_batch_that_is_killed_goes_on_from_the_bucket_and_is_reported_from_there(
     s3: Any, counter: ExecutionCounter, tmp_path: Path
@@ -102,7 +101,7 @@ async def test_a_block_leads_to_the_bucket_and_its_secret_is_nowhere(
         artifacts = [str(artifact.data) for artifact in await client.read_artifacts(artifact_filter=published)]
     ledger = parse_location(place)
     kept = [(ledger / name).read_bytes().decode() for name in ledger.list_sizes()]  # type: ignore[union-attr]
-    assert len(kept) == 2
+    assert len(kept) >= 2  # the record, and a part for each time that lines were sent
     assert len(artifacts) > 0
     told = [str(run.parameters), str(raised.value), repr(raised.value.__cause__), caplog.text, *kept, *artifacts]
     assert any(place in text for text in (*logs, caplog.text))

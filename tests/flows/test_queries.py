@@ -161,7 +161,7 @@ llm_query("a question")
 llm_query_batched(["refused"], on_error="return")
 SUBMIT(answer=rlm_query("think"))
 """
-    await batch([code], language_model=NAME)
+    await batch([code], language_model=NAME, timeout=500)  # the first recursive query imports DSPy
     run_id = find_run_id(results)
 
     async def find_five_that_are_over() -> list[TaskRun]:
@@ -238,7 +238,6 @@ async def test_a_retried_execution_has_a_budget_of_its_own_and_every_call_is_in_
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_without_the_extra_the_error_says_what_to_install(chat, tmp_path, server):
     """In a process of its own, where LiteLLM cannot be found."""
     program = """

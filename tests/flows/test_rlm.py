@@ -187,7 +187,6 @@ asyncio.run(main())
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_ten_million_characters_are_answered_about_in_a_few_times_their_memory(chat, server, tmp_path):
     chat.script = make_script(("", "SUBMIT(answer=str(len(context)))"))
     path = tmp_path / "long.txt"
@@ -202,7 +201,6 @@ def test_ten_million_characters_are_answered_about_in_a_few_times_their_memory(c
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_example_finds_its_needle_with_the_stand_in(server, tmp_path):
     example = Path(__file__).resolve().parents[2] / "examples" / "needle.py"
     command = [sys.executable, str(example), "--stand-in"]

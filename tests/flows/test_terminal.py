@@ -54,7 +54,6 @@ asyncio.run(main())
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_nothing_that_code_chose_is_a_command_to_a_terminal(tmp_path: Path, volumes: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, CODE, EVIL, str(tmp_path / "ledger")]
     done = subprocess.run(command, env={**os.environ}, capture_output=True, check=False, timeout=250)

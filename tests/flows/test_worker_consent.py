@@ -401,7 +401,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 async def test_a_flow_of_ones_own_that_is_served_uses_ours_and_needs_consent_too(tmp_path: Path) -> None:
     program, name = tmp_path / "served.py", f"served-{uuid.uuid4().hex[:8]}"
     program.write_text(SERVED)

@@ -24,7 +24,7 @@ def make_prefect_home(home: Path) -> Path:
                 env={**os.environ, "PREFECT_HOME": str(template)},
                 stdout=subprocess.DEVNULL,
                 check=True,
-                timeout=110,
+                timeout=500,  # a guard against hanging
             )
             (template / "done").touch()
     shutil.copyfile(template / "prefect.db", home / "prefect.db")

@@ -59,7 +59,7 @@ async def wait_until_async(
         await asyncio.sleep(POLL_SECONDS)
 
 
-def wait_until_empty(find: Callable[[], C], *, timeout: float = 30.0) -> C:
+def wait_until_empty(find: Callable[[], C], *, timeout: float = 90.0) -> C:
     """Wait until the function finds nothing, and return what it found last: something only where that stays.
 
     Args:

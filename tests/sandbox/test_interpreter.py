@@ -170,10 +170,10 @@ async def test_beats_of_the_host_keep_an_idle_sandbox_alive() -> None:
 @pytest.mark.anyio
 async def test_a_sandbox_that_falls_silent_is_lost(processes: Callable[[], dict[int, str]]) -> None:
     before = set(processes())
-    async with Interpreter(opening(heartbeat=0.2, silence=4)) as one:
+    async with Interpreter(opening(heartbeat=0.2, silence=10)) as one:
         drivers = set(processes()) - before
         tell(drivers, signal.SIGSTOP)
-        with pytest.raises(OutcomeUnknown, match="said nothing for 4 s"):
+        with pytest.raises(OutcomeUnknown, match="said nothing for 10 s"):
             await one.execute("SUBMIT()")
         with pytest.raises(SandboxLost):
             await one.execute("SUBMIT()")

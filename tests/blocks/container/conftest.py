@@ -67,4 +67,4 @@ def list_names(pid: int | None = None) -> set[str]:
 
 def run_podman(*words: str) -> str:
     """What Podman prints, here without us."""
-    return subprocess.run(["podman", *words], check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(["podman", *words], check=True, capture_output=True, text=True, timeout=200).stdout

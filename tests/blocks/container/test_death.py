@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -123,7 +124,8 @@ async def test_an_engines_client_that_is_killed_is_a_lost_sandbox_and_the_next_o
         name = interpreter.sandbox.id
         for pid, command in processes().items():
             if "podman run " in command and name in command:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it ended with another one
+                    os.kill(pid, signal.SIGKILL)
         with pytest.raises((OutcomeUnknown, SandboxLost, SandboxStartError)):
             await sleeping
     await asyncio.to_thread(wait_until, lambda: not is_there(name))

@@ -238,7 +238,7 @@ async def test_a_refusal_that_is_certain_is_told_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("moment", "refusal", "seconds"),
     [
-        ("create", BUSY, 2),
+        ("create", BUSY, 8),
         ("session", NO_RUNNER, 1),
         ("upload", NO_RUNNER, 1),
         pytest.param("clone", NO_RUNNER, 5, marks=pytest.mark.full),
@@ -270,7 +270,7 @@ async def test_what_does_not_pass_within_the_time_for_a_start_is_told_in_daytona
 
 
 async def test_a_refusal_after_which_there_is_no_time_for_another_call_is_told_too(standin: Any) -> None:
-    provider = DaytonaSandbox(volume_name="v", start_timeout=2)
+    provider = DaytonaSandbox(volume_name="v", start_timeout=10)
     await provider.check()  # The first client of a process takes seconds.
     standin.set(
         retry_after_s=1000.0, fault_rate=1.0, faults=["429"], fault_message="Not so fast", fault_where=CALLS["volume"]

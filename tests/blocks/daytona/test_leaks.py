@@ -106,7 +106,7 @@ async def test_creations_that_are_cancelled_are_removed_when_they_can_be_and_who
 async def test_a_creation_that_takes_too_long_leaves_nothing(standin: Any, wait_for_call: Callable[..., Any]) -> None:
     standin.set(boot_s=HOUR)
     await DaytonaSandbox().check()  # The first client of a process takes seconds.
-    opening = asyncio.create_task(open_sandbox(DaytonaSandbox(start_timeout=1)))
+    opening = asyncio.create_task(open_sandbox(DaytonaSandbox(start_timeout=10)))
     await wait_for_call(DELETE)
     go_on(standin)
     with pytest.raises(SandboxStartError, match="no sandbox could be opened"):

@@ -199,7 +199,6 @@ async def test_an_input_whose_answers_are_lost_runs_nothing_twice(standin: Any, 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 async def test_a_batch_survives_a_fifth_of_all_calls_failing(
     standin: Any, counter: ExecutionCounter, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

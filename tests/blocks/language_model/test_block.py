@@ -301,7 +301,7 @@ def test_what_is_no_option_is_refused_when_the_block_is_made_and_its_value_is_no
 
 def test_an_interpreter_for_scripts_recurses(chat):
     chat.script = make_script(("", "SUBMIT(answer=context.upper())"))
-    with LocalInterpreter(language_model=model(chat)) as interpreter:
+    with LocalInterpreter(language_model=model(chat), timeout=500) as interpreter:  # the first query imports DSPy
         interpreter.execute("text = 'kept'")
         assert interpreter.execute("SUBMIT(x=rlm_query('shout', context=text))").x == "KEPT"
 

@@ -28,7 +28,7 @@ def test_queries_at_the_same_time_parse_no_python_in_their_threads(
     chat.script = make_script(("", "SUBMIT(answer='well')"))
     model = LanguageModel(model="openai/gpt-4o-mini", api_key=SecretStr("sk-x"), api_base=chat.url)
     code = "SUBMIT(rlm_query_batched(['one', 'two']) + [rlm_query('three', context='a text')])"
-    with LocalInterpreter(language_model=model, isolation="none") as interpreter:
+    with LocalInterpreter(language_model=model, isolation="none", timeout=500) as interpreter:
         interpreter.execute("rlm_query('which has DSPy imported')")
         monkeypatch.setattr(ast, "parse", record_thread)
         assert interpreter.execute(code).output == ["well"] * 3

@@ -15,6 +15,7 @@ import pytest
 from rlm_batch.sandbox.confinement.policy import MACHINES
 from rlm_batch.sandbox.confinement.system_calls import CALLS
 
+from ...infra.waiting import HANG_SECONDS
 from .hosts import Host, Hosts
 
 ATTACK = Path(__file__).with_name("attack.py").read_text()
@@ -71,7 +72,7 @@ class Box:
         fields = {"isolation": self.level, **self.fields}
         return {"box": json.dumps([self.abi, fields]), "fields": fields, "abi": self.abi}
 
-    def send(self, code: str, *, timeout: float = 60, context: str | None = None, **variables: Any) -> int:
+    def send(self, code: str, *, timeout: float = HANG_SECONDS, context: str | None = None, **variables: Any) -> int:
         """Starts an execution, with the names of attack.py if it is more than a line, and returns its number."""
         code = f"{ATTACK}\n{code}" if "\n" in code or "(" in code else code
         execution = {"code": code, "timeout": timeout, "context": context}

@@ -423,5 +423,5 @@ def test_a_python_below_tmp_runs_code_although_the_sandbox_has_a_tmp_of_its_own(
         python = copy_python(os.path.realpath(sys._base_executable), Path(folder))  # type: ignore[attr-defined]
         packages = sysconfig.get_path("purelib")
         command = [python, "-c", ELSEWHERE, packages]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
         assert done.stdout == f"{ ({'python': folder, 'names': [Path(folder).name]}) }\n", done.stderr

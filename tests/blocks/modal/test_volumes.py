@@ -145,7 +145,7 @@ def test_a_program_that_works_on_chunks_runs_as_it_is_and_warns_of_nothing(
     environment = {**os.environ, "MODAL_TOKEN_ID": hello["token_id"], "MODAL_TOKEN_SECRET": hello["token_secret"]}
     environment.pop("PREFECT_API_URL", None)
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=100)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=500)
     assert (done.stdout, done.stderr) == ("Chunk 0: 3 items\nChunk 1: 3 items\nChunk 2: 3 items\n", "")
     assert modal_standin.ask("volume", name="rlm-volume-dspy") == {
         "results/chunk_0.json": "[2, 4, 6]",

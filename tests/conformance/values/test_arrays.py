@@ -103,7 +103,6 @@ async def test_every_sandbox_takes_what_has_a_tolist(interpreter: Interpreter) -
 
 @pytest.mark.full
 @pytest.mark.anyio
-@pytest.mark.timeout(300)  # starting a server is most of it
 async def test_a_sweep_and_a_batch_take_arrays_and_generators(server: str) -> None:
     import numpy
 

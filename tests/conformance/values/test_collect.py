@@ -135,7 +135,6 @@ async def test_code_that_exchanges_what_is_read_gets_nothing_read_for_it(
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)  # ten thousand files are made, sent and deleted
 def test_more_files_than_an_execution_brings_home_are_counted(tmp_path: Path) -> None:
     """The driver counts them, so one provider is enough."""
     code = "for number in range(10_150): open(f'{number:05}.txt', 'w').write(str(number))"

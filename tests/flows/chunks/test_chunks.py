@@ -189,7 +189,6 @@ async def test_what_chunks_write_belongs_to_the_volumes_group_and_to_nobody_else
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_large_file_is_streamed_and_never_in_memory_as_a_whole(tmp_path):
     """200 MB in 40 chunks, each of which goes into a sandbox as a file: the host stays under 300 MB."""
     data: Path = tmp_path / "rows.jsonl"

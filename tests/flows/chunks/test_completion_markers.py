@@ -143,7 +143,6 @@ SUBMIT(fine=True)
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_a_host_that_is_killed_half_way_runs_only_what_was_not_complete(tmp_path, server, volumes):
     """kill -9 in the middle, and again from the start: markers say what is complete, whatever the ledger has."""
     data = tmp_path / "rows.jsonl"

@@ -38,7 +38,7 @@ from rlm_batch.sandbox.process_identity import read_own_identity
 
 from ...infra.waiting import wait_until_async
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]  # starting the servers is most of it
+pytestmark = pytest.mark.anyio
 PROVIDERS = ("local", "daytona", "modal")
 # One of the two clouds is enough at once: what removes is the same.
 CLOUDS = ("daytona", pytest.param("modal", marks=pytest.mark.full))
@@ -159,7 +159,7 @@ async def test_what_is_over_is_removed_and_what_is_alive_or_anothers_stays(
             assert set(await reap(name, dry_run=True)) == gone
         assert await ids(block) == {box.id for box in boxes.values()}
         assert "7 sandboxes of" in told(caplog)
-        assert "would be removed, after 1," in told(caplog)
+        assert re.search(r"would be removed, after [1-5],", told(caplog))
         assert set(await reap.with_listener(listener)(name)) == gone
         assert await ids(block) == {box.id for box in boxes.values()} - gone
         assert 1142 <= sum(left.seconds for left in listener.orphans) < 1142 + 7 * 600
@@ -265,6 +265,8 @@ async def test_a_local_folder_is_taken_only_where_its_host_is_known_to_have_died
 
     half_made = folder("rlm-batch-00000000000a", old=True)
     being_made = folder("rlm-batch-00000000000b", old=False)
+    later = time.time() + 3600
+    os.utime(being_made, (later, later))  # however long this test takes, it is young
     somebodys_own = folder("rlm-batch-results-of-mine", old=True)
     damaged = folder("rlm-batch-00000000000c", old=True)
     (damaged / "sandbox.json").write_text("[1, 2]")

@@ -14,7 +14,7 @@ asyncio.run(batch(["print('hello')\\nraise ValueError('x')", "print('two')"], ma
 def test_a_failure_is_told_once_output_with_its_number_and_the_end_without_frames_of_prefect(
     server: str, results: Path
 ) -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 1
     lines = (done.stdout + done.stderr).splitlines()
     told = [line for line in lines if "raised ValueError (line 2): x" in line and "ExecutionsFailed" not in line]

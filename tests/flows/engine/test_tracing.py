@@ -168,7 +168,6 @@ def test_without_an_endpoint_nothing_of_the_sdk_is_imported():
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-@pytest.mark.timeout(300)
 async def test_the_runs_of_shards_are_in_the_trace_of_their_job(receiver, server, tmp_path):
     await deploy()
     environment = {

@@ -228,7 +228,6 @@ POOLED = """
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("runner", ["processes", "dask", pytest.param("ray", marks=pytest.mark.requires("ray"))])
 def test_tasks_of_other_task_runners_use_our_flows_and_results(
     runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

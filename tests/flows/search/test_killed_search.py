@@ -86,7 +86,6 @@ def tell_plainly(job: Path) -> Any:
     return study
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.full
 async def test_killed_at_any_moment_it_goes_on_with_the_trials_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,7 +25,7 @@ import json, os, socket, subprocess, sys, time
 
 def reached(port):
     try:
-        with socket.create_connection(("127.0.0.1", int(port)), 5) as asking:
+        with socket.create_connection(("127.0.0.1", int(port)), 100) as asking:
             sent = os.urandom(3_000_000)
             import threading
             threading.Thread(target=lambda: (asking.sendall(sent), asking.shutdown(socket.SHUT_WR))).start()

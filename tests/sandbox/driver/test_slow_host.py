@@ -28,7 +28,7 @@ time.sleep(1000)
 IN_A_CONTEXT = """
 import threading, time
 def tell_that_it_is_late():
-    time.sleep(3.3)
+    time.sleep(6.3)
     open("late", "w").close()
 threading.Thread(target=tell_that_it_is_late, daemon=True).start()
 SUBMIT(x=1)
@@ -44,7 +44,7 @@ def test_what_is_submitted_in_time_counts_although_the_host_reads_it_late(
     one.send(one.execution(2, FLOOD))
     wait_until((tmp_path / "full").exists)
     # Both submit within milliseconds.
-    one.send(one.execution(3, FROM_A_THREAD, timeout=3) + one.execution(4, IN_A_CONTEXT, timeout=3, context="c"))
+    one.send(one.execution(3, FROM_A_THREAD, timeout=6) + one.execution(4, IN_A_CONTEXT, timeout=6, context="c"))
     pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     wait_until(lambda: not is_alive(pid))
     wait_until((tmp_path / "late").exists)

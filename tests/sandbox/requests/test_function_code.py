@@ -248,7 +248,7 @@ def test_a_parameter_may_have_the_name_of_a_builtin_that_annotations_are_made_of
 def test_a_function_of_an_installed_module_and_of_a_command_are_sent_or_refused():
     assert convert_code(textwrap.indent).startswith("def indent(text, prefix, predicate=None):\n")
     program = "from rlm_batch import LocalInterpreter\ndef f(x): return x\nLocalInterpreter().execute(f, {'x': 1})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
     if sys.version_info >= (3, 13):  # which keeps the text of a command
         assert done.returncode == 0, done.stderr
     else:

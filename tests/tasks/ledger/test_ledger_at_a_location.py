@@ -39,7 +39,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload_buffer, "RETRY_DELAYS_SECONDS", (0.05,))
 
 
-def test_what_is_written_is_there_when_it_is_closed_and_a_text_names_it_again(ledger: Ledger, s3: Any) -> None:
+def test_what_is_written_is_there_when_it_is_closed_and_a_text_names_it_again(
+    ledger: Ledger, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_buffer, "SEND_INTERVAL_SECONDS", 1000.0)
     assert str(ledger.path) == "s3://results/some/job"
     for number in range(3):
         ledger.write_outcome(str(number), success(number, number))

@@ -15,13 +15,14 @@ from rlm_batch.blocks.local.launch.launcher import Zygotes
 from ....conftest import find_zygotes, list_children
 from ....infra.machine import is_alive
 from ....infra.requirements import mark_level
-from ....infra.waiting import wait_until_async
+from ....infra.waiting import wait_until, wait_until_async
 
 
 @pytest.fixture
 def zygotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygotes]:
     """Zygotes of the test's own, and no others of this process."""
     launcher.zygotes.end()
+    wait_until(lambda: not find_zygotes(os.getpid()), "the end of the zygotes before")
     found = Zygotes()
     monkeypatch.setattr(launcher, "zygotes", found)
     yield found
@@ -44,19 +45,17 @@ async def wait_until_gone(pids: list[int]) -> None:
 async def find_ahead(local: LocalSandbox) -> tuple[int, int]:
     """Wait until this process's one zygote is at rest, and return what it has forked ahead.
 
-    That is the process that waits to be a supervisor, and its child. With the zygote and bubblewrap they are so many,
-    once the child waits; those of the test before have ended by then.
+    That is the process that waits to be a supervisor, and its child, below the zygote and bubblewrap.
     """
     count = 4 if local.isolation == "bubblewrap" else 3
-    found, children = set[int](), dict[int, list[int]]()
 
-    def is_at_rest() -> bool:
-        nonlocal found, children
+    def find_pair() -> tuple[int, int] | None:
         children = list_children()
         found = find_zygotes(os.getpid(), children)
-        return len(found) == count
+        leaves = [pid for pid in found if not found & set(children.get(pid, ()))]
+        parents = [pid for pid in found if len(leaves) == 1 and leaves[0] in children.get(pid, ())]
+        return (parents[0], leaves[0]) if len(found) == count and len(parents) == 1 else None
 
-    await wait_until_async(is_at_rest, "a zygote with what it forks ahead")
-    [child] = [pid for pid in found if not found & set(children.get(pid, ()))]
-    [ahead] = [pid for pid in found if child in children.get(pid, ())]
-    return ahead, child
+    pair = await wait_until_async(find_pair, "a zygote with what it forks ahead")
+    assert pair is not None
+    return pair

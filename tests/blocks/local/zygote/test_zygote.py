@@ -272,7 +272,7 @@ def test_where_namespaces_cannot_be_had_sandboxes_start_nonetheless(calls: list[
                 assert interpreter.execute("SUBMIT(1)").output == 1
     """
     done = subprocess.run(
-        [sys.executable, "-c", dedent(program), *calls], check=False, timeout=100, capture_output=True, text=True
+        [sys.executable, "-c", dedent(program), *calls], check=False, timeout=500, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     level, _, start = found.partition("; ")
