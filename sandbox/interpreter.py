@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
-from .intake.calls import CALLS_AT_ONCE, CallQueue
+from .intake.calls import CALLS_AT_ONCE, Call, CallLimit, CallQueue, running_call
 from .intake.collected_files import CollectedFiles, check_patterns
 from .intake.large_json import QUICK_BYTES, finish_in_turns
 from .protocol import (
     START_TIMEOUT_SECONDS,
     DriverProtocol,
-    Frame,
     PendingExecution,
     encode_exception,
     encode_value,
@@ -399,28 +398,33 @@ class Interpreter:
             self._waiters.pop(0).set()
         for pending, frame in events:
             if pending.end is None and not pending.refusal and pending.id in self._waiters:
-                if pending.id not in self._calls:
+                calls = self._calls.get(pending.id)
+                if calls is None:
                     answer = partial(self._call_tool, protocol, pending)
-                    self._calls[pending.id] = CallQueue(answer, pending.caller_context)
-                pending.refusal = self._calls[pending.id].add(frame)
+                    calls = self._calls[pending.id] = CallQueue(answer, pending.caller_context)
+                pending.refusal = calls.add(Call(*frame))
             if pending.end is not None or pending.refusal:
                 waiter = self._waiters.get(pending.id)
                 if waiter is not None:
                     waiter.set()
 
-    async def _call_tool(self, protocol: DriverProtocol, pending: PendingExecution, call: Frame) -> None:
+    async def _call_tool(
+        self, protocol: DriverProtocol, pending: PendingExecution, call: Call, limit: CallLimit
+    ) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
         _waiting_for_tool.set((*_waiting_for_tool.get(), (self, pending.context)))  # this task's own, and its thread's
+        running_call.set(call)
         try:
             async with self._call_lock:
-                tool = await finish_in_turns(pending.bind_tool(call))
-                await self._pause_after(call[1])
+                size = len(call.body)
+                tool = await finish_in_turns(pending.bind_tool(call, limit))
+                await self._pause_after(size)
             value = tool() if inspect.iscoroutinefunction(tool) else await self._threads.run_in_thread(tool)
             if inspect.isawaitable(value):
                 value = await value
             async with self._call_lock:
-                body = encode_value(call[0]["name"], value)
-                await self._pause_after(body)
+                body = encode_value(call.header["name"], value)
+                await self._pause_after(len(body))
         except asyncio.CancelledError as error:
             if pending.end is not None or pending.refusal or pending.id not in protocol.pending:
                 raise  # the call's own execution has ended, or is about to: nobody waits for the reply
@@ -431,10 +435,10 @@ class Interpreter:
             with contextlib.suppress(SandboxLost):  # the execution that asked learns of it by its own end
                 await self._send(self._channel, protocol.encode_reply(call, body))
 
-    async def _pause_after(self, body: bytes) -> None:
+    async def _pause_after(self, size: int) -> None:
         """Lets the event loop do other things after a large body, or some small ones: the next waits for the lock."""
         self._calls_since_pause += 1
-        if len(body) > QUICK_BYTES or self._calls_since_pause >= CALLS_AT_ONCE:
+        if size > QUICK_BYTES or self._calls_since_pause >= CALLS_AT_ONCE:
             self._calls_since_pause = 0
             await asyncio.sleep(0)
 

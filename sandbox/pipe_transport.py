@@ -17,13 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, SandboxLost
-from .intake.calls import CallLimit
+from .intake.calls import Call, CallLimit, host_memory, running_call
 from .intake.large_json import finish
 from .protocol import (
     STALL_SECONDS,
     START_TIMEOUT_SECONDS,
     DriverProtocol,
-    Frame,
     PendingExecution,
     encode_exception,
     encode_value,
@@ -91,7 +90,7 @@ class PipeTransport:
             with suppress(SandboxLost):
                 self._write(frame)
         seconds = self._protocol.compute_answer_timeout(pending)
-        self._call_limit = CallLimit()
+        self._call_limit = CallLimit(pending.caller_context)
         self._wait(pending, None if seconds is None else time.monotonic() + seconds)
         finish(self._protocol.check_prepared())
 
@@ -121,7 +120,7 @@ class PipeTransport:
                 )
                 self._write(*frame)
             seconds = protocol.compute_answer_timeout(pending)
-            self._call_limit = CallLimit()
+            self._call_limit = CallLimit(pending.caller_context)
             try:
                 self._wait(pending, None if seconds is None else time.monotonic() + seconds, output)
                 if pending.refusal:
@@ -131,6 +130,8 @@ class PipeTransport:
                     collected.end()
                 self._cancel(pending)
                 raise
+            finally:
+                self._call_limit.end()
             return finish(protocol.take_result(pending))
 
     def forget_context(self, context: str) -> bool:
@@ -206,21 +207,30 @@ class PipeTransport:
                 self._protocol.close(INTERRUPTED)
         # A signal handler that raises here loses at most calls of the execution that it ends. Starting a thread takes
         # long on a busy machine, so an interrupt often comes just then: it must not cost the sandbox.
-        for pending, call in calls:
+        for pending, frame in calls:
             if pending.end is None and not pending.refusal:
+                call = Call(*frame)
                 pending.refusal = self._call_limit.admit(call)
                 self._threads.submit(partial(self._call_tool, pending, call, self._call_limit))
 
-    def _call_tool(self, pending: PendingExecution, call: Frame, limit: CallLimit) -> None:
+    def _call_tool(self, pending: PendingExecution, call: Call, limit: CallLimit) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
-        if pending.end is not None or pending.refusal or self._protocol.closed_reason:
-            return  # it has waited for a thread until nobody waited for it any more
+        has_room = threading.Event()
+        while not limit.has_ended and not limit.begin(call, has_room.set):
+            has_room.wait()
+            has_room.clear()
+        if limit.has_ended or pending.end is not None or pending.refusal or self._protocol.closed_reason:
+            limit.release(call)
+            return  # it has waited for its turn until nobody waited for it any more
         self._thread.is_waited_for = True
+        running_call.set(call)
         try:
-            value = finish(pending.bind_tool(call))()
+            with host_memory.reading:
+                tool = finish(pending.bind_tool(call, limit))
+            value = tool()
             if inspect.isawaitable(value):
                 value = self._run(partial(_await, value))
-            body = encode_value(call[0]["name"], value)
+            body = encode_value(call.header["name"], value)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the code's to handle
             body = encode_exception(error)
         with suppress(SandboxLost):  # the execution that asked learns of it by its own end

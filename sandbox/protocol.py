@@ -31,6 +31,7 @@ from .wire.strict_json import NotJsonError, encode_fields, loads
 
 if TYPE_CHECKING:
     from .driver_settings import Preparation
+    from .intake.calls import Call, CallLimit
     from .sandbox_api import Sandbox
 
 START_TIMEOUT_SECONDS = 60.0  # for the driver to answer in a sandbox that its provider calls started
@@ -136,17 +137,17 @@ class PendingExecution:
             **more,
         )
 
-    def bind_tool(self, call: Frame) -> Parts[Callable[[], Any]]:
+    def bind_tool(self, call: Call, limit: CallLimit) -> Parts[Callable[[], Any]]:
         """The tool that the code calls, with its arguments. The code may have written them: any error is possible."""
-        header, body = call
-        arguments = yield from read_json(body)
+        arguments = yield from read_json(call.take_body())
+        limit.measure(call, arguments)
         args: list[Any] = arguments["args"]
         kwargs: dict[str, Any] = arguments["kwargs"]
         if type(args) is not list or type(kwargs) is not dict:
             raise ValueError("a call without arguments")
         if len(args) > MAX_ARGUMENTS or len(kwargs) > MAX_ARGUMENTS:
             raise ValueError(f"a call with more than {MAX_ARGUMENTS:,} arguments: pass them in a list")
-        return functools.partial(self.tools[header["name"]], *args, **kwargs)
+        return functools.partial(self.tools[call.header["name"]], *args, **kwargs)
 
 
 class DriverProtocol:
@@ -252,10 +253,9 @@ class DriverProtocol:
         """The frame that ends a context, whose name begins anew with the next execution."""
         return self.encode({"op": "forget", "id": 0, "context": context})
 
-    def encode_reply(self, call: Frame, body: bytes) -> bytes:
+    def encode_reply(self, call: Call, body: bytes) -> bytes:
         """The frame that answers a call of the code's."""
-        header, _ = call
-        return self.encode({"op": "reply", "id": header["id"], "call": header["call"]}, body)
+        return self.encode({"op": "reply", "id": call.header["id"], "call": call.header["call"]}, body)
 
     # -- from the driver
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from .intake.calls import host_memory, running_call
+
 T = TypeVar("T")
 MAX_THREADS = 256  # of one sandbox: calls beyond them wait; 8 MiB of address space each, and some 100 us to start
 
@@ -41,6 +43,7 @@ class ThreadPool:
         A caller that is cancelled does not wait for it, and it is not run if it has not begun.
         """
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        work, call = [function], running_call.get()
 
         def finish(value: Any, error: BaseException | None) -> None:
             if not done.done():
@@ -49,18 +52,30 @@ class ThreadPool:
         def call_function() -> None:
             if done.cancelled():
                 return
+            if call is not None:
+                host_memory.hold(call)
             try:
-                outcome = function(), None
+                outcome = work.pop()(), None
             except BaseException as error:  # noqa: BLE001 - it is raised where the call was asked for
                 outcome = None, error
+            if call is not None:
+                host_memory.let_go(call)
             with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
                 loop.call_soon_threadsafe(finish, *outcome)
+            del outcome  # which an error's traceback leads back to
 
         self.submit(functools.partial(contextvars.copy_context().run, call_function))
-        value, error = await done
-        if error is not None:
-            raise error
-        return value
+        try:
+            value, error = await done
+        except asyncio.CancelledError:
+            work.clear()  # it may be in the queue for long, with its arguments
+            raise
+        try:
+            if error is not None:
+                raise error
+            return value
+        finally:
+            del error
 
     def close(self) -> None:
         """Lets the threads that are idle go, and each of the others when it is done."""

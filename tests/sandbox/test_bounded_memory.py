@@ -1,13 +1,17 @@
 """Output and results that code makes without end fill neither the host's memory nor the driver's."""
 
 import asyncio
+import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from rlm_batch import LocalSandbox
+from rlm_batch import LocalInterpreter, LocalSandbox
 
 from .conftest import read_memory
 
@@ -52,3 +56,62 @@ async def test_executions_leave_nothing_in_the_memory_of_the_host_or_the_driver(
         assert len(first.keys() & second.keys()) > 1  # the driver, but no process that waited for an execution
         for pid in first.keys() & second.keys():
             assert second[pid] - first[pid] < 10 * MIB
+
+
+CALL_WITH_WIDE_TEXTS = """
+from concurrent.futures import ThreadPoolExecutor
+text = "x" * 3_900_000 + chr(0x1F600)
+with ThreadPoolExecutor(12) as pool:
+    SUBMIT(sizes=list(pool.map(lambda _: hold(text), range(12))))
+"""
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_tools_of_all_executions_together_hold_a_bounded_size_of_arguments(is_sync: bool) -> None:
+    held, most, lock = 0, 0, threading.Lock()
+
+    def hold(text: str) -> int:
+        nonlocal held, most
+        with lock:
+            held += sys.getsizeof(text)
+            most = max(most, held)
+        time.sleep(0.3)  # long enough for more to be seen, if there were more
+        with lock:
+            held -= sys.getsizeof(text)
+        return len(text)
+
+    def run_in_script(_: int) -> list[int]:
+        with LocalInterpreter(isolation="none", tools={"hold": hold}) as interpreter:
+            return interpreter.execute(CALL_WITH_WIDE_TEXTS).sizes
+
+    async def run() -> list[int]:
+        async with LocalSandbox(isolation="none").interpreter(tools={"hold": hold}) as interpreter:
+            return (await interpreter.execute(CALL_WITH_WIDE_TEXTS)).sizes
+
+    if is_sync:
+        with ThreadPoolExecutor(2) as pool:
+            sizes = await asyncio.to_thread(lambda: list(pool.map(run_in_script, range(2))))
+    else:
+        sizes = await asyncio.gather(run(), run())
+    assert sizes == [[3_900_001] * 12] * 2
+    assert most <= 128 * 1024 * 1024  # Python has four bytes for each character of such a text: all have 374 MB
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_a_tool_that_holds_all_there_is_room_for_can_run_code_that_calls_tools(is_sync: bool) -> None:
+    everything_holds = threading.Barrier(8)
+
+    def run_nested(text: str) -> int:
+        everything_holds.wait(60)  # of 8 calls there is no room for a ninth
+        with LocalInterpreter(isolation="none", tools={"count": len}) as interpreter:
+            return interpreter.execute("SUBMIT(count('y' * 3_900_000 + chr(0x1F600)))").output + len(text)
+
+    code = CALL_WITH_WIDE_TEXTS.replace("hold", "nest").replace("12", "8")
+    tools = {"nest": run_nested}
+    if is_sync:
+        with LocalInterpreter(isolation="none", tools=tools) as interpreter:
+            sizes = await asyncio.to_thread(lambda: interpreter.execute(code).sizes)
+    else:
+        async with LocalSandbox(isolation="none").interpreter(tools=tools) as interpreter:
+            sizes = (await interpreter.execute(code)).sizes
+    assert sizes == [7_800_002] * 8
