@@ -1,10 +1,13 @@
 """Prefect's server with our guard around it: what uvicorn serves in the servers that rlm-batch starts."""
 
+import asyncio
 import atexit
+import fcntl
 import json
 import threading
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -13,7 +16,7 @@ import httpx
 from prefect.server.api.middleware import CsrfMiddleware
 from prefect.server.api.server import SubprocessASGIServer, create_app
 from prefect.server.database import alembic_commands
-from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
+from prefect.settings import PREFECT_HOME, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
 from starlette.middleware import Middleware
 
 from ..child_process import read_failure_reason
@@ -23,6 +26,8 @@ from .origin_guard import EXTERNAL, OriginGuard, split_origins
 
 if TYPE_CHECKING:
     from alembic.config import Config
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 PREFECT_ALEMBIC_CONFIG = alembic_commands.alembic_config
 START_ATTEMPTS = 3  # for a port that somebody takes between the look and the start
@@ -35,12 +40,41 @@ def create_guarded_app() -> OriginGuard:
     """
     alembic_commands.alembic_config = _build_alembic_config
     app = create_app(final=True)
+    app.router.lifespan_context = _start_one_at_a_time(app.router.lifespan_context)
     app.user_middleware = [
         Middleware(ExternalCsrfMiddleware) if middleware.cls is CsrfMiddleware else middleware
         for middleware in app.user_middleware
     ]
     collect_in_thread()
     return OriginGuard(app, split_origins(get_current_settings().server.api.cors_allowed_origins))
+
+
+def _start_one_at_a_time(lifespan: Lifespan) -> Lifespan:
+    """Return the lifespan of an application that starts only while no other one starts on the same PREFECT_HOME.
+
+    A start migrates the database and registers the types of blocks. Two servers that do so at the same time on a new
+    database both find it empty, and the slower one fails on what the faster one has created (Prefect 3.8).
+    """
+
+    @asynccontextmanager
+    async def run(app: Any) -> AsyncIterator[Any]:
+        async with AsyncExitStack() as stack:
+            with ExitStack() as lock:
+                await asyncio.to_thread(_take_start_lock, lock)
+                state = await stack.enter_async_context(lifespan(app))
+            yield state
+
+    return run
+
+
+def _take_start_lock(stack: ExitStack) -> None:
+    """Wait for the lock of this PREFECT_HOME, which is released when `stack` closes or this process ends.
+
+    Where the lock is impossible, as in a read-only directory or on NFS without locks, the server starts without it.
+    """
+    with suppress(OSError):
+        file = stack.enter_context((PREFECT_HOME.value() / "server-start.lock").open("ab"))
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _build_alembic_config() -> "Config":

@@ -13,6 +13,7 @@ from websockets.typing import Origin
 
 from ..infra.csrf import get_csrf_headers
 from ..infra.prefect_database import make_prefect_home
+from ..infra.waiting import wait_until
 
 # Prints the server's address while an execution is under way, and its result once it gets a line.
 PROGRAM = """
@@ -62,3 +63,31 @@ def test_it_is_closed_to_web_pages_but_those_that_a_person_allows(tmp_path: Path
             assert program.communicate("go\n", timeout=90)[0].strip() == "True"
         finally:
             program.kill()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_first_runs_at_the_same_time_succeed_although_the_one_that_creates_the_database_is_killed(
+    tmp_path: Path, no_process_left: None
+) -> None:
+    home = tmp_path / "home"
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment |= {"PREFECT_HOME": str(home), "RLM_BATCH_RESULTS": str(tmp_path / "results")}
+    command = [sys.executable, "-c", "from rlm_batch import batch; print(batch.sync(['SUBMIT(x=1)'])[0].x)"]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def is_being_created() -> bool:
+        return (home / "prefect.db").exists() and (home / "prefect.db").stat().st_size > 0
+
+    first = start()
+    wait_until(is_being_created)
+    others = [start() for _ in range(3)]
+    first.kill()
+    first.communicate()
+    for other in others:
+        output, errors = other.communicate(timeout=600)
+        assert output.strip() == "1", errors
