@@ -16,8 +16,8 @@ from .wire.names import DRIVER_FILE_PREFIX
 
 # In the order in which they import each other.
 MODULES = (
-    "wire.names", "wire.strict_json", "wire.nonfinite", "wire.submission", "wire.frames", "wire.displays", "wire.pipes",
-    "wire.process_table", "wire.collection",
+    "wire.names", "wire.remedies", "wire.strict_json", "wire.nonfinite", "wire.submission", "wire.frames",
+    "wire.displays", "wire.pipes", "wire.process_table", "wire.collection",
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",
     "driver.child.environment", "driver.child.submit", "driver.child.volume",

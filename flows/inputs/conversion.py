@@ -18,6 +18,7 @@ from .spilling import check_codes
 # Parameters that hold values for code, and those that hold code itself.
 VALUES = ("code", "steps", "inputs", "points", "grid", "space", "data", "chunks")
 CODE = ("code", "steps", "reduce", "prepare")
+TABLES = ("inputs", "points")  # lists of dicts
 
 # The types of parameters: for type checkers what callers may pass, and at run time, for Prefect's checks, schemas and
 # forms, what is made of that before Prefect sees it.
@@ -95,7 +96,7 @@ def _convert_functions(name: str, value: Any, tools: Collection[str]) -> Any:
 
 def _convert_values(name: str, value: Any) -> Any:
     def convert(place: str, value: Any) -> Any:
-        return convert_fields({place: _list_items(value)}, allow_nonfinite=True)[place]
+        return convert_fields({place: _list_items(value)}, allow_nonfinite=True, tables=TABLES)[place]
 
     try:
         if isinstance(value, dict):  # a chunk's id may be a number, and a grid's values any list

@@ -6,8 +6,11 @@ everything else that happens before its first answer.
 
 from __future__ import annotations
 
+from .remedies import find_remedy, is_default_index
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
     from typing import Any, NoReturn
 
 _FIRST_UNREADABLE_INTEGER = 10**4300  # the first integer that Python does not read from text unless it is told to
@@ -25,7 +28,18 @@ _ESCAPES.update({"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"
 
 
 class NotJsonError(Exception):
-    """A value that strict JSON cannot hold; the message names its place and the remedy."""
+    """A value that strict JSON cannot hold; the message names its place and the remedy.
+
+    A remedy is looked for only when the message is read, for that tries it on the value.
+    """
+
+    def __init__(self, reason: str, find_remedy: Callable[[], str] | None = None) -> None:
+        super().__init__(reason)
+        self._find_remedy = find_remedy
+
+    def __str__(self) -> str:
+        reason = str(self.args[0])
+        return reason if self._find_remedy is None else f"{reason}: hand over {self._find_remedy()}"
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -143,45 +157,62 @@ def is_certainly_json(value: Any) -> bool:
 
 
 def convert_fields(
-    fields: dict[str, Any], max_items: int | None = None, *, allow_nonfinite: bool = False
+    fields: dict[str, Any],
+    max_items: int | None = None,
+    *,
+    allow_nonfinite: bool = False,
+    tables: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The fields with plain values in the place of arrays and their numbers: numpy's, pandas', `array`'s.
+    """Return the fields with arrays as lists and arrays' numbers as numbers.
 
-    Whatever has a `tolist` is what that returns; a float64 and an int64 stay exactly what they were. `max_items` is how
-    many items an array may have, None for any number. With `allow_nonfinite` NaN and infinities stay, which no JSON
-    holds. Raises NotJsonError, which names the field.
+    An array becomes what its `tolist` returns, unless that loses some of its meaning, such as a date's unit or the
+    index of a Series. A float64 and an int64 stay exactly what they were.
+
+    Args:
+        fields: Values by name.
+        max_items: How many items an array may have; None, the default, for any number.
+        allow_nonfinite: Whether NaN and infinities stay, which no JSON holds.
+        tables: Names of fields that have to be lists of dicts, as a remedy then makes them.
+
+    Raises:
+        NotJsonError: JSON cannot hold a value, which the message names with a remedy.
     """
-    convert = _Converter(max_items, allow_nonfinite).convert
     converted: dict[str, Any] = {}
     for name, value in fields.items():
         try:
-            converted[name] = value if is_certainly_json(value) else convert(value, name)
+            if is_certainly_json(value):
+                converted[name] = value
+            else:
+                converted[name] = _Converter(max_items, allow_nonfinite, name if name in tables else None).convert(
+                    value, name
+                )
         except RecursionError:
             raise NotJsonError(f"{name} contains itself, or is nested too deeply") from None
     return converted
 
 
 class _Converter:
-    """Makes JSON of values, one by one, with words for what is none."""
+    """Converts values to JSON one by one, and explains why a value is not JSON."""
 
-    def __init__(self, max_items: int | None, allow_nonfinite: bool) -> None:
+    def __init__(self, max_items: int | None, allow_nonfinite: bool, table: str | None = None) -> None:
         self._max_items = max_items
         self._allow_nonfinite = allow_nonfinite
+        self._table = table  # the name of the field that has to be a list of dicts
 
     def convert(self, value: Any, place: str) -> Any:
-        """The value, which `place` names, as lists, dicts, numbers, texts and None. Raises NotJsonError."""
+        """Return the value, which `place` names, as lists, dicts, numbers, texts and None. Raises NotJsonError."""
         kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
         if hasattr(kind, "tolist") and not isinstance(value, memoryview):
             return self._convert_array(value, place)
         if isinstance(value, int) and not -_FIRST_UNREADABLE_INTEGER < value < _FIRST_UNREADABLE_INTEGER:
-            raise NotJsonError(f"{place} is an integer of more than 4,300 digits: hand over a string of it")
+            raise NotJsonError(f"{place} is an integer of more than 4,300 digits", lambda: f"hex({place})")
         if value is None or isinstance(value, (str, int)):
             return value
         if isinstance(value, float):
             value = float.__float__(value)  # a subclass may do anything when it is asked
             if not self._allow_nonfinite and value - value != 0:
                 raise NotJsonError(
-                    f"{place} is {value!r}, which JSON cannot hold: hand over None or a string in its place"
+                    f"{place} is {value!r}, which JSON cannot hold", lambda: "None or a string in its place"
                 )
             return value
         if isinstance(value, (list, tuple)):
@@ -191,21 +222,17 @@ class _Converter:
             pairs: Any = value  # type: ignore[reportUnknownVariableType]
             for key in pairs:
                 if not isinstance(key, str):
-                    raise NotJsonError(f"{place} has the key {key!r}, which is no string: use str({key!r})")
+                    raise self._refuse(value, place, f"{place} has the key {key!r}, which is no string")
             # Of an enumeration's member, which is a text, what it is a text of.
             return {str.__str__(key): self.convert(item, f"{place}[{key!r}]") for key, item in pairs.items()}
-        if isinstance(value, (bytes, bytearray)):
-            raise NotJsonError(f"{place} is bytes: decode it to text, or save it to the volume and hand over its path")
-        if isinstance(value, (set, frozenset)):
-            raise NotJsonError(f"{place} is a {kind.__name__}: hand over sorted({place}) or list({place})")
-        remedy = "hand over numbers, text, lists and dicts"
-        if hasattr(kind, "to_dict"):
-            remedy = f"hand over {place}.to_dict('list') or {place}.to_dict('records')"  # pandas' DataFrame
-        raise NotJsonError(f"{place} is a {kind.__qualname__}, which is not JSON: {remedy}")
+        raise self._refuse(value, place, f"{place} is a {kind.__qualname__}, which is not JSON")
 
     def _convert_array(self, array: Any, place: str) -> Any:
-        """What its `tolist` returns, as JSON. Raises NotJsonError."""
+        """Return what the array's `tolist` returns, as JSON. Raises NotJsonError."""
         kind: Any = type(array)  # type: ignore[reportUnknownVariableType]
+        loss = find_loss(array)
+        if loss is not None:
+            raise self._refuse(array, place, f"{place} is a {kind.__qualname__} {loss}")
         try:
             count = 1
             for length in getattr(array, "shape", ()):
@@ -217,16 +244,48 @@ class _Converter:
                     f"{place} is an array of {count:,} items, and takes {self._max_items:,} at most: save it to the "
                     "volume with save_to_volume and hand over its path, or hand over less of it"
                 )
+            if is_certainly_json(value):
+                return value
+            if type(value) is kind:  # such as numpy's longdouble, which no number of Python's can hold
+                raise self._refuse(array, place, f"{place} is a {kind.__qualname__}, which is not JSON")
         except (RecursionError, MemoryError, NotJsonError):
             raise
         except Exception as error:  # noqa: BLE001 - it is the code's own function
-            name = type(error).__name__
-            raise NotJsonError(f"{place} is a {kind.__qualname__} whose tolist() raised {name}: {error}") from None
-        if is_certainly_json(value):
-            return value
-        if type(value) is kind:  # such as numpy's longdouble, which no number of Python's can hold
-            raise NotJsonError(f"{place} is a {kind.__qualname__}, which is not JSON: hand over float({place})")
-        return self.convert(value, place)
+            reason = f"{place} is a {kind.__qualname__} whose tolist() raised {type(error).__name__}: {error}".rstrip(
+                "."
+            )
+            raise self._refuse(array, place, reason) from None
+        try:
+            return self.convert(value, place)
+        except NotJsonError as error:
+            # The remedy is for all items at once, and not for the first wrong one.
+            raise self._refuse(array, place, error.args[0]) from None
+
+    def _refuse(self, value: Any, place: str, reason: str) -> NotJsonError:
+        def check(candidate: Any) -> None:
+            converted = self.convert(candidate, place)
+            if place == self._table and not (type(converted) is list and {*map(type, converted)} <= {dict}):  # type: ignore[reportUnknownArgumentType]
+                raise NotJsonError("the remedy makes no list of dicts")
+
+        return NotJsonError(reason, lambda: find_remedy(value, place, check) or "numbers, text, lists and dicts")
+
+
+def find_loss(array: Any) -> str | None:
+    """Return what of an array is lost in the list that its `tolist` returns; None where the list has all of it."""
+    dtype = getattr(array, "dtype", None)
+    if getattr(dtype, "kind", None) in ("m", "M"):
+        return f"({dtype}), which is not JSON"
+    if getattr(dtype, "names", None):
+        return "with named fields, which a list would lose"
+    if getattr(dtype, "ordered", False):
+        return "whose categories have an order, which a list would lose"
+    index = getattr(array, "index", None)
+    if index is not None and not callable(index) and not is_default_index(index):
+        return "with an index, which a list would lose"
+    mask = getattr(array, "mask", False)
+    if mask is not False and not callable(mask) and getattr(mask, "any", bool)():
+        return "with masked items, which a list would lose"
+    return None
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:
@@ -244,7 +303,8 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
             dumps({name: value}).encode("utf-8")
         except UnicodeEncodeError:
             raise NotJsonError(
-                f"{name} has text with a lone surrogate, which is not UTF-8: replace or drop it"
+                f"{name} has text with a lone surrogate, which is not UTF-8: replace it, as "
+                "text.encode('utf-8', 'replace').decode() does"
             ) from None
         except (ValueError, RecursionError) as error:
             raise NotJsonError(f"{name}: {error}") from None

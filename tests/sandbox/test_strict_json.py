@@ -81,7 +81,8 @@ def test_the_slow_way_agrees_with_the_fast_one() -> None:
 import sys
 sys.modules["_json"] = None
 sys.path.insert(0, sys.argv[1])
-import json, strict_json
+import json
+from wire import strict_json
 assert not hasattr(strict_json, "_scan")
 for text in json.load(sys.stdin):
     try:
@@ -89,7 +90,7 @@ for text in json.load(sys.stdin):
     except ValueError:
         print('"refused"')
 """
-    folder = strict_json.__file__.rpartition("/")[0]
+    folder = strict_json.__file__.rpartition("/wire/")[0]
     done = subprocess.run(
         [sys.executable, "-I", "-c", program, folder],
         input=json.dumps(texts),

@@ -19,7 +19,7 @@ from ...wire.displays import (
 )
 from ...wire.strict_json import NotJsonError, dumps, encode_fields, loads
 from ...wire.submission import MAX_SUBMIT_BYTES
-from .submit import encode_submission
+from .submit import encode_output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def _encode_value(value: Any) -> bytes | None:
     if type(value) in SIZED_TYPES and len(value) > MAX_SUBMIT_BYTES:
         return None
     try:
-        return encode_submission((), {"value": value}, None)
-    except Exception:  # not only SubmitError: a list's own class may do anything when it is asked for its items
+        return encode_output({"value": value})
+    except Exception:  # not only NotJsonError: a list's own class may do anything when it is asked for its items
         return None
 
 

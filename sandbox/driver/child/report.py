@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...wire.strict_json import find_loss
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +33,8 @@ def _is_finite(number: float) -> bool:
 
 
 def _convert(name: str, value: Any) -> float:
-    if isinstance(value, (str, bytes)):
+    # `float` makes a count of a date or a duration, and NaN of a masked number.
+    if isinstance(value, (str, bytes)) or find_loss(value) is not None:
         raise TypeError(f"report: {name} is a {type(value).__name__}: it is a number")
     try:
         return float(value)

@@ -37,17 +37,22 @@ def encode_submission(values: tuple[Any, ...], fields: dict[str, Any], expected:
             raise SubmitError("SUBMIT was given 'output' twice, by position and by name")
         fields = {"output": values[0], **fields}
     try:
-        # An item takes two bytes at least.
-        fields = convert_fields(fields, MAX_SUBMIT_BYTES // 2, allow_nonfinite=True)
-        if expected is not None:
-            check_fields(fields, expected)
-            fields = {field["name"]: fields[field["name"]] for field in expected}
-        body, nonfinite = encode_values(fields)
-        if nonfinite:
-            body = b"".join((b"[", body, b",", encode_fields(nonfinite), b"]"))
-        check_limits(fields, body)
+        return encode_output(fields, expected)
     except (NotJsonError, SubmissionError) as error:
         raise SubmitError(str(error)) from None
+
+
+def encode_output(fields: dict[str, Any], expected: list[dict[str, str]] | None = None) -> bytes:
+    """Return the JSON of fields by name, as `encode_submission` does. Raises NotJsonError and SubmissionError."""
+    # An item takes two bytes at least.
+    fields = convert_fields(fields, MAX_SUBMIT_BYTES // 2, allow_nonfinite=True)
+    if expected is not None:
+        check_fields(fields, expected)
+        fields = {field["name"]: fields[field["name"]] for field in expected}
+    body, nonfinite = encode_values(fields)
+    if nonfinite:
+        body = b"".join((b"[", body, b",", encode_fields(nonfinite), b"]"))
+    check_limits(fields, body)
     return body
 
 

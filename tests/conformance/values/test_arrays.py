@@ -1,5 +1,6 @@
 """Arrays and their numbers are values: numpy's and pandas', in what code submits and in what it is given."""
 
+import re
 import sysconfig
 from array import array
 from collections.abc import Iterator
@@ -7,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from rlm_batch import ConfigurationError, LocalInterpreter, SubmitError, batch, sweep
+from rlm_batch import CodeError, ConfigurationError, LocalInterpreter, SubmitError, batch, sweep
 from rlm_batch.sandbox.interpreter import Interpreter
 
 # Tests import them where they need them: at the top they would cost each test process a second.
-IMPORTS = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\nimport numpy as np, pandas as pd\n"
+IMPORTS = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\n"
+IMPORTS += "import decimal, json\nimport numpy as np, pandas as pd, pyarrow as pa\n"
 EXACT = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0]
 LARGE = [2**63 - 1, -(2**63), 2**53 + 1]
 
@@ -41,14 +43,48 @@ VALUES: list[tuple[str, Any]] = [
     ("pd.Series(['a', None], dtype=object)", ["a", None]),
     ("pd.Index(['x', 'y'])", ["x", "y"]),
     ("pd.DataFrame({'a': [1, 2]})['a'].value_counts().index", [1, 2]),
+    ("pd.Categorical(['x', 'y'])", ["x", "y"]),
+    ("np.ma.array([1, 2])", [1, 2]),
+    ("pa.array([1, None])", [1, None]),
+]
+# Values of which a list would lose something, and what SUBMIT hands back where the code follows the error's remedy.
+FOLLOWED: list[tuple[str, Any]] = [
+    ("pd.Series(['a', 'b', 'a']).value_counts()", {"a": 2, "b": 1}),
+    ("pd.DataFrame({'k': ['x', 'y'], 'v': [1, 2]}).groupby('k').v.mean()", {"x": 1.0, "y": 2.0}),
+    ("pd.Series([3, 4], index=[10, 20])", {"index": [10, 20], "value": [3, 4]}),
+    ("pd.Series([3, 4], index=['a', 'a'])", {"index": ["a", "a"], "value": [3, 4]}),
+    ("pd.Series([3], index=pd.to_datetime(['2026-01-02']))", {"index": ["2026-01-02 00:00:00"], "value": [3]}),
+    ("np.array(['2026-01-02', 'NaT'], 'M8[ns]')", ["2026-01-02T00:00:00.000000000", "NaT"]),
+    ("np.array([['2026-01-02']], 'M8[D]')", [["2026-01-02"]]),
+    ("np.datetime64('2026-01-02')", "2026-01-02"),
+    ("np.array([5, 6], 'm8[ns]')", ["5 nanoseconds", "6 nanoseconds"]),
+    ("np.timedelta64(5, 'Y')", "5 years"),
+    ("np.timedelta64('NaT')", "NaT"),
+    ("pd.Series(pd.to_datetime(['2026-01-02', None], utc=True))", ["2026-01-02 00:00:00+00:00", "NaT"]),
+    ("pd.period_range('2026-01', periods=1, freq='M')", ["2026-01"]),
+    ("pd.cut([1, 9], [0, 5, 10])", ["(0, 5]", "(5, 10]"]),
+    ("pd.Series(pd.Categorical(['low'], ['low', 'high'], ordered=True))", ["low"]),
+    ("pd.Series([1, None], dtype='Int64')", [1, None]),
+    ("pd.NA", None),
+    ("np.array([(1, 2.0)], [('a', 'i4'), ('b', 'f8')])", {"a": [1], "b": [2.0]}),
+    ("np.array([(1, '2026-01-02')], [('a', 'i4'), ('b', 'M8[D]')])[0]", {"a": 1, "b": "2026-01-02"}),
+    ("np.rec.array([(1, 'x')], names='a,b')", {"a": [1], "b": ["x"]}),
+    ("np.ma.array([1, 2], mask=[0, 1])", [1, None]),
+    ("np.ma.masked", None),
+    ("np.longdouble(1)", 1.0),
+    ("np.array([1], np.longdouble)", [1.0]),
+    ("np.array([1 + 2j])", [[1.0], [2.0]]),
+    ("np.array([b'x', b'y'])", ["x", "y"]),
+    ("np.array([decimal.Decimal('1.10'), 3], object)", ["1.10", 3]),
+    ("pd.DataFrame({'a': [1]})", {"a": [1]}),
+    ("pd.DataFrame([[1, 2]])", {"0": [1], "1": [2]}),
+    ("pd.DataFrame({'a': [1]}, index=['r'])", {"index": ["r"], "a": [1]}),
+    ("pd.DataFrame({'a': pd.to_datetime(['2026-01-02'])})", {"a": ["2026-01-02 00:00:00"]}),
+    ("pd.DataFrame([[1, 2]], columns=['a', 'a'])", ",a,a\n0,1,2\n"),
+    ("pa.table({'a': [1]})", {"a": [1]}),
+    ("pa.array([decimal.Decimal('1.10')])", ["1.10"]),
 ]
 REFUSED = [
-    ("np.datetime64('2026-01-01')", "is a date, which is not JSON"),
-    ("np.array([1j])", r"loss\[0\] is a complex"),
-    ("np.array([b'x'])", r"loss\[0\] is bytes"),
-    ("np.longdouble(1)", r"float\(loss\)"),
-    ("pd.DataFrame({'a': [1]})", r"loss\.to_dict\('list'\)"),
-    ("pd.Series([pd.NA])", r"loss\[0\] is a NAType"),
     ("np.broadcast_to(0, (10**6, 10**6))", "1,000,000,000,000 items"),
     ("np.zeros(400_000)", "bytes of JSON, more than"),
 ]
@@ -64,7 +100,42 @@ def test_code_submits_an_array_as_it_is_and_shows_one(scientist: LocalInterprete
     assert "<table" in meta.displays[0]["text/html"]
 
 
-def test_what_is_no_json_in_an_array_is_named(scientist: LocalInterpreter) -> None:
+@pytest.mark.parametrize("way", ["submit", "last value", "tool", "variable"])
+def test_what_a_list_would_lose_is_refused_with_a_remedy_that_works(scientist: LocalInterpreter, way: str) -> None:
+    scientist.tools["keep"] = lambda value: value
+    names: dict[str, Any] = {}
+    exec(IMPORTS, names)
+    for text, value in FOLLOWED:
+        code = f"loss = {text}\n"
+        if way == "last value":
+            meta = scientist.execute(code + "loss").meta
+            assert (meta.value, bool(meta.value_repr)) == (None, True), text
+            continue
+        if way == "variable":
+            exec(code, names)
+            with pytest.raises(ConfigurationError) as caught:
+                scientist.execute("SUBMIT(loss)", {"loss": names["loss"]})
+            remedy = str(caught.value).partition("hand over ")[2]
+            result = scientist.execute("SUBMIT(loss)", {"loss": eval(remedy, names)})
+        else:
+            call = "SUBMIT(loss=loss)" if way == "submit" else "keep(loss)"
+            with pytest.raises((CodeError, SubmitError)) as refused:
+                scientist.execute(code + call)
+            error = str(refused.value)
+            remedy = error.partition("hand over ")[2].splitlines()[0]
+            remedy = remedy.rpartition(" (")[0] if way == "submit" else remedy.replace("args[0]", "loss")
+            result = scientist.execute(f"{code}SUBMIT({remedy})")
+        assert repr(result.outputs) == repr({"output": value}), remedy
+
+
+def test_what_is_reported_is_no_date_and_not_masked(scientist: LocalInterpreter) -> None:
+    for value in ("np.timedelta64(5, 'ns')", "np.datetime64('2026-01-02', 'ns')", "np.ma.masked"):
+        with pytest.raises(CodeError, match=r"report: value is a .*: it is a number"):
+            scientist.execute(f"report({value}, 0)")
+    assert scientist.execute("report(np.float32(0.5), np.int64(3))").meta.reports == ((3, 0.5),)
+
+
+def test_an_array_that_is_too_large_is_refused(scientist: LocalInterpreter) -> None:
     for text, message in REFUSED:
         with pytest.raises(SubmitError, match=message):
             scientist.execute(f"SUBMIT(fine=1, loss={text})")
@@ -119,9 +190,11 @@ async def test_a_sweep_and_a_batch_take_arrays_and_generators(server: str) -> No
 async def test_what_a_flow_cannot_send_is_a_sentence_before_anything_runs() -> None:
     import pandas
 
+    dated = pandas.DataFrame({"x": pandas.to_datetime(["2026-01-02"])})
     for value, message in (
-        ([{"x": {1}}], r"inputs\[0\]\['x'\] is a set"),
-        (pandas.DataFrame({"x": [1]}), r"inputs\.to_dict\('list'\) or inputs\.to_dict\('records'\)"),
+        ([{"x": {1}}], "inputs[0]['x'] is a set, which is not JSON: hand over sorted(inputs[0]['x'])"),
+        (pandas.DataFrame({"x": [1]}), "hand over inputs.to_dict('records')"),
+        (dated, "hand over json.loads(json.dumps(inputs.to_dict('records'), default=str))"),
     ):
-        with pytest.raises(ConfigurationError, match=message):
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
             await batch("SUBMIT()", inputs=value, provider="local:none")  # type: ignore[arg-type]
