@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .cancellation import run_shielded
 from .errors import ConfigurationError, RlmBatchError, SandboxLost, SandboxStartError
 from .intake.calls import CALLS_AT_ONCE, Call, CallLimit, CallQueue, running_call
-from .intake.collected_files import CollectedFiles, check_patterns
+from .intake.collected_files import FilesInThread, check_patterns
 from .intake.large_json import QUICK_BYTES, finish_in_turns
 from .protocol import (
     START_TIMEOUT_SECONDS,
@@ -262,7 +262,7 @@ class Interpreter:
             raise ConfigurationError("a tool cannot run code in the interpreter that waits for it: give it another one")
         variables = convert_variables(variables)
         patterns = check_patterns(collect)
-        collected = CollectedFiles(patterns, collect_to) if patterns else None
+        collected = FilesInThread(patterns, collect_to) if patterns else None
         tools = dict(self.tools)
         if queries is not None:
             tools = {name: tool for name, tool in tools.items() if name not in queries.tools}
@@ -328,6 +328,9 @@ class Interpreter:
             await self._wait(protocol, channel, pending, frame)
             if queries is not None:
                 pending.queries = queries.session.summarize()
+            if collected is not None:
+                pending.end_collection()
+                await collected.finish()
             return await finish_in_turns(protocol.take_result(pending))
 
     async def _wait(self, protocol: DriverProtocol, channel: Channel, pending: PendingExecution, frame: bytes) -> None:
@@ -344,8 +347,8 @@ class Interpreter:
             protocol.close_at_silence(pending)
             self._wake_all()
         except asyncio.CancelledError:
-            if pending.collected is not None:
-                pending.collected.end()
+            if isinstance(pending.collected, FilesInThread):
+                await pending.collected.finish()
             if not protocol.closed_reason and not pending.is_over:
                 with contextlib.suppress(SandboxLost):
                     await run_shielded(self._send(channel, protocol.encode_cancel(pending)))

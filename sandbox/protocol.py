@@ -89,6 +89,11 @@ class PendingExecution:
             return False
         return self.collected is None or self.collected.has_ended or self.end[0].get("collects") is not True
 
+    def end_collection(self) -> None:
+        """Takes no more of its files, of which not all have come where it is not over."""
+        if self.collected is not None:
+            self.collected.end("" if self.is_over else LOST)
+
     @property
     def has_shown(self) -> bool:
         """Whether the code has shown anything beside its output."""
@@ -227,7 +232,8 @@ class DriverProtocol:
         pending.reports, pending.collected = reports, collected
         header: dict[str, Any] = {"op": "execute", "id": pending.id, "timeout": timeout, "context": context}
         if collected is not None:
-            header["collect"] = collected.patterns
+            collected.limit_bytes(self.sandbox.disk_mib)
+            header["collect"], header["collect_bytes"] = collected.patterns, collected.max_bytes
         return pending, self._encode_in_parts(header, body)
 
     def _add_pending(
@@ -327,8 +333,7 @@ class DriverProtocol:
         OutcomeUnknown where the driver has not answered.
         """
         self.pending.pop(pending.id, None)  # where it is there yet: nothing more is taken of it
-        if pending.collected is not None:
-            pending.collected.end("" if pending.is_over else LOST)
+        pending.end_collection()
         if pending.refusal:
             meta = pending.build_meta()
             refused = CodeCrashed(pending.refusal, stdout=meta.stdout)

@@ -17,6 +17,7 @@ class Channel(Protocol):
 class Sandbox(ABC):
     """One open sandbox. `id` is the provider's; `isolation` and `layers` are what keeps the code in.
 
+    `disk_mib` is the most MiB that its files may take together; None where the provider has no such option.
     `memory_option` is the provider's option that gives more memory to code that ran into a MemoryError, and
     `kill_memory_option` the one for code that the kernel has killed; empty where no option does.
     """
@@ -26,6 +27,7 @@ class Sandbox(ABC):
     isolation: str
     layers: tuple[str, ...]
     settings: DriverSettings
+    disk_mib: int | None = None
     memory_option: str = ""
     kill_memory_option: str = ""
 

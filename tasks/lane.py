@@ -187,7 +187,7 @@ class Lane:
         if self._files is None:
             return await self._prepare_and_execute(interpreter, execution, on_output)
         files, name = self._files, execution.key[:12] if execution.index is None else str(execution.index)
-        with files.open_partial() as partial:
+        async with files.open_partial() as partial:
             try:
                 result = await self._prepare_and_execute(interpreter, execution, on_output, partial)
             except RlmBatchError as error:

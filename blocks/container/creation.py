@@ -78,6 +78,7 @@ async def create_container(
         volume=None if bind is None else bind.target,
         environment={**own_environment, **given},
         python_path=files.list_uploaded_directories(),
+        executable=files.find_uploaded_python(),
         lifetime=settings.lifetime,
         confinement={
             "limits": limits,
@@ -86,7 +87,9 @@ async def create_container(
             **({"seccomp": policy.build_seccomp_filter(ready.machine)} if ready.machine in MACHINES else {}),
         },
     )
-    return ContainerHandle(engine, name, ready.layers, driver_settings, command, payload, volume)
+    handle = ContainerHandle(engine, name, ready.layers, driver_settings, command, payload, volume)
+    handle.disk_mib = settings.disk_limit_mib
+    return handle
 
 
 def check_mounts(mounts: Sequence[HostMount], engine: Engine) -> None:

@@ -126,7 +126,9 @@ def create_sandbox(
     folders = (folder / "work", folder / "tmp")
     watched = WatchedSandbox(folders, plan.watched, has_own_shm=is_bubblewrap) if plan.watched else None
     layers = (*list_layers(level), *plan.layers)
-    return LocalSandboxHandle(folder, level, layers, driver_settings, launch.start, volume, lock, group, watched)
+    handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch.start, volume, lock, group, watched)
+    handle.disk_mib = settings.disk_mib
+    return handle
 
 
 def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:

@@ -12,7 +12,7 @@ import os
 import stat
 
 from ..wire.collection import (
-    MAX_COLLECTED_BYTES,
+    MAX_COLLECTED_DIRECTORIES,
     MAX_COLLECTED_FILES,
     MAX_DEPTH,
     MAX_REFUSALS,
@@ -20,6 +20,7 @@ from ..wire.collection import (
     find_path_problem,
     is_literal,
     is_match,
+    list_directories,
     parse_pattern,
     take_step,
 )
@@ -51,17 +52,18 @@ class Refused(Exception):
 class Collection:
     """The files that one execution brings home, of the calling process's working folder.
 
-    It is made before the execution begins, and notes what is there by then.
+    It is made before the execution begins, and notes what is there by then. `max_bytes` are those of its files.
     """
 
-    def __init__(self, patterns: list[str]) -> None:
+    def __init__(self, patterns: list[str], max_bytes: int) -> None:
         self._patterns = [parse_pattern(pattern) for pattern in patterns]
+        self._max_bytes = max_bytes
         self._is_cut = False  # there are more entries than are looked at
         self._before = {path: _describe(status) for path, status in self._find_matches().items()}
 
     def send(self, token: str) -> None:
         """Sends each file that is new or has changed, in pieces, and of others why not: on a child's channel."""
-        sender = _Sender(token)
+        sender = _Sender(token, self._max_bytes)
         matches = self._find_matches()
         for pattern in self._patterns:
             path = "/".join(pattern)
@@ -157,20 +159,25 @@ class Collection:
 class _Sender:
     """Sends files, and what is said of those that are not sent, as long as there is room for them."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, max_bytes: int) -> None:
         self._token = token
         self._files = self._refusals = 0
-        self.room_bytes = MAX_COLLECTED_BYTES
+        self._directories: set[str] = set()
+        self._max_bytes = self.room_bytes = max_bytes
 
-    def begin_file(self, size: int) -> None:
+    def begin_file(self, path: str, size: int) -> None:
         """Takes in that a file is sent. Raises Refused where there is no room for it."""
         if self._files >= MAX_COLLECTED_FILES:
             raise Refused(f"is one too many: an execution brings {MAX_COLLECTED_FILES:,} files home at most")
         if size > self.room_bytes:
             raise Refused(
-                f"has {size:,} bytes: the files of an execution may have {MAX_COLLECTED_BYTES:,}, of which "
-                f"{self.room_bytes:,} are left"
+                f"has {size:,} bytes: the files of an execution may have {self._max_bytes:,} (as disk_mib says, and 1 "
+                f"GiB at most), of which {self.room_bytes:,} are left"
             )
+        directories = self._directories.union(list_directories(path))
+        if len(directories) > MAX_COLLECTED_DIRECTORIES:
+            raise Refused(f"is in a directory too many: an execution brings {MAX_COLLECTED_DIRECTORIES:,} home at most")
+        self._directories = directories
         self._files += 1
 
     def send_piece(self, path: str, data: bytes, is_last: bool) -> None:
@@ -215,7 +222,7 @@ def _send_file(root: int, path: str, listed: os.stat_result, sender: _Sender) ->
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != (listed.st_dev, listed.st_ino):
             raise Refused("was exchanged for something else meanwhile")
-        sender.begin_file(status.st_size)
+        sender.begin_file(path, status.st_size)
         size, piece = 0, os.read(fd, PIECE_BYTES)
         while True:
             size += len(piece)

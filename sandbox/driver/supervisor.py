@@ -209,7 +209,8 @@ class Supervisor:
         if context in self._losses:
             self._refuse(execution, "lost", self._losses[context])
             return
-        execution.collection = Collection(header["collect"]) if "collect" in header else None
+        if "collect" in header:
+            execution.collection = Collection(header["collect"], header["collect_bytes"])
         process = None if context is None else self._contexts.get(context)
         if process is not None and process.execution is not None:
             process.waiting.append((execution, body))  # the last was cancelled, and is about to end

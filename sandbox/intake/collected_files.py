@@ -7,29 +7,36 @@ may be one that code writes to.
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import os
 import tempfile
+import threading
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..cancellation import run_shielded
 from ..errors import ConfigurationError
 from ..outcomes.text_escape import escape_text
 from ..wire.collection import (
     MAX_COLLECTED_BYTES,
+    MAX_COLLECTED_DIRECTORIES,
     MAX_COLLECTED_FILES,
     MAX_PATTERN_CHARACTERS,
     MAX_REFUSALS,
     find_path_problem,
+    list_directories,
     matches,
     parse_pattern,
 )
 from ..wire.strict_json import loads
 
 MAX_BODY_BYTES = 256 * 1024  # of a frame: a piece of a file as our drivers send it
+MAX_UNWRITTEN_BYTES = 16 * 1024 * 1024  # of frames that wait for the thread that writes them
 MAX_REASON_CHARACTERS = 500
 MAX_NAME_CHARACTERS = 200  # of a path in a reason
 FOREIGN = "what its sandbox sent of its files is not what a driver sends: what came before that is here"
@@ -61,40 +68,54 @@ class CollectedFiles:
     """Takes what a sandbox sends of an execution's files, and writes them below `folder`, which is made for the first.
 
     Without a folder they go to a new temporary one. A file stands under its name once it is there whole, and one that
-    had the name before is replaced. `paths` are those of the files that are there, `problems` say in a sentence each
-    which others are not, and why.
+    had the name before is replaced. Holes of files stay holes. `paths` are those of the files that are there,
+    `problems` say in a sentence each which others are not, and why. `max_bytes` are those of all files together.
     """
 
     def __init__(self, patterns: list[str], folder: str | os.PathLike[str] | None = None) -> None:
         self.patterns = patterns
+        self.max_bytes = MAX_COLLECTED_BYTES
         self.paths: list[str] = []
         self.problems: list[str] = []
-        self.has_ended = False
+        self.has_ended = self._is_closed = False
         self._steps = [parse_pattern(pattern) for pattern in patterns]
         self._folder = None if folder is None else Path(folder).absolute()
         self._root: int | None = None  # a descriptor of the folder
         self._taken: set[str] = set()
+        self._directories: set[str] = set()
         self._bytes = 0
         self._path = ""  # of the file that is under way
         self._file: Any = None
         self._partial = f".rlm-batch-{uuid.uuid4().hex}.partial"
 
+    def limit_bytes(self, disk_mib: int | None) -> None:
+        """Take no more bytes than the sandbox's files may have: a file with holes takes less there than here."""
+        if disk_mib is not None:
+            self.max_bytes = min(MAX_COLLECTED_BYTES, disk_mib * 1024 * 1024)
+
     def take(self, body: bytes) -> None:
         """Takes a piece of a file, or why another is not sent."""
-        if self.has_ended:
+        if not self.has_ended:
+            self._write(body)
+
+    def end(self, problem: str = "") -> None:
+        """No more comes: what is not whole goes. The second time does nothing."""
+        self._close(problem)
+
+    def _write(self, body: bytes) -> None:
+        if self._is_closed:
             return
         try:
             self._take(body)
         except (ValueError, RecursionError):
-            self.end(FOREIGN)
+            self._close(FOREIGN)
         except OSError as error:
-            self.end(f"{_quote(self._path)} could not be written to {self._folder}: {error.strerror}")
+            self._close(f"{_quote(self._path)} could not be written to {self._folder}: {error.strerror}")
 
-    def end(self, problem: str = "") -> None:
-        """No more comes: what is not whole goes. The second time does nothing."""
-        if self.has_ended:
+    def _close(self, problem: str) -> None:
+        if self._is_closed:
             return
-        self.has_ended = True
+        self.has_ended = self._is_closed = True
         self._drop_file()
         if self._root is not None:
             os.close(self._root)
@@ -124,9 +145,12 @@ class CollectedFiles:
             self._file = self._begin_file(path)
         piece = binascii.a2b_base64(data, strict_mode=True) if data else b""
         self._bytes += len(piece)
-        if self._bytes > MAX_COLLECTED_BYTES:
+        if self._bytes > self.max_bytes:
             raise ValueError("more than our drivers send")
-        self._file.write(piece)
+        if piece.count(0) == len(piece):
+            self._file.truncate(self._file.seek(len(piece), os.SEEK_CUR))
+        else:
+            self._file.write(piece)
         if is_last:
             self._finish_file()
 
@@ -135,7 +159,8 @@ class CollectedFiles:
         if find_path_problem(path) or not matches(path, self._steps) or path in self._taken:
             raise ValueError("a path that was not asked for")
         self._taken.add(path)
-        if len(self._taken) > MAX_COLLECTED_FILES:
+        self._directories.update(list_directories(path))
+        if len(self._taken) > MAX_COLLECTED_FILES or len(self._directories) > MAX_COLLECTED_DIRECTORIES:
             raise ValueError("more files than our drivers send")
         self._path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -172,6 +197,54 @@ class CollectedFiles:
     def _add_problem(self, text: str) -> None:
         if len(self.problems) <= MAX_REFUSALS + 1:
             self.problems.append(escape_text(text[:MAX_REASON_CHARACTERS]))
+
+
+class FilesInThread(CollectedFiles):
+    """The same, written in a thread: an event loop that made ten thousand directories would stand still meanwhile.
+
+    After `end` it is waited for by `finish`.
+    """
+
+    def __init__(self, patterns: list[str], folder: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(patterns, folder)
+        self._bodies: deque[bytes] = deque()
+        self._unwritten_bytes = 0
+        self._count_lock, self._write_lock = threading.Lock(), threading.Lock()
+        self._writing: asyncio.Future[None] | None = None
+        self._problem = ""
+
+    def take(self, body: bytes) -> None:
+        if self.has_ended:
+            return
+        self._bodies.append(body)
+        with self._count_lock:
+            self._unwritten_bytes += len(body)
+        if self._unwritten_bytes > MAX_UNWRITTEN_BYTES:
+            self._write_bodies()  # the disk is slower than the sandbox: the loop has to wait for it
+        elif self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().run_in_executor(None, self._write_bodies)
+
+    def end(self, problem: str = "") -> None:
+        if not self.has_ended:
+            self.has_ended, self._problem = True, problem
+
+    async def finish(self) -> None:
+        """Writes what has come, and ends. It lasts as long as that takes, also for a caller that is cancelled."""
+        self.end()
+        if not self._is_closed:
+            await run_shielded(asyncio.to_thread(self._write_rest))
+
+    def _write_rest(self) -> None:
+        self._write_bodies()
+        self._close(self._problem)
+
+    def _write_bodies(self) -> None:
+        with self._write_lock:
+            while self._bodies:
+                body = self._bodies.popleft()
+                self._write(body)
+                with self._count_lock:
+                    self._unwritten_bytes -= len(body)
 
 
 def _move_below(root: int, name: str, path: str) -> None:

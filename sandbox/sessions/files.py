@@ -31,7 +31,8 @@ async def upload_file(sandbox: Sandbox, path: str, data: FileData) -> None:
 async def download_file(sandbox: Sandbox, path: str) -> bytes:
     """The bytes of a file below the sandbox's working folder. Raises VolumeError."""
     _check_path(path)
-    return await sandbox.download(path, max_bytes=MAX_FILE_BYTES)
+    limit = MAX_FILE_BYTES if sandbox.disk_mib is None else min(MAX_FILE_BYTES, sandbox.disk_mib * 1024 * 1024)
+    return await sandbox.download(path, max_bytes=limit)  # a file with holes can be larger than what it takes there
 
 
 def describe_large_file(path: str, size: int, max_bytes: int) -> str:

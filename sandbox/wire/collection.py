@@ -10,8 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAX_COLLECTED_BYTES = 1024 * 1024 * 1024  # of an execution's files, together
+MAX_COLLECTED_BYTES = 1024 * 1024 * 1024  # of an execution's files, together; less where its disk_mib is less
 MAX_COLLECTED_FILES = 10_000  # of an execution
+MAX_COLLECTED_DIRECTORIES = 10_000  # that an execution's files are in
 MAX_REFUSALS = 100  # that are named; of others there is their number
 MAX_PATTERN_CHARACTERS = 8_000  # of all patterns: they go in a header
 MAX_PATH_BYTES = 1_000  # so that there is room for the directory that it comes to be in
@@ -81,6 +82,15 @@ def matches(path: str, patterns: Iterable[tuple[str, ...]]) -> bool:
     for name in path.split("/"):
         steps = take_step(steps, name)
     return is_match(steps)
+
+
+def list_directories(path: str) -> list[str]:
+    """Return the directories on the way to a file, the innermost first."""
+    directories: list[str] = []
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        directories.append(path)
+    return directories
 
 
 def find_path_problem(path: str) -> str:

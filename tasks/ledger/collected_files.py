@@ -4,19 +4,26 @@ What an attempt brings is gathered in a directory of its own, and stands in its 
 that is there already is replaced: where another run has had the place, its name gets a number, as in `files/7-2`.
 """
 
+import asyncio
 import itertools
+import os
 import shutil
+import sys
 import tempfile
+import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ...blocks.storage.location import Location, PathOrLocation
+from ...sandbox.cancellation import run_shielded
 from ...sandbox.meta import Meta
 
 FOLDER_NAME = "files"
+RUN_SHARE = 2  # a run's files take one part in so many of what is free on the disk when the first of them come
+BLOCK_BYTES = 512  # in which the kernel counts what a file takes
 
 
 class CollectedFilesStore:
@@ -25,20 +32,21 @@ class CollectedFilesStore:
     def __init__(self, ledger: PathOrLocation) -> None:
         self._folder = ledger / FOLDER_NAME
         self._provisional: dict[str, PathOrLocation] = {}  # of attempts that another may follow, by their names
+        self._lock = threading.Lock()
+        self._room: tuple[int, int] | None = None  # bytes and inodes that the run's files may still take
 
-    @contextmanager
-    def open_partial(self) -> Iterator[Path]:
+    @asynccontextmanager
+    async def open_partial(self) -> AsyncIterator[Path]:
         """A directory on this machine for what an attempt brings, which need not be made; it is gone afterwards."""
         if isinstance(self._folder, Location):
-            with tempfile.TemporaryDirectory(prefix="rlm-batch-files-") as folder:
-                yield Path(folder)
-            return
-        partial = self._folder / f".{uuid.uuid4().hex}.partial"
+            partial = Path(tempfile.mkdtemp(prefix="rlm-batch-files-"))
+        else:
+            partial = self._folder / f".{uuid.uuid4().hex}.partial"
         try:
             yield partial
         finally:
             if partial.exists():
-                shutil.rmtree(partial, ignore_errors=True)
+                await run_shielded(asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True))
 
     def publish(self, partial: Path, name: str, meta: Meta, *, is_final: bool) -> Meta:
         """Puts what an attempt has brought in its place, under that name; the meta, with the paths of the files there.
@@ -53,6 +61,7 @@ class CollectedFilesStore:
         if not meta.collected:
             return meta
         try:
+            self._take_room(partial)
             place = self._put(partial, name)
         except OSError as error:
             problem = f"{len(meta.collected):,} files could not be put into {self._folder}: {error.strerror or error}"
@@ -61,6 +70,26 @@ class CollectedFilesStore:
             self._provisional[name] = place
         paths = (f"{place}{path[len(str(partial)) :]}" for path in meta.collected)
         return replace(meta, collected=tuple(paths))
+
+    def _take_room(self, partial: Path) -> None:
+        """Count the files of a directory. Raises OSError where the run's files have no room for them on this disk."""
+        if isinstance(self._folder, Location):
+            return
+        paths = [partial, *partial.rglob("*")]
+        size, inodes = sum(path.lstat().st_blocks for path in paths) * BLOCK_BYTES, len(paths)
+        with self._lock:
+            if self._room is None:
+                disk = os.statvfs(partial)
+                free_inodes = disk.f_favail if disk.f_files else sys.maxsize  # some file systems do not count them
+                self._room = (disk.f_bavail * disk.f_frsize + size) // RUN_SHARE, (free_inodes + inodes) // RUN_SHARE
+            left = self._room[0] - size, self._room[1] - inodes
+            if min(left) < 0:
+                raise OSError(
+                    f"the files of a run may take half of what was free on the disk when the first came, of which "
+                    f"{self._room[0]:,} bytes and {self._room[1]:,} files are left, and these take {size:,} bytes; "
+                    "keep large files on a volume, or pass a results_path on a larger disk"
+                )
+            self._room = left
 
     def _put(self, partial: Path, name: str) -> PathOrLocation:
         for number in itertools.count(1):

@@ -1,14 +1,17 @@
 """Files of the working folder that patterns name come to the host, and the result is there whatever happens to them."""
 
 import os
+import sys
 import tempfile
+import threading
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from rlm_batch import CodeCrashed, CodeError, ConfigurationError, LocalInterpreter
+from rlm_batch import CodeCrashed, CodeError, ConfigurationError, LocalInterpreter, VolumeError
 from rlm_batch.sandbox.interpreter import Interpreter
+from rlm_batch.sandbox.sessions.files import download_file
 
 pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
 
@@ -96,8 +99,56 @@ async def test_more_than_fits_is_said_and_the_rest_comes_home(interpreter: Inter
     assert sorted(read_below(tmp_path)) == ["a.bin", "c.bin"]
     (problem,) = meta.not_collected
     assert problem.startswith(
-        "b.bin has 1,073,741,824 bytes: the files of an execution may have 1,073,741,824, of which"
+        "b.bin has 1,073,741,824 bytes: the files of an execution may have 1,073,741,824 (as disk_mib says, and 1 GiB "
+        "at most), of which"
     )
+
+
+async def test_holes_and_hard_links_bring_no_more_home_than_disk_mib(interpreter: Interpreter, tmp_path: Path) -> None:
+    interpreter.sandbox.disk_mib = 50
+    code = """
+    import os
+    for name, size in (("large.bin", 900 << 20), ("sparse.bin", 20 << 20), ("0.bin", 4096)):
+        with open(name, "wb") as file:
+            file.truncate(size)
+            file.write(b"x")
+    for number in range(1, 100):
+        os.link("sparse.bin", f"sparse{number}.bin")
+    """
+    meta = (await interpreter.execute(dedent(code), collect=["*.bin", "**/*.bin"], collect_to=tmp_path)).meta
+    assert sorted(read_below(tmp_path)) == ["0.bin", "sparse.bin", "sparse1.bin"]
+    assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) * 512 < 4 << 20  # the holes are holes here, too
+    assert (tmp_path / "sparse.bin").read_bytes() == b"x" + bytes((20 << 20) - 1)
+    assert (
+        "large.bin has 943,718,400 bytes: the files of an execution may have 52,428,800 (as disk_mib says"
+        in (meta.not_collected[0])
+    )
+    with pytest.raises(VolumeError, match="52,428,800 are the most"):
+        await download_file(interpreter.sandbox, "large.bin")
+
+
+async def test_the_event_loop_runs_on_while_deep_directories_come_home(
+    interpreter: Interpreter, tmp_path: Path
+) -> None:
+    code = """
+    import os
+    for number in range(300):
+        os.makedirs(f"{number}/" + "d/" * 40)
+        open(f"{number}/" + "d/" * 40 + "x", "w").close()
+    """
+    threads: set[int] = set()
+
+    def note_thread(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "os.mkdir" and arguments[0] == "d":
+            threads.add(threading.get_ident())
+
+    sys.addaudithook(note_thread)  # which stays: there is no way to remove one
+    meta = (await interpreter.execute(dedent(code), collect=["**"], collect_to=tmp_path)).meta
+    # Each of 300 files is in 41 directories of its own, and there are 10,000 at most.
+    assert len(meta.collected) == len(os.listdir(tmp_path)) == 243
+    assert "is in a directory too many: an execution brings 10,000 home at most" in meta.not_collected[0]
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.full
