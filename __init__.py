@@ -14,6 +14,8 @@ for _name, _value in (
     ("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120"),
 ):
     os.environ.setdefault(_name, _value)
+# Clients read the proxies when they are created, in this process and in those that it starts.
+import_module(".flows.proxies", __name__).exclude_loopback(os.environ)
 
 if TYPE_CHECKING:  # The public names, in the form that makes them public for a type checker.
     from .blocks.container.block import ContainerSandbox as ContainerSandbox

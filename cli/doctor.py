@@ -14,6 +14,7 @@ from rich.text import Text
 from ..blocks.registry import PROVIDERS, ProviderEntry, make_unsaved_provider
 from ..blocks.storage.local_volume import find_volumes_root
 from ..flows.prefect_server import check_server
+from ..flows.proxies import check_proxies
 from ..sandbox.errors import RlmBatchError
 from ..tasks.ledger.result_index import get_results_root
 from .outcome_output import print_json
@@ -68,9 +69,10 @@ async def _check_server() -> tuple[str, bool, str]:
     url = PREFECT_API_URL.value()
     if not url:
         return "Prefect", True, "no server is configured: each program embeds one; PREFECT_API_URL names a shared one"
-    async with get_client() as client:
-        try:
+    try:
+        check_proxies()
+        async with get_client() as client:
             await check_server(client, url, "unset PREFECT_API_URL")
-        except RlmBatchError as error:
-            return "Prefect", False, str(error)
+    except RlmBatchError as error:
+        return "Prefect", False, str(error)
     return "Prefect", True, f"the server at {url} answers"

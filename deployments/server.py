@@ -10,6 +10,7 @@ import httpx
 from prefect.settings import get_current_settings
 
 from ..flows.child_process import read_failure_reason
+from ..flows.proxies import check_proxies
 from ..flows.server.origin_guard import APP_DIR, FACTORY, build_origin_settings
 from ..sandbox.errors import ConfigurationError
 from .process import PrefectProcess, end_process
@@ -17,7 +18,7 @@ from .process import PrefectProcess, end_process
 WORK_POOL = "rlm-batch"  # the name of the pool whose workers run our deployments
 START_TIMEOUT_SECONDS = 120.0  # seconds; a first start migrates a database, which takes up to 28 s on two cores
 
-OWNER_TIMEOUT_SECONDS = 5.0  # seconds for what listens on a taken port to say what it is
+OWNER_TIMEOUT_SECONDS = 1.0  # seconds for what listens on a taken port to say what it is; a Prefect server needs 0.01
 
 
 class PrefectServer(PrefectProcess):
@@ -45,6 +46,7 @@ class PrefectServer(PrefectProcess):
 
     def launch(self) -> None:
         """Starts its process, without waiting for it to answer. Raises ConfigurationError where the port is taken."""
+        check_proxies()
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", self._port)) == 0:
                 raise ConfigurationError(f"port {self._port} is taken{_describe_port_owner(self._port)}")

@@ -9,6 +9,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 
 from ..flows.prefect_server import check_server
+from ..flows.proxies import check_proxies
 from ..sandbox.errors import ConfigurationError
 from ..tasks.server_errors import describe_server_error
 
@@ -24,6 +25,7 @@ async def open_server_client() -> AsyncIterator[PrefectClient]:
         raise ConfigurationError(
             "no Prefect server is configured: name one in PREFECT_API_URL, or start one with rlm-batch up"
         )
+    check_proxies()
     try:
         async with get_client() as client:
             await check_server(client, url, "name another in PREFECT_API_URL")

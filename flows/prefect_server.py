@@ -25,6 +25,7 @@ import httpx
 from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.server_errors import describe_server_error
 from .child_process import build_safe_environment, describe_exit_status, read_last_error
+from .proxies import check_proxies
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -63,6 +64,7 @@ async def embedded_server(find_results_path: Callable[[], str | None] = lambda: 
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
 
+    check_proxies()
     url = PREFECT_API_URL.value()
     if url:
         async with get_client() as client:

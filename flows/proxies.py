@@ -1,0 +1,68 @@
+"""Proxy settings of the environment: this machine's own servers are asked directly, and unusable values are refused.
+
+Prefect's clients and web sockets, model clients and SDKs all read HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, in
+upper or lower case.
+"""
+
+import os
+import re
+from collections.abc import MutableMapping
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+
+
+def exclude_loopback(environment: MutableMapping[str, str]) -> None:
+    """Change proxy settings so that requests to this machine go through no proxy, and all others as before.
+
+    Two spellings that httpx refuses get one that it takes: `socks://`, which desktops set, becomes `socks5://`, and an
+    IPv6 address in NO_PROXY loses brackets, port and prefix length.
+
+    Args:
+        environment: The environment of this process or of one that is to start. Without a proxy it stays as it is.
+    """
+    proxies = [name for name, value in environment.items() if value and name.lower() in PROXIES]
+    if not proxies:
+        return
+    for name in proxies:
+        environment[name] = re.sub("^socks://", "socks5://", environment[name])
+    # Readers differ in which of the two names they prefer, so each name that is set gets the addresses.
+    for name in [name for name in environment if name.lower() == "no_proxy"] or ["no_proxy"]:
+        hosts = list(map(_simplify_ipv6, re.split(r"[\s,]+", environment.get(name, "").strip())))
+        if hosts != ["*"]:
+            environment[name] = ",".join(dict.fromkeys([*filter(None, hosts), *LOOPBACK]))
+
+
+def _simplify_ipv6(host: str) -> str:
+    return re.split("[]/]", host.lstrip("["))[0] if host.count(":") > 1 and "://" not in host else host
+
+
+def check_proxies() -> None:
+    """Exclude loopback from this process's proxies, and validate them.
+
+    Raises:
+        ConfigurationError: A variable has a value with which no HTTP client can be created.
+    """
+    import httpx
+
+    from ..sandbox.errors import ConfigurationError
+
+    exclude_loopback(os.environ)
+    for name, value in os.environ.items():
+        if not value or name.lower() not in PROXIES:
+            continue
+        try:
+            httpx.Proxy(value if "://" in value else f"http://{value}")
+        except (ValueError, httpx.InvalidURL):
+            shown = re.sub("(?<=//).*@|^[^/]*@", "***@", value)  # without a password
+            raise ConfigurationError(
+                f"the environment variable {name} is {shown}, which is not the address of a proxy: set it to "
+                "http://HOST:PORT or socks5://HOST:PORT, or unset it"
+            ) from None
+    try:
+        httpx.Client(verify=False).close()
+    except (ValueError, httpx.InvalidURL) as error:
+        raise ConfigurationError(
+            f"the environment variable NO_PROXY is not a list of hosts ({error}): set it to HOST,HOST in ASCII, or "
+            "unset it"
+        ) from None

@@ -1,0 +1,111 @@
+"""Proxies of the environment: the programs' own servers are asked directly, and remote ones through the proxy."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from ..infra.prefect_database import make_prefect_home
+
+COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
+CODE = "import os\nSUBMIT(proxies=sorted(name for name in os.environ if name.lower().endswith('_proxy')))"
+
+
+class Proxy(ThreadingHTTPServer):
+    """A proxy that refuses everything and records what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server_port}"
+        self.connections = 0
+        self.requests: list[str] = []
+
+    def process_request(self, request: object, client_address: object) -> None:
+        self.connections += 1
+        super().process_request(request, client_address)  # type: ignore[arg-type]
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Proxy)
+        self.server.requests.append(self.path)
+        self.send_error(502)
+
+    do_POST = do_CONNECT = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    with Proxy() as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def run_command(tmp_path: Path, settings: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with these proxy settings and no others."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PREFECT_API_URL" and not name.lower().endswith("_proxy")
+    }
+    environment |= {"PREFECT_HOME": str(tmp_path / "home"), "RLM_BATCH_RESULTS": str(tmp_path / "results"), **settings}
+    return subprocess.run(
+        [COMMAND, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"http_proxy": "http://PROXY", "HTTPS_PROXY": "PROXY", "ALL_PROXY": "http://user:password@PROXY"},
+        {"ALL_PROXY": "socks5://PROXY", "HTTP_PROXY": "socks5h://PROXY", "NO_PROXY": "example.org [::1], fd00::/8"},
+        {"all_proxy": "socks://PROXY/", "no_proxy": "", "NO_PROXY": "*.example.org"},
+    ],
+    ids=["http", "socks5", "socks"],
+)
+def test_a_proxy_is_asked_for_nothing_on_this_machine_and_code_sees_none_of_it(
+    tmp_path: Path, proxy: Proxy, settings: dict[str, str]
+) -> None:
+    make_prefect_home(tmp_path / "home")
+    (tmp_path / "one.py").write_text(CODE)
+    given = {name: value.replace("PROXY", proxy.address) for name, value in settings.items()}
+    done = run_command(tmp_path, given, "batch", "one.py", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outputs"] == {"proxies": []}
+    assert proxy.connections == 0, proxy.requests
+
+
+def test_a_remote_server_is_asked_through_the_proxy(tmp_path: Path, proxy: Proxy) -> None:
+    settings = {"http_proxy": f"http://{proxy.address}", "PREFECT_API_URL": "http://prefect.invalid:4200/api"}
+    done = run_command(tmp_path, settings, "deploy")
+    assert "does not answer" in done.stderr
+    assert proxy.requests[0] == "http://prefect.invalid:4200/api/health"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told", "remedy"),
+    [
+        ("ALL_PROXY", "foo://user:password@h:1", "ALL_PROXY is foo://***@h:1, which is", "socks5://127.0.0.1:9"),
+        ("https_proxy", "'http://127.0.0.1:9'", "https_proxy is 'http://127.0.0.1:9', which is", "http://127.0.0.1:9"),
+        ("HTTP_PROXY", "user:password@h:port", "HTTP_PROXY is ***@h:port, which is", "http://127.0.0.1:9"),
+    ],
+)
+def test_a_value_that_is_no_proxy_is_one_sentence_whose_remedy_works(
+    tmp_path: Path, server: str, name: str, value: str, told: str, remedy: str
+) -> None:
+    refused = run_command(tmp_path, {name: value, "PREFECT_API_URL": server}, "deploy")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert f"the environment variable {told}" in refused.stderr
+    assert "set it to http://HOST:PORT or socks5://HOST:PORT" in refused.stderr
+    done = run_command(tmp_path, {name: remedy, "PREFECT_API_URL": server}, "deploy")
+    assert done.returncode == 0, done.stderr
