@@ -51,7 +51,6 @@ bench: $(READY) ## measure against the peers and print the ratios
 	@$(VENV)/bin/python benchmarks/batch.py
 	@$(VENV)/bin/python benchmarks/providers.py
 	@$(VENV)/bin/python benchmarks/queries.py
-	@$(VENV)/bin/python benchmarks/inputs.py
 
 scale: $(READY) ## measure one job over several workers; an hour and more (ARGS="workers speedup" is handed over)
 	@$(VENV)/bin/python benchmarks/scale.py $(ARGS)

@@ -1,16 +1,25 @@
 """From words on the command line to a flow's parameters. What is wrong is a ConfigurationError, in one sentence."""
 
+import ast
 import json
+import math
 import re
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..blocks.storage.location_parsing import make_absolute
+from ..flows.inputs.cells import parse_json, read_word
+from ..flows.inputs.text_files import TextFile
 from ..sandbox.errors import ConfigurationError
 
 # Of a variable, as in log:1e-5..0.1 or 32..512:32.
 BOUNDS = re.compile(r"(?P<log>log:)?(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?")
-LIKE_BOUNDS = re.compile(r"log:|[-+]?\.?\d[\de.+-]*?\.\.")  # no text among choices, but a slip
+LIKE_BOUNDS = re.compile(r"log:|[-+]?\.?\d[\de.+-]*?\.\.")  # no text among values, but a slip
+LIKE_SLICE = re.compile(r"[-+.\de]*\d(?::[-+.\de]*\d){1,2}")
+LIKE_CALL = re.compile(r"(?:\w+\.)?(?:a?range|(?:lin|log|geom)space|choice|q?(?:log_?)?uniform|interval|randint)\(")
+TYPOGRAPHIC_QUOTES = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
+QUOTES_AND_BRACKETS = (*"\"'[{(", *map(chr, TYPOGRAPHIC_QUOTES))
 
 
 def read_code(file: str) -> str:
@@ -45,7 +54,7 @@ def build_provider(name: str, isolation: str | None) -> str:
 def parse_grid(words: list[str]) -> dict[str, list[Any]]:
     """Variables and their values, from words such as `lr=0.001,0.01` or `layers=[[64],[64,64]]`."""
     found = _split_words("--grid", words, "a variable and its values, as in lr=0.001,0.01")
-    return {name: _parse_values(f"--grid {name}={values}", values) for name, values in found.items()}
+    return {name: _parse_values("--grid", name, values) for name, values in found.items()}
 
 
 def parse_space(words: list[str]) -> Any:
@@ -55,11 +64,12 @@ def parse_space(words: list[str]) -> Any:
     example = "a variable with its bounds or choices, as in lr=log:1e-5..0.1 or opt=adam,sgd, or one file of JSON"
     space: dict[str, Any] = {}
     for name, values in _split_words("--space", words, example).items():
-        match = BOUNDS.fullmatch(values)
-        word = f"--space {name}={values}"
-        if match is None and LIKE_BOUNDS.match(values):
-            raise ConfigurationError(f"{word}: bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH")
-        space[name] = _parse_values(word, values) if match is None else _parse_bounds(word, match)
+        if isinstance(whole := read_word(values), dict):  # bounds as in a file of JSON
+            space[name] = whole
+        elif (match := BOUNDS.fullmatch(values)) is not None:
+            space[name] = _parse_bounds(name, values, match)
+        else:
+            space[name] = _parse_values("--space", name, values)
     return space
 
 
@@ -78,29 +88,117 @@ def _split_words(option: str, words: list[str], form: str) -> dict[str, str]:
     return found
 
 
-def _parse_values(word: str, values: str) -> list[Any]:
-    from ..flows.inputs.column_types import parse_cell
+def _parse_values(option: str, name: str, values: str) -> list[Any]:
+    """Return the values between commas, each read by itself; or those of one list in JSON.
 
-    if not values.startswith("["):
-        return [parse_cell(value.strip()) for value in values.split(",")]
-    try:
-        return json.loads(values)
-    except ValueError as error:
-        raise ConfigurationError(f"{word}: a list of values in brackets is JSON, and this is not: {error}") from None
+    Raises ConfigurationError, with what may be written instead, for what is like a range, JSON or a number and is none.
+    """
+    whole = read_word(values)
+    if isinstance(whole, list):
+        return whole  # type: ignore[reportUnknownVariableType]
+    pieces = [values] if LIKE_CALL.match(values) else _split_values(values)
+    if "" in pieces:
+        _refuse_values(
+            option,
+            name,
+            values,
+            "a comma has no value beside it",
+            [p for p in pieces if p],
+            [p or '""' for p in pieces],
+        )
+    found: list[Any] = []
+    for number, piece in enumerate(pieces):
+        found.append(read_word(piece))
+        if found[-1] == piece and (slip := _find_slip(option, name, values, piece)) is not None:
+            reason, meant = slip
+            before, after = pieces[:number], pieces[number + 1 :]
+            as_text = json.dumps(piece, ensure_ascii=False)
+            _refuse_values(
+                option, name, values, reason, [*before, *meant, *after] if meant else [], [*before, as_text, *after]
+            )
+    return found
 
 
-def _parse_bounds(word: str, match: re.Match[str]) -> dict[str, Any]:
-    from ..flows.inputs.column_types import parse_cell
+def _refuse_values(option: str, name: str, values: str, reason: str, meant: list[str], as_text: list[str]) -> NoReturn:
+    spellings = [shlex.quote(f"{name}={','.join(pieces)}") for pieces in (meant, as_text) if pieces]
+    raise ConfigurationError(f"{option} {name}={values}: {reason}; write {', or '.join(spellings)} for the text")
 
-    numbers = {name: parse_cell(text) for name in ("low", "high", "step") if (text := match[name]) is not None}
+
+def _split_values(values: str) -> list[str]:
+    """Return the texts between commas, but for commas within quotes, lists and objects."""
+    pieces: list[str] = []
+    begin = 0
+    while begin <= len(values):
+        begin += len(values[begin:]) - len(values[begin:].lstrip())
+        end = begin
+        if values.startswith(QUOTES_AND_BRACKETS, begin):
+            try:
+                end = parse_json(values, begin)[1]
+            except (ValueError, RecursionError):
+                end = len(values)
+        end = len(values) if (comma := values.find(",", end)) < 0 else comma
+        pieces.append(values[begin:end].strip())
+        begin = end + 1
+    return pieces
+
+
+def _find_slip(option: str, name: str, values: str, text: str) -> tuple[str, list[str]] | None:
+    """Return why a text is surely not what was meant, and the values that were, if they show; None where it was."""
+    if text.startswith(QUOTES_AND_BRACKETS):
+        return f"{text} begins like JSON and is none", _spell_json(text, is_alone=text == values)
+    if LIKE_CALL.match(text):
+        return "values are listed, as in 1,2,3, or drawn from bounds with --space", []
+    if LIKE_BOUNDS.match(text) or (text == values and LIKE_SLICE.fullmatch(text)):
+        if option == "--grid":
+            bounds = text if BOUNDS.fullmatch(text) else "LOW..HIGH"
+            return f"a grid lists its values; --space {name}={bounds} with --trials draws from bounds", []
+        return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, and stand alone", []
+    number = _read_as_python(text)
+    if number is None:
+        return None
+    return f"{text} is like a number, and is written as none", [repr(number)] if math.isfinite(number) else []
+
+
+def _spell_json(text: str, *, is_alone: bool) -> list[str]:
+    """Return the JSON that was meant by literals of Python, an open quote or bracket, or texts without quotes.
+
+    Where the text is alone, a list has its values. Nothing where the meaning does not show.
+    """
+    text = text.translate(TYPOGRAPHIC_QUOTES)
+    is_list = text.startswith("[")
+    for end in ("", *"]})\"'"):
+        try:
+            value = ast.literal_eval(f"{text}{end}" if is_list else f"[{text}{end}]")
+            return [json.dumps(item, allow_nan=False) for item in ([value] if is_list or is_alone else value)]
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            pass
+    items = _split_values(text[1:-1]) if is_list and text.endswith("]") else []
+    return [json.dumps([read_word(item) for item in items])] if items and all(items) else []
+
+
+def _read_as_python(text: str) -> float | None:
+    """Return the number that Python would read, or a person; None where there is none."""
+    for read in (lambda: int(text, 0), lambda: int(text), lambda: float(text)):
+        try:
+            return read()
+        except ValueError:
+            pass
+    return None
+
+
+def _parse_bounds(name: str, values: str, match: re.Match[str]) -> dict[str, Any]:
+    numbers = {word: read_word(text) for word in ("low", "high", "step") if (text := match[word]) is not None}
     for number in numbers.values():
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise ConfigurationError(f"{word}: {number!r} is no number")
+            forms = "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH"
+            raise ConfigurationError(f"--space {name}={values}: {number!r} is no number; {forms}")
     return {**numbers, **({"log": True} if match["log"] else {})}
 
 
 def _read_json(file: str) -> Any:
     try:
-        return json.loads(read_code(file))
+        return json.loads(TextFile(Path(file).expanduser(), Path(file)).read())
+    except OSError as error:
+        raise ConfigurationError(f"the file {file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigurationError(f"the file {file} is no JSON: {error}") from None

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from ..blocks.host_files.mounts import locate_mounts
 from ..blocks.host_files.python_path import locate_directories
 from ..blocks.registry import PROVIDERS
-from ..flows.inputs.column_types import ColumnType
+from ..flows.inputs.cells import ColumnType
 from ..flows.parameters import field_of, signature_of
 from ..sandbox.driver_settings import Preparation
 from ..sandbox.errors import ConfigurationError

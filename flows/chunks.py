@@ -26,8 +26,7 @@ from .engine.marker_cache import MarkerCache
 from .inputs.chunking import ChunkSource, build_chunks
 from .inputs.conversion import Code, DataById, Items, PathText
 from .inputs.function_variables import check_provided_variables
-from .inputs.readers import get_column_types
-from .inputs.recorded_types import resolve_types_of
+from .inputs.readers import get_column_types, resolve_types_of
 from .inputs.spilling import read_text_reference
 from .parameters import Options, SharedParameters, TrustMarkers, Types, VolumeName
 from .reporting.data_frame import build_data_frame

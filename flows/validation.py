@@ -5,9 +5,8 @@ from typing import Any
 
 from ..blocks.storage.location_parsing import parse_scheme
 from .inputs.host_paths import locate_ledger
-from .inputs.readers import TypesOfColumns
-from .inputs.reading_progress import Report
-from .inputs.recorded_types import resolve_types_of
+from .inputs.readers import TypesOfColumns, resolve_types_of
+from .inputs.text_files import Report
 
 
 def load_flow(name: str) -> Any:

@@ -2,12 +2,12 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ...sandbox.errors import ConfigurationError
+from .cells import ColumnType
 from .readers import InputFile, ItemFile, RuleOfTypes, TypesOfColumns, get_column_types, open_or_take
-from .reading_progress import Report
-from .table_files import Table
+from .text_files import Report
 
 Chunk = tuple[str, Any]
 
@@ -19,36 +19,27 @@ class ChunkSource(Iterable[Chunk], Sized, Protocol):
 class _ChunkFile(InputFile):
     """The chunks of a file whose lines have an id and data."""
 
+    default_types: ClassVar[dict[str, ColumnType]] = {"id": "str"}
+
     def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
-        self._ids: set[str] = set()
         super().__init__(path, types, report)
-        self._ids.clear()
+        ids: set[str] = set()
+        for number, (chunk_id, _) in enumerate(self, 1):
+            if chunk_id in ids:
+                raise ConfigurationError(
+                    f"chunk {number} of {self.path} has the id {chunk_id!r}, which an earlier one has too"
+                )
+            ids.add(chunk_id)
 
     def __iter__(self) -> Iterator[Chunk]:
         return ((normalize_chunk_id(line["id"]), line["data"]) for line in super().__iter__())
 
     def check(self, value: dict[str, Any], number: int) -> None:
-        self._check_names(value, f"line {number} of")
-        self._check_id(value["id"], number)
+        self.check_columns(value, f"line {number} of {self.path}")
 
-    def check_table(self, table: Table) -> None:
-        self._check_names(table.names, "the header of")
-        for number, value in enumerate(table.iter_column("id"), 1):
-            self._check_id(value, number)
-
-    def _check_names(self, names: Iterable[str], where: str) -> None:
+    def check_columns(self, names: Iterable[str], where: str) -> None:
         if set(names) != {"id", "data"}:
-            raise ConfigurationError(
-                f"{where} {self.path} has {', '.join(map(str, names)) or 'nothing'}: a chunk has id and data"
-            )
-
-    def _check_id(self, value: Any, number: int) -> None:
-        chunk_id = normalize_chunk_id(value)
-        if chunk_id in self._ids:
-            raise ConfigurationError(
-                f"line {number} of {self.path} has the id {chunk_id!r}, which an earlier one has too"
-            )
-        self._ids.add(chunk_id)
+            raise ConfigurationError(f"{where} has {', '.join(map(str, names)) or 'nothing'}: a chunk has id and data")
 
 
 class _SlicedChunks:

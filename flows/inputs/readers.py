@@ -1,37 +1,34 @@
-"""Readers of a flow's inputs: lists, and files of JSON lines, CSV or Parquet, which are parsed once."""
+"""Readers of a flow's inputs: lists, and files of JSON lines, CSV or Parquet, which are checked once and then read."""
 
 import itertools
 import json
 import math
-import os
-import shutil
-import stat
-import tempfile
+import shlex
 import weakref
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
-from ...blocks.storage.location import Location
+from ...blocks.storage.location import Location, PathOrLocation
 from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_variable_name
-from .block_spool import BlockSpool
-from .csv_blocks import BLOCK_CHARACTERS
+from ...tasks.ledger.run_record import list_run_records
+from .cells import ColumnType, read_word
 from .host_paths import locate_input, pin_file
-from .reading_progress import OnBytes, ReadingProgress, Report
-from .table_files import Table, read_csv, read_parquet
+from .table_files import CsvTable, ParquetTable, Table
+from .text_files import COMPRESSED, SPREADSHEET, Report, TextFile
 
 Variables = dict[str, Any]
 TypesOfColumns = dict[str, Any] | Literal["json"] | None  # as they are given; None where all are found
 RuleOfTypes = dict[str, Any] | Literal["json"]  # as a run's record has it
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+CSV = (".csv", ".tsv")
+OTHER_FILES = {**dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), SPREADSHEET), ".gz": COMPRESSED}
 
 
 class RecordedTypes(dict[str, Any]):
     """Types of an earlier run, whose file may have had other columns."""
-
-
-JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
 class Inputs(Iterable[Variables], Sized, Protocol):
@@ -41,11 +38,11 @@ class Inputs(Iterable[Variables], Sized, Protocol):
 class InputFile:
     """The values in a file, each a dict of variables: JSON lines, CSV or Parquet.
 
-    All of them are parsed and checked at once, and are then in memory or in a temporary file: see `BlockSpool`. One at
-    a location is fetched once.
+    The file is copied and checked as a whole, and then read value by value; one at a location is fetched once.
     """
 
     takes_any_value = False  # in a line of JSON, rather than an object alone
+    default_types: ClassVar[dict[str, ColumnType]] = {}  # of a CSV file's columns, where none are given
 
     def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
         """Raises ConfigurationError where the file may not or cannot be read, or a value is not what it should be.
@@ -54,32 +51,32 @@ class InputFile:
         """
         self.path = locate_input(path)  # what messages call it
         suffix = self.path.suffix.lower()
-        if suffix not in (*JSON_LINES, ".csv", ".parquet"):
+        if suffix not in (*JSON_LINES, *CSV, ".parquet"):
+            advice = f"it is {OTHER_FILES[suffix]}" if suffix in OTHER_FILES else "rename or convert it"
             raise ConfigurationError(
-                f"{self.path} is neither JSON lines (.jsonl) nor CSV (.csv) nor Parquet (.parquet): rename or convert "
-                "it"
+                f"{self.path} is neither JSON lines (.jsonl) nor CSV (.csv) nor Parquet (.parquet): {advice}"
             )
-        if types and suffix != ".csv":
+        if types and suffix not in CSV:
             raise ConfigurationError(
                 f"types are those of a CSV file's columns, and {self.path} is none: leave them out"
             )
+        self.table: Table | None = None
+        self._rule: RuleOfTypes = {}
         mirror = LocalMirror(self.path) if isinstance(self.path, Location) else None
         try:
             file = mirror.fetch_file() if mirror is not None else pin_file(self.path)  # type: ignore[arg-type]
-            copy = _copy_stream(file)  # it is there until this method returns
-            file = file if copy is None else Path(copy.name)
-            progress = ReadingProgress(str(self.path), file.stat().st_size, report)
             if suffix in JSON_LINES:
-                self.table, self._blocks, self._length = None, *self._parse_json_lines(file, progress.on_bytes)
-            else:
-                self.table = self._parse_table(file, suffix, types, progress.on_bytes)
-                self.check_table(self.table)
+                self._text = TextFile(file, self.path)
+                self._length = sum(1 for _ in self._check_lines(report))
+                return
+            self.table = self._open_table(file, suffix, types, report)
         except OSError as error:
             raise ConfigurationError(f"the input file {self.path} cannot be read: {error.strerror}") from None
+        self.check_columns(self.table.names, f"the header of {self.path}")
 
     @classmethod
     def open(cls, path: str, types: TypesOfColumns = None, report: Report | None = None) -> Self:
-        """The file's reader: one that is still in use where the file is as it was, so that it is not parsed again.
+        """The file's reader: one that is still in use where the file is as it was, so that it is not checked again.
 
         The command line checks a file before it starts a server, and then runs the flow that reads it.
         """
@@ -102,23 +99,21 @@ class InputFile:
         return self._length if self.table is None else len(self.table)
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable(self._blocks) if self.table is None else iter(self.table)
+        return self._read_lines() if self.table is None else iter(self.table)
 
     def check(self, value: Any, number: int) -> None:
-        """Is called with each value and its number, from 1. Raises ConfigurationError for what must not be there."""
+        """Is called with each value of JSON lines and its number, from 1. Raises ConfigurationError."""
 
-    def check_table(self, table: Table) -> None:
-        """The same of a table, where no check of each row is needed."""
+    def check_columns(self, names: Iterable[str], where: str) -> None:
+        """Is called with a table's columns. Raises ConfigurationError."""
 
-    _rule: RuleOfTypes | None = None
-
-    def _parse_table(self, file: Path, suffix: str, types: TypesOfColumns, on_bytes: OnBytes) -> Table:
+    def _open_table(self, file: Path, suffix: str, types: TypesOfColumns, report: Report | None) -> Table:
         if suffix == ".parquet":
-            return read_parquet(file, self.path, on_bytes)
+            return ParquetTable(file, self.path)
         if types == "json":
             self._rule = "json"
-            return read_csv(file, self.path, {}, "json", on_bytes)
-        table = read_csv(file, self.path, types or {}, None, on_bytes)
+            return CsvTable(file, self.path, {}, "json", report)
+        table = CsvTable(file, self.path, {**self.default_types, **(types or {})}, None, report)
         unknown = [name for name in types or {} if name not in table.names]
         if unknown and not isinstance(types, RecordedTypes):
             raise ConfigurationError(
@@ -126,50 +121,39 @@ class InputFile:
             )
         return table
 
-    def _parse_json_lines(self, path: Path, on_bytes: OnBytes) -> tuple[BlockSpool, int]:
-        blocks, block, count, begin = BlockSpool(), list[Any](), 0, 0
-        try:
-            with open(str(path), encoding="utf-8-sig") as file:
-                for number, line in enumerate(file, 1):
-                    if not line.strip():
-                        continue
-                    value = self._parse_line(line, number)
-                    count += 1
-                    self.check(value, count)
-                    block.append(value)
-                    begin += len(line)
-                    if begin > BLOCK_CHARACTERS:
-                        blocks.append(block)
-                        block, begin = [], 0
-                        on_bytes(os.lseek(file.fileno(), 0, os.SEEK_CUR))
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"the input file {self.path} is not UTF-8: {error.reason}") from None
-        blocks.append(block)
-        return blocks, count
+    def _check_lines(self, report: Report | None) -> Iterator[Any]:
+        for number, value in enumerate(self._read_lines(report), 1):
+            self.check(value, number)
+            yield value
+
+    def _read_lines(self, report: Report | None = None) -> Iterator[Any]:
+        for number, line in enumerate(self._text.read_lines(report), 1):
+            if line.strip():
+                yield self._parse_line(line, number)
 
     def _parse_line(self, line: str, number: int) -> Any:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise ConfigurationError(f"line {number} of {self.path} is not JSON: {error}") from None
+            raise ConfigurationError(
+                f"line {number} of {self.path} is not JSON: {error}{self._advise_lines(line)}"
+            ) from None
         except RecursionError:
             raise ConfigurationError(f"line {number} of {self.path} is nested too deeply: flatten it") from None
         if not (self.takes_any_value or isinstance(value, dict)):
             raise ConfigurationError(
                 f"line {number} of {self.path} is a {type(value).__name__}: a line is an object of variables"
+                f"{self._advise_lines(line)}"
             )
         return value
 
-
-def _copy_stream(path: Path) -> "tempfile._TemporaryFileWrapper[bytes] | None":  # type: ignore[reportPrivateUsage]
-    """A copy of what a pipe has, which cannot be read again; None of a file. Raises OSError."""
-    if stat.S_ISREG(path.stat().st_mode):
-        return None
-    copy = tempfile.NamedTemporaryFile()  # noqa: SIM115  # whoever has it closes it, in the end
-    with open(path, "rb") as stream:
-        shutil.copyfileobj(stream, copy)
-    copy.flush()
-    return copy
+    def _advise_lines(self, line: str) -> str:
+        if not line.lstrip().startswith("["):
+            return ""
+        path = Path(str(self.path))
+        program = "import json, sys; [print(json.dumps(item)) for item in json.load(sys.stdin)]"
+        files = f"< {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.lines.jsonl')))}"
+        return f'. If the file is one list, give each item a line of its own: python3 -c "{program}" {files}'
 
 
 # Those that somebody has.
@@ -177,21 +161,27 @@ _open_files: weakref.WeakValueDictionary[tuple[Any, ...], InputFile] = weakref.W
 
 
 class VariablesFile(InputFile):
-    """The same for variables, whose names are checked with the file: a CSV file of semicolons has one odd column."""
+    """The same for variables, whose names are checked with the file."""
 
     _names: frozenset[str] = frozenset()  # that are known to be names
 
     def check(self, value: Variables, number: int) -> None:
         if not self._names.issuperset(value):
-            self._check_names(value, f"line {number} of {self.path}: ")
+            check_variable_names(value, f"line {number} of {self.path}: ")
+            self._names = self._names.union(value)
 
-    def check_table(self, table: Table) -> None:
-        self._check_names(table.names, f"the header of {self.path}: ")
-
-    def _check_names(self, names: Iterable[str], where: str) -> None:
-        for name in names:
-            check_variable_name(name, where)
-        self._names = self._names.union(names)
+    def check_columns(self, names: Iterable[str], where: str) -> None:
+        for number, name in enumerate(names, 1):
+            if not name or name.startswith("Unnamed:"):
+                index = (
+                    ", as pandas writes its index: save without it, to_csv(index=False)" if number == 1 else ": drop it"
+                )
+                raise ConfigurationError(f"{where}: column {number} has no name{index}, or name the column")
+            if name[0].isdigit() and not isinstance(read_word(name), str):
+                raise ConfigurationError(
+                    f"{where}: {name} is no name of a variable. Put a line of names before the data"
+                )
+        check_variable_names(names, f"{where}: ")
 
 
 class ItemFile(InputFile):
@@ -220,6 +210,7 @@ class Grid:
             raise ConfigurationError(
                 "the grid is empty: give at least one variable with its values, such as lr=0.001,0.01"
             )
+        check_variable_names(grid, "the grid: ")
         for name, values in grid.items():
             if not values:
                 raise ConfigurationError(f"the grid has no values for {name!r}: give at least one")
@@ -246,7 +237,14 @@ def read_points(points: list[Variables] | str, types: TypesOfColumns = None, rep
     for number, point in enumerate(found, 1):
         names = set(point) if names is None else names
         check_same_variables(names, point, number)
+    check_variable_names(names or (), "points: ")
     return found
+
+
+def check_variable_names(names: Iterable[str], where: str) -> None:
+    """Raises ConfigurationError for a name that no variable can have; `where` it is begins the sentence."""
+    for name in names:
+        check_variable_name(name, where)
 
 
 def open_or_take(kind: type[InputFile], values: Any, types: TypesOfColumns, report: Report | None) -> Any:
@@ -261,6 +259,22 @@ def open_or_take(kind: type[InputFile], values: Any, types: TypesOfColumns, repo
 def get_column_types(values: object) -> RuleOfTypes:
     """The rule by which the cells of a CSV file were read; empty of anything else."""
     return getattr(values, "column_types", {})
+
+
+def resolve_types_of(source: object, types: TypesOfColumns, ledger: PathOrLocation | None) -> TypesOfColumns:
+    """The types of the columns of `source`, if that is a CSV file's path: those that were given, else a ledger's.
+
+    A ledger has those by which its last run read such a file: so a job that is resumed reads it as before, and runs
+    nothing again. None where there are none: then they are found. Raises ConfigurationError.
+    """
+    is_csv = isinstance(source, str) and source.lower().endswith(CSV)
+    if types is not None or ledger is None or not is_csv:
+        return types
+    try:
+        recorded = next((record.column_types for record in reversed(list_run_records(ledger))), None)
+    except OSError as error:
+        raise ConfigurationError(f"the results in {ledger} cannot be read: {error.strerror or error}") from None
+    return RecordedTypes(recorded) if isinstance(recorded, dict) else recorded or None  # type: ignore[return-value]
 
 
 def check_same_variables(names: set[str], point: Variables, number: int) -> None:

@@ -1,144 +1,166 @@
-"""Files of inputs that are tables, CSV and Parquet: parsed once, a block of rows at a time, into a spool of columns."""
+"""Files of inputs that are tables, CSV and Parquet: read row by row, as often as somebody asks for the rows."""
 
+import csv
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...blocks.storage.location import PathOrLocation
 from ...sandbox.errors import ConfigurationError
-from .block_spool import BlockSpool
-from .column_types import CellError, ColumnType, convert_to_float, find_column_type, merge_types, read_cells
-from .csv_blocks import BLOCK_ROWS, CsvBlocks, open_text
-from .reading_progress import OnBytes
+from .cells import ColumnGuess, ColumnType, read_cell
+from .text_files import FileCopy, Report, TextFile
+
+BATCH_ROWS = 2000  # of Parquet, which are in memory at one time
+CELL_CHARACTERS = 64 * 1024 * 1024  # of CSV: data may be long, but a quote left open is not all of a file
+OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-class Table:
-    """Rows of a file, each a dict by the columns' names, as often as somebody asks for them."""
+class Table(Protocol):
+    """Rows of a file, each a dict by the columns' names, and how many there are."""
 
-    def __init__(self, names: list[str], types: dict[str, ColumnType], blocks: BlockSpool, count: int) -> None:
-        self.names, self.types, self._blocks, self._count = names, types, blocks, count
+    names: list[str]
+    types: dict[str, ColumnType]
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+
+
+class CsvTable:
+    """A file of CSV, of which one row at a time is in memory.
+
+    A column has its type of `types`, else `default`, else the type that all of its cells have.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        path: PathOrLocation,
+        types: dict[str, ColumnType],
+        default: ColumnType | None = None,
+        report: Report | None = None,
+    ) -> None:
+        """Check the whole file; messages call it `path`.
+
+        Raises ConfigurationError, with the line, for what is no CSV or not of its column's type, and OSError.
+        """
+        csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
+        self._file, self._path, self._skips_blanks = TextFile(source, path), path, False
+        header: list[str] = next(self._read_rows(), (1, []))[1]
+        self._skips_blanks = any(name.startswith(" ") for name in header)  # the one after each comma is not the cell's
+        self.names = [name.strip() for name in header]
+        self._check_header()
+        self.types: dict[str, ColumnType] = {}
+        guesses: dict[str, ColumnGuess] = {}
+        for name in self.names:
+            if (kind := types.get(name) or default) is None:
+                guesses[name] = ColumnGuess()
+            else:
+                self.types[name] = kind
+        self._count = 0
+        for line, row in self._read_data(report):
+            self._count += 1
+            for name, cell in zip(self.names, row, strict=True):
+                if name in guesses:
+                    guesses[name].add(cell)
+                else:
+                    self._check_cell(name, cell, line)
+        self.types |= {name: kind for name, guess in guesses.items() if (kind := guess.get_type()) is not None}
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        names = self.names
-        for columns in self._read_columns(range(len(names))):
-            for row in zip(*columns, strict=True):
-                yield dict(zip(names, row, strict=True))
+        for _, row in self._read_data():
+            yield {name: read_cell(self.types.get(name), cell) for name, cell in zip(self.names, row, strict=True)}
 
-    def iter_column(self, name: str) -> Iterator[Any]:
-        """The values of one column."""
-        number = self.names.index(name)
-        for (values,) in self._read_columns([number]):
-            yield from values
+    def _read_data(self, report: Report | None = None) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows below the header, each with the number of its last line."""
+        rows = self._read_rows(report)
+        next(rows, None)
+        for line, row in rows:
+            if len(row) != len(self.names):
+                raise ConfigurationError(
+                    f"line {line} of {self._path} has not as many cells as the header: {len(row)}, and there "
+                    f"{len(self.names)}: {', '.join(self.names)}"
+                )
+            yield line, row
 
-    def _read_columns(self, numbers: Any) -> Iterator[list[list[Any]]]:
-        kinds = [self.types.get(name) for name in self.names]
-        for block in self._blocks:
-            columns = [block[number] for number in numbers]
-            for place, number in enumerate(numbers):
-                kind, values = columns[place]
-                columns[place] = convert_to_float(values) if kind != kinds[number] == "float" else values
-            yield columns
+    def _read_rows(self, report: Report | None = None) -> Iterator[tuple[int, list[str]]]:
+        reader = csv.reader(self._file.read_lines(report), strict=True, skipinitialspace=self._skips_blanks)
+        try:
+            yield from ((reader.line_num, row) for row in reader if row)
+        except csv.Error as error:
+            raise ConfigurationError(
+                f"line {reader.line_num} of the input file {self._path} is no CSV that can be read: {error}"
+            ) from None
 
-
-def read_csv(
-    file: Path, path: PathOrLocation, types: dict[str, ColumnType], default: ColumnType | None, on_bytes: OnBytes
-) -> Table:
-    """A file of CSV; messages call it `path`.
-
-    A column has its type of `types`, else `default`, and without one the type that all of its cells have. It is parsed
-    once, unless a column of numbers turns out to have text further down: then a second time. Raises
-    ConfigurationError, with line and column, and OSError.
-    """
-    found: dict[str, ColumnType | None] = {}
-    while True:
-        before = dict(found)
-        names, blocks, count, is_text = _parse_csv(file, path, types, default, found, on_bytes)
-        if not is_text:
-            known: dict[str, ColumnType] = {}
-            for name in names:
-                if (kind := types.get(name) or default or found.get(name)) is not None:
-                    known[name] = kind
-            return Table(names, known, blocks, count)
-        assert before != found
-
-
-def _parse_csv(
-    file: Path,
-    path: PathOrLocation,
-    types: dict[str, ColumnType],
-    default: ColumnType | None,
-    found: dict[str, ColumnType | None],
-    on_bytes: OnBytes,
-) -> tuple[list[str], BlockSpool, int, bool]:
-    """A pass over a file: the names, the blocks, the number of rows, and whether it has to be parsed again.
-
-    `found` are the types that columns have as far as is known; it is kept up to date.
-    """
-    blocks, count, is_text = BlockSpool(), 0, False
-    with open_text(file) as text:
-        parsed = CsvBlocks(text, path, is_strict=default != "json")
-        for block in parsed:
-            columns: list[tuple[ColumnType | None, list[Any]]] = []
-            for name, cells in zip(parsed.header, block.columns, strict=True):
-                kind = types.get(name) or default
-                if kind is not None:
-                    try:
-                        columns.append((kind, read_cells(cells, kind)))
-                    except CellError as error:
-                        raise ConfigurationError(
-                            f"line {block.lines[error.number]} of {path}, column {name!r}: {error.cell[:100]!r} is no "
-                            f"{kind}, which that column is read as. Correct it, or read the column as another type "
-                            f"(--types {name}=str)"
-                        ) from None
-                    continue
-                known = found.get(name)
-                if known == "str":
-                    columns.append(("str", cells))
-                    continue
-                kind, values = find_column_type(cells, known, are_plain=block.is_plain)
-                found[name] = merge_types(known, kind)
-                # What is in the spool of such a column already are numbers, or None for words such as NA.
-                is_text = is_text or (found[name] == "str" and count > 0)
-                columns.append((kind, values))
-            count += len(block.lines)
-            if not is_text:
-                blocks.append(columns)
-            on_bytes(text.buffer.tell())
-    return parsed.header, blocks, count, is_text
-
-
-def read_parquet(file: Path, path: PathOrLocation, on_bytes: OnBytes) -> Table:
-    """A file of Parquet, whose columns have types of their own.
-
-    Dates and times become text as ISO 8601 has it. Raises ConfigurationError for a column that is no JSON, and where
-    pyarrow is missing, and OSError.
-    """
-    try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    except ImportError:
+    def _check_header(self) -> None:
+        for name in self.names:
+            if self.names.count(name) > 1 and name:
+                raise ConfigurationError(f"the header of {self._path} has {name!r} twice: rename one of the columns")
+        mark = next((mark for mark in OTHER_DELIMITERS if mark in "".join(self.names)), None)
+        if len(self.names) != 1 or mark is None:
+            return
+        program = f"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={mark!r}))"
+        path = Path(str(self._path))
+        files = f"< {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.commas.csv')))}"
         raise ConfigurationError(
-            f"{path} is Parquet, which pyarrow reads, and that is not installed: pip install 'rlm-batch[parquet]', or "
-            "convert the file to CSV"
-        ) from None
-    blocks, count = BlockSpool(), 0
-    try:
-        with parquet.ParquetFile(file) as opened:
-            names: list[str] = opened.schema_arrow.names
-            for name in names:
-                if names.count(name) > 1:
-                    raise ConfigurationError(f"the columns of {path} have {name!r} twice: rename one of them")
-                _check_arrow_type(arrow.types, opened.schema_arrow.field(name).type, name, path)
-            for batch in opened.iter_batches(batch_size=BLOCK_ROWS):
-                blocks.append([(None, _convert_times(arrow.types, column)) for column in batch.columns])
-                count += batch.num_rows
-                on_bytes(file.stat().st_size * count // opened.metadata.num_rows)
-    except arrow.ArrowException as error:
-        raise ConfigurationError(f"the input file {path} is no Parquet that can be read: {error}") from None
-    return Table(names, {}, blocks, count)
+            f"{path} has {OTHER_DELIMITERS[mark]} between its cells, and CSV has commas, and points in numbers. "
+            f'Convert it: python3 -c "{program}" {files}'
+        )
+
+    def _check_cell(self, name: str, cell: str, line: int) -> None:
+        try:
+            read_cell(self.types[name], cell)
+        except ValueError:
+            raise ConfigurationError(
+                f"line {line} of {self._path}, column {name!r}: {cell[:100]!r} is no {self.types[name]}, which that "
+                f"column is read as. Correct it, or read the column as another type (--types {name}=str)"
+            ) from None
+
+
+class ParquetTable:
+    """A file of Parquet, whose columns have types of their own. Dates and times become text as ISO 8601 has it."""
+
+    def __init__(self, source: Path, path: PathOrLocation) -> None:
+        """Check the columns; messages call the file `path`.
+
+        Raises ConfigurationError for a column that is no JSON, and where pyarrow is missing, and OSError.
+        """
+        try:
+            import pyarrow as arrow
+            import pyarrow.parquet as parquet
+        except ImportError:
+            raise ConfigurationError(
+                f"{path} is Parquet, which pyarrow reads, and that is not installed: pip install 'rlm-batch[parquet]', "
+                "or convert the file to CSV"
+            ) from None
+        self._copy, self._path, self._arrow, self._parquet = FileCopy(source), path, arrow, parquet
+        self.types: dict[str, ColumnType] = {}
+        try:
+            with parquet.ParquetFile(self._copy.open()) as opened:
+                self.names: list[str] = opened.schema_arrow.names
+                self._count: int = opened.metadata.num_rows
+                for field in opened.schema_arrow:
+                    if self.names.count(field.name) > 1:
+                        raise ConfigurationError(f"the columns of {path} have {field.name!r} twice: rename one of them")
+                    _check_arrow_type(arrow.types, field.type, field.name, path)
+            for _ in self:  # pages of data may be damaged
+                pass
+        except arrow.ArrowException as error:
+            raise ConfigurationError(f"the input file {path} is no Parquet that can be read: {error}") from None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self._parquet.ParquetFile(self._copy.open()) as opened:
+            for batch in opened.iter_batches(batch_size=BATCH_ROWS):
+                columns = [_convert_times(self._arrow.types, column) for column in batch.columns]
+                for row in zip(*columns, strict=True):
+                    yield dict(zip(self.names, row, strict=True))
 
 
 def _check_arrow_type(types: Any, kind: Any, name: str, path: PathOrLocation, *, is_nested: bool = False) -> None:

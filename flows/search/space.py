@@ -1,14 +1,13 @@
 """A search space: which values each variable may have. Its form is JSON, and what is wrong with it is one sentence."""
 
 import json
-import keyword
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...sandbox.errors import ConfigurationError
-from ...sandbox.wire.names import VOLUME_NAMES
+from ...sandbox.requests.execution_request import check_variable_name
 
 KEYWORDS = ("low", "high", "log", "step", "type")  # of Optuna's distributions, and whether numbers are whole
 TYPES = ("int", "float")
@@ -78,21 +77,11 @@ def parse_space(source: Any) -> SearchSpace:
             'the space is empty or no dict: give each variable its values, as in {"lr": {"low": 1e-5, "high": 0.1, '
             '"log": true}, "opt": ["adam", "sgd"]}; a list of such dicts has alternatives'
         )
+    for name in (name for alternative in alternatives for name in alternative):
+        check_variable_name(name, "the space: ")
     return SearchSpace(
-        tuple(
-            {_check_name(name): _parse_parameter(name, values) for name, values in alternative.items()}
-            for alternative in alternatives
-        ),
-        source,
+        tuple({name: _parse_parameter(name, values) for name, values in item.items()} for item in alternatives), source
     )
-
-
-def _check_name(name: Any) -> str:
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise ConfigurationError(f"the space has {name!r}, which is no name that Python code could use: rename it")
-    if name == "SUBMIT" or name in VOLUME_NAMES:
-        raise ConfigurationError(f"the variable {name!r} would hide a function or a constant of that name: rename it")
-    return name
 
 
 def _parse_parameter(name: str, values: Any) -> Parameter:

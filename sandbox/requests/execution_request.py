@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 import unicodedata
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from ..wire.nonfinite import encode_values_in_parts
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
 from .encoded_variable import EncodedVariable
 
+PROVIDED_NAMES = frozenset(("SUBMIT", *VOLUME_NAMES))  # what all code finds
 FENCE = "```"  # of Markdown, and how one opens that is around code
 FENCES = {FENCE, *(f"{FENCE}{language}" for language in ("py", "python", "python3"))}
 
@@ -38,9 +40,16 @@ def strip_fence(code: str) -> str:
 
 
 def check_variable_name(name: object, where: str = "") -> None:
-    """Raises ConfigurationError for what no variable can be called; `where` it stands begins the sentence."""
+    """Raise ConfigurationError for what no variable can be called; `where` it stands begins the sentence."""
     if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
-        raise ConfigurationError(f"{where}the variable {name!r} is no name that Python code could use: rename it")
+        better = re.sub(r"\W+", "_", name).strip("_") if type(name) is str else ""
+        better = f"_{better}" if better[:1].isdigit() else f"{better}_" if keyword.iskeyword(better) else better
+        advice = f"rename it, as to {better}" if better.isidentifier() else "rename it"
+        raise ConfigurationError(f"{where}the variable {name!r} is no name that Python code could use: {advice}")
+    if name in PROVIDED_NAMES or (name.startswith("__") and name.endswith("__")):
+        raise ConfigurationError(
+            f"{where}the variable {name!r} would hide a function or a constant of that name: rename it"
+        )
 
 
 def encode_request(
@@ -66,8 +75,7 @@ def encode_request(
     code = strip_fence(code)
     for name in (*variables, *(encoded or ()), *(files or ())):
         check_variable_name(name)
-        is_taken = name == "SUBMIT" or name in VOLUME_NAMES or name in tools
-        if is_taken or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):
+        if name in tools or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):
             raise ConfigurationError(
                 f"the variable {name!r} would hide a function or a constant of that name: rename it"
             )

@@ -108,23 +108,6 @@ async def test_a_file_of_csv_is_read_as_its_job_began_to_read_it_and_nothing_run
     assert [record["column_types"] for record in records] == [{"x": "float", "zip": "str"}] * 2
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("has_record", [True, False], ids=["with a record", "before there were records"])
-async def test_a_job_of_a_version_that_knew_no_types_goes_on_with_nothing_run_again(tmp_path, has_record):
-    cells, results = tmp_path / "in.csv", tmp_path / "results" / "job"
-    code = "import os\nSUBMIT(kind=type(x).__name__, random=os.urandom(8).hex())"
-    cells.write_text("x\n1\n01234\n2.5\n\ntrue\n")
-    first = await batch(code, str(cells), types="json", results_path=str(results))
-    assert [result.kind for result in first] == ["int", "str", "float", "bool"]
-    (record,) = results.glob("run-*.json")
-    if has_record:
-        record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "column_types"}))
-    else:
-        record.unlink()
-    again = await batch(code, str(cells), results_path=str(results))
-    assert [result.random for result in again] == [result.random for result in first]
-
-
 async def test_what_is_too_long_for_prefects_parameters_goes_by_files(results):
     """Code, inputs and prepare are long; code may have any letters."""
     inputs = [{"text": str(number) * 200_000} for number in range(3)]

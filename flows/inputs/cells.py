@@ -1,0 +1,137 @@
+"""The one reader of cells: the value of a text in a CSV file or on the command line.
+
+`read_word` reads a text that stands alone. In a CSV file all cells of a column have one type: `ColumnGuess` finds it
+over the whole file, and `read_cell` reads the cells by it.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Literal
+
+ColumnType = Literal["int", "float", "bool", "json", "str"]
+
+WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
+DECIMAL = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+WHOLE_DIGITS = 18  # of a whole number in a column: longer ones are names, such as those of cards
+MOST_DIGITS = 800  # no float has more that are not zeros
+BOOLEANS = {"true": True, "false": False}
+MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # in a column whose type is given
+NOT_FINITE = re.compile("nan|[-+]?inf(?:inity)?", re.IGNORECASE)
+JSON_BEGINNINGS = tuple('"[{')
+
+
+def read_whole(text: str) -> int:
+    """Return a whole number without a plus or leading zeros. Raises ValueError."""
+    if WHOLE.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def read_decimal(text: str) -> float:
+    """Return a number that a float holds with all digits that the text has. Raises ValueError.
+
+    A plus takes a point or an exponent: without them the text may be a telephone number.
+    """
+    if DECIMAL.fullmatch(text) is None or (text[0] == "+" and text[1:].isdigit()):
+        raise ValueError(f"{text!r} is no decimal number")
+    value = float(text)
+    if "." in text and len(text) <= 16 and "e" not in text and "E" not in text:
+        return value  # a float keeps 15 digits
+    digits = re.split("[eE]", text)[0].lstrip("+-").replace(".", "").strip("0")
+    is_kept = math.isfinite(value) and bool(value) == bool(digits) and len(digits) <= MOST_DIGITS
+    if not is_kept or (digits and Decimal(f"{value:.{len(digits) - 1}e}") != Decimal(text)):
+        raise ValueError(f"{text!r} has more digits than a number can hold")
+    return value
+
+
+def read_boolean(text: str) -> bool:
+    """Return true or false, written in any case. Raises ValueError."""
+    if (value := BOOLEANS.get(text.lower())) is None:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return value
+
+
+def parse_json(text: str, begin: int = 0) -> tuple[Any, int]:
+    """Return the JSON value that begins there, and where it ends. Raises ValueError and RecursionError."""
+    return _decoder.raw_decode(text, begin)
+
+
+def _read_finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is more than a number can be")
+    return value
+
+
+_decoder = json.JSONDecoder(parse_float=_read_finite)
+
+
+def read_word(text: str) -> Any:
+    """Return the value of a text that stands alone: on the command line, or in a column of the type json.
+
+    A number is written as in JSON, or as .5, 1. and +.5; `true` and `false` in any case; `null` or `None`; `nan` and
+    `inf`; and texts in double quotes, lists and objects are JSON's. All else is text.
+    """
+    word = text.strip()
+    if word.startswith(JSON_BEGINNINGS):
+        try:
+            value, end = parse_json(word)
+        except (ValueError, RecursionError):
+            return text
+        return value if end == len(word) else text
+    if word in ("null", "None"):
+        return None
+    if NOT_FINITE.fullmatch(word):
+        return float(word)
+    for read in (read_whole, read_decimal, read_boolean):
+        try:
+            return read(word)
+        except ValueError:
+            pass
+    return text
+
+
+class ColumnGuess:
+    """The types that all cells of a column have fitted so far."""
+
+    def __init__(self) -> None:
+        self._kinds: list[ColumnType] = ["int", "float", "bool"]
+        self._has_cells = False
+
+    def add(self, cell: str) -> None:
+        """Take one more cell into account; an empty one fits every type."""
+        if self._kinds and (text := cell.strip()):
+            self._has_cells = True
+            self._kinds = [kind for kind in self._kinds if self._fits(kind, text)]
+
+    def get_type(self) -> ColumnType | None:
+        """Return the column's type; None where all of its cells are empty."""
+        return (self._kinds[0] if self._kinds else "str") if self._has_cells else None
+
+    def _fits(self, kind: str, text: str) -> bool:
+        if len(digits := text.removeprefix("-")) > WHOLE_DIGITS and digits.isdigit():
+            return False
+        try:
+            FINDERS[kind](text)
+        except ValueError:
+            return False
+        return True
+
+
+FINDERS: dict[str, Callable[[str], Any]] = {"int": read_whole, "float": read_decimal, "bool": read_boolean}
+
+
+def read_cell(kind: ColumnType | None, cell: str) -> Any:
+    """Return the value of a cell whose column has that type, found or given. Raises ValueError where it has not."""
+    if kind in ("str", "json"):
+        return (read_word(cell) if kind == "json" else cell) if cell else None
+    text = cell.strip()
+    if text in MISSING or kind is None:
+        return None
+    if not text.isascii() or "_" in text:  # Python reads 1_000, and digits of other alphabets
+        raise ValueError(text)
+    if kind == "bool":
+        return bool(int(text)) if text in ("0", "1") else read_boolean(text)
+    return int(text) if kind == "int" else float(text)

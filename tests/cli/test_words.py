@@ -1,0 +1,117 @@
+"""How a word of the command line becomes a value: `--grid`, `--space`, and what is refused with what was meant."""
+
+import codecs
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_batch import ConfigurationError
+from rlm_batch.cli.argument_parsing import parse_grid, parse_space
+
+VALUES: dict[str, list[Any]] = {
+    "True,False": [True, False],
+    "true,FALSE": [True, False],
+    "None,null": [None, None],
+    "1,-2,0,12345678901234567890": [1, -2, 0, 12345678901234567890],
+    ".1,+.5,1.,1e-4,1E5,-1.5e-3": [0.1, 0.5, 1.0, 0.0001, 100000.0, -0.0015],
+    "1, 0.5 ,sqrt,None": [1, 0.5, "sqrt", None],
+    "NaN,nan": [math.nan, math.nan],
+    "inf,-Infinity": [math.inf, -math.inf],
+    '"a,b","c"': ["a,b", "c"],
+    '"1","true",""': ["1", "true", ""],
+    '{"a":1,"b":[2,3]},null': [{"a": 1, "b": [2, 3]}, None],
+    "[64],[64,64]": [[64], [64, 64]],
+    "[[64],[64,64]]": [[64], [64, 64]],
+    "[1,2]": [1, 2],
+    "adam,2024-01-01,1.2.3,10%,a b,../x,no": ["adam", "2024-01-01", "1.2.3", "10%", "a b", "../x", "no"],
+    "16:9,4:3": ["16:9", "4:3"],
+    "f(x),prompt (a)": ["f(x)", "prompt (a)"],
+    "caf\u00e9,it's,a=b": ["caf\u00e9", "it's", "a=b"],
+}
+
+
+@pytest.mark.parametrize("word", VALUES)
+def test_each_word_between_commas_is_a_value_of_its_own(word: str) -> None:
+    expected = repr(VALUES[word])
+    assert repr(parse_grid([f"x={word}"])["x"]) == expected
+    assert repr(parse_space([f"x={word}"])["x"]) == expected
+
+
+# Each with the first spelling that its refusal names, as the values that this spelling has.
+SLIPS: dict[str, list[Any]] = {
+    "1_000": [1000],
+    "01234,5": [1234, 5],
+    "+14155550100": [14155550100],
+    "0x10": [16],
+    "12e4567": ["12e4567"],
+    "3.14159265358979323846": [math.pi],
+    "1,2,": [1, 2],
+    "1,,2": [1, 2],
+    ",": ["", ""],
+    "'a','b'": ["a", "b"],
+    "[a, b]": ["a", "b"],
+    "[True,None,.5]": [True, None, 0.5],
+    "['a']": ["a"],
+    "[1,2": [1, 2],
+    "(64,64)": [[64, 64]],
+    "1,(2,3)": [1, [2, 3]],
+    "{'a': True}": [{"a": True}],
+    '{"a":1': [{"a": 1}],
+    '"a': ["a"],
+    "\u201ca\u201d": ["a"],
+    '"a"b': ['"a"b'],
+    "[1e999]": ["1e999"],
+    "range(1,5)": ["range(1,5)"],
+    "np.logspace(-4,-1,4)": ["np.logspace(-4,-1,4)"],
+    "1..5,7": ["1..5", 7],
+}
+SLIPS_OF_GRIDS: dict[str, list[Any]] = {
+    "1e-4..1e-1": ["1e-4..1e-1"],
+    "log:1e-5..0.1": ["log:1e-5..0.1"],
+    "32..512:32": ["32..512:32"],
+    "0:10": ["0:10"],
+}
+
+
+@pytest.mark.parametrize(("word", "meant"), [*SLIPS.items(), *SLIPS_OF_GRIDS.items()])
+def test_what_begins_like_json_a_range_a_list_or_a_number_is_refused_and_what_the_refusal_names_is_taken(
+    word: str, meant: list[Any]
+) -> None:
+    for option, parse in (("--grid", parse_grid), ("--space", parse_space))[: 1 if word in SLIPS_OF_GRIDS else 2]:
+        with pytest.raises(ConfigurationError) as raised:
+            parse([f"x={word}"])
+        message = str(raised.value)
+        assert message.startswith(f"{option} x={word}: ")
+        assert "\n" not in message
+        spellings = message.rpartition("; write ")[2].removesuffix(" for the text").split(", or ")
+        taken = [parse(shlex.split(spelling))["x"] for spelling in spellings]
+        assert taken[0] == meant
+        assert any(isinstance(value, str) for value in taken[-1])
+
+
+def test_a_range_in_a_grid_is_told_the_option_that_takes_it() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        parse_grid(["lr=log:1e-4..1e-1"])
+    found = re.search(r"--space (\S+)", str(raised.value))
+    assert found is not None
+    assert parse_space([found[1]]) == {"lr": {"low": 0.0001, "high": 0.1, "log": True}}
+
+
+def test_a_space_has_bounds_and_may_be_a_file_with_any_mark_of_its_encoding(tmp_path: Path) -> None:
+    assert parse_space(["lr=log:1e-5...1", "n=1..9:2", 'd={"low": 1, "high": 3}']) == {
+        "lr": {"low": 1e-5, "high": 0.1, "log": True},
+        "n": {"low": 1, "high": 9, "step": 2},
+        "d": {"low": 1, "high": 3},
+    }
+    file = tmp_path / "space.json"
+    text = '{"opt": ["\u00e9"]}'
+    for data in (text.encode(), codecs.BOM_UTF8 + text.encode(), text.encode("utf-16")):
+        file.write_bytes(data)
+        assert parse_space([str(file)]) == {"opt": ["\u00e9"]}
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigurationError, match="is not UTF-8"):
+        parse_space([str(file)])
