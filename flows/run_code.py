@@ -170,4 +170,4 @@ def _convert_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return convert_fields(dict(variables), allow_nonfinite=True)
     except NotJsonError as error:
-        raise ConfigurationError(f"{error}. It goes to a sandbox as JSON") from None
+        raise ConfigurationError(str(error)) from None

@@ -18,7 +18,9 @@ from .spilling import check_codes
 # Parameters that hold values for code, and those that hold code itself.
 VALUES = ("code", "steps", "inputs", "points", "grid", "space", "data", "chunks")
 CODE = ("code", "steps", "reduce", "prepare")
-TABLES = ("inputs", "points")  # lists of dicts
+LISTS_OF_DICTS = ("inputs", "points")
+DICTS = ("grid", "space", "chunks")
+NUMBERS = ("['low']", "['high']", "['step']")  # of a space
 
 # The types of parameters: for type checkers what callers may pass, and at run time, for Prefect's checks, schemas and
 # forms, what is made of that before Prefect sees it.
@@ -95,17 +97,44 @@ def _convert_functions(name: str, value: Any, tools: Collection[str]) -> Any:
 
 
 def _convert_values(name: str, value: Any) -> Any:
-    def convert(place: str, value: Any) -> Any:
-        return convert_fields({place: _list_items(value)}, allow_nonfinite=True, tables=TABLES)[place]
+    def convert(field: str, value: Any) -> Any:
+        def expect(place: str, value: Any) -> str | None:
+            return _name_shape(name, field, place, value)
 
+        return convert_fields({field: _list_items(value)}, allow_nonfinite=True, expect=expect)[field]
+
+    if value is None or isinstance(value, str):  # the path of a file
+        return value
     try:
-        if isinstance(value, dict):  # a chunk's id may be a number, and a grid's values any list
+        if isinstance(value, dict) and name in DICTS:  # a chunk's id may be a number, and a grid's values any list
             values: dict[Any, Any] = value  # type: ignore[reportUnknownVariableType]
             places = {key: f"{name}[{key!r}]" for key in values}
             return {key: convert(places[key], item) for key, item in values.items()}
         return convert(name, value)
     except NotJsonError as error:
-        raise ConfigurationError(f"{error}. It goes to a sandbox as JSON") from None
+        raise ConfigurationError(str(error)) from None
+
+
+def _name_shape(name: str, field: str, place: str, value: Any) -> str | None:
+    """Return what a value at a place of a parameter has to be; None for one that is it, and where any may stand.
+
+    Args:
+        name: The parameter.
+        field: What of the parameter is converted: its name, or a place of a dict in it, such as `grid['x']`.
+        place: Where the value is, such as `space['x']['low']`.
+        value: A value as JSON; None is never it.
+    """
+    if place == name in LISTS_OF_DICTS:
+        others = (list, tuple, str, int, float, type(None))
+        is_table = isinstance(value, list) and not any(isinstance(row, others) for row in value)  # type: ignore[reportUnknownVariableType]
+        return None if is_table else "a list of dicts"
+    if place == name in ("grid", "chunks"):
+        return None if isinstance(value, dict) else f"a dict of {'lists' if name == 'grid' else 'data by id'}"
+    if place == name == "data" or (place == field and name == "grid"):
+        return None if isinstance(value, list) else "a list"
+    if name == "space" and place.endswith(NUMBERS):
+        return None if isinstance(value, (int, float)) else "a number"
+    return None
 
 
 def _list_items(value: Any) -> Any:

@@ -82,6 +82,8 @@ def _list_templates(value: Any) -> Iterator[str]:
         yield "sorted(?)"
     if hasattr(kind, "keys"):
         yield "dict(?)"
+    elif isinstance(value, str):
+        yield "[?]"
     elif hasattr(kind, "__iter__") and hasattr(kind, "__len__"):
         yield "list(?)"
         yield LISTED
@@ -89,6 +91,7 @@ def _list_templates(value: Any) -> Iterator[str]:
         yield "str(?)"
     if getattr(value, "__dict__", None):  # type: ignore[reportUnknownArgumentType]
         yield "vars(?)"
+    yield from _list_shape_templates(value)
 
 
 # What classes of the standard library and of well-known ones have, and how their values become plain.
@@ -111,6 +114,23 @@ _BY_ATTRIBUTE = {
     "decode": "?.decode()",
     "hex": "?.hex()",
 }
+
+
+def _list_shape_templates(value: Any) -> Iterator[str]:
+    """Yield those that make a number, a list, or a list of dicts, where JSON of another shape will not do."""
+    if getattr(getattr(value, "dtype", None), "names", None):
+        yield "[dict(zip(?.dtype.names, row)) for row in ?.tolist()]"
+    elif hasattr(value, "as_integer_ratio"):
+        yield "float(?)"
+    if isinstance(value, dict):
+        if all(isinstance(column, (list, tuple)) for column in value.values()):  # type: ignore[reportUnknownVariableType]
+            yield "[dict(zip(?, row)) for row in zip(*?.values())]"
+    elif isinstance(value, (int, float)):
+        yield "[?]"
+    else:
+        yield "[row._asdict() for row in ?]"
+        yield "[row.to_dict() for _, row in ?]"
+        yield "[{'x': item} for item in ?]"
 
 
 def _list_table_templates(value: Any) -> Iterator[str]:
@@ -158,9 +178,9 @@ def _list_array_templates(value: Any) -> Iterator[str]:
         yield "?.astype(str).tolist()"
         yield "[item.hex() for item in ?]"
     else:
+        yield "?.tolist()"
         if is_pandas:
             yield "?.to_numpy(object, na_value=None).tolist()"
-        yield "?.tolist()"
         if letter == "f":
             yield "?.astype(float).tolist()" if dimensions else "float(?)"
             yield "[item if abs(item) < float('inf') else None for item in ?]"

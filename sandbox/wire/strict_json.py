@@ -10,8 +10,10 @@ from .remedies import find_remedy, is_default_index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from typing import Any, NoReturn
+
+    Expect = Callable[[str, Any], "str | None"]
 
 _FIRST_UNREADABLE_INTEGER = 10**4300  # the first integer that Python does not read from text unless it is told to
 
@@ -33,13 +35,13 @@ class NotJsonError(Exception):
     A remedy is looked for only when the message is read, for that tries it on the value.
     """
 
-    def __init__(self, reason: str, find_remedy: Callable[[], str] | None = None) -> None:
+    def __init__(self, reason: str, find_remedy: Callable[[], str | None] = lambda: None) -> None:
         super().__init__(reason)
         self._find_remedy = find_remedy
 
     def __str__(self) -> str:
-        reason = str(self.args[0])
-        return reason if self._find_remedy is None else f"{reason}: hand over {self._find_remedy()}"
+        remedy = self._find_remedy()
+        return str(self.args[0]) if remedy is None else f"{self.args[0]}: hand over {remedy}"
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -161,7 +163,7 @@ def convert_fields(
     max_items: int | None = None,
     *,
     allow_nonfinite: bool = False,
-    tables: Collection[str] = (),
+    expect: Expect | None = None,
 ) -> dict[str, Any]:
     """Return the fields with arrays as lists and arrays' numbers as numbers.
 
@@ -172,20 +174,21 @@ def convert_fields(
         fields: Values by name.
         max_items: How many items an array may have; None, the default, for any number.
         allow_nonfinite: Whether NaN and infinities stay, which no JSON holds.
-        tables: Names of fields that have to be lists of dicts, as a remedy then makes them.
+        expect: Says what the value at a place has to be, and None for one that is it. A value that is something else is
+            refused, and no remedy makes it.
 
     Raises:
-        NotJsonError: JSON cannot hold a value, which the message names with a remedy.
+        NotJsonError: JSON cannot hold a value, or it is not what is expected. The message names it, with a remedy.
     """
+    converter = _Converter(max_items, allow_nonfinite, expect)
     converted: dict[str, Any] = {}
     for name, value in fields.items():
         try:
-            if is_certainly_json(value):
-                converted[name] = value
-            else:
-                converted[name] = _Converter(max_items, allow_nonfinite, name if name in tables else None).convert(
-                    value, name
-                )
+            if expect is not None and isinstance(value, (list, dict)):
+                converter.check(value, name, value)
+            converted[name] = value if is_certainly_json(value) else converter.convert(value, name)
+            if expect is not None:
+                converter.check(converted[name], name, value)
         except RecursionError:
             raise NotJsonError(f"{name} contains itself, or is nested too deeply") from None
     return converted
@@ -194,10 +197,10 @@ def convert_fields(
 class _Converter:
     """Converts values to JSON one by one, and explains why a value is not JSON."""
 
-    def __init__(self, max_items: int | None, allow_nonfinite: bool, table: str | None = None) -> None:
+    def __init__(self, max_items: int | None, allow_nonfinite: bool, expect: Expect | None = None) -> None:
         self._max_items = max_items
         self._allow_nonfinite = allow_nonfinite
-        self._table = table  # the name of the field that has to be a list of dicts
+        self._expect: Expect = expect or (lambda _place, _value: None)
 
     def convert(self, value: Any, place: str) -> Any:
         """Return the value, which `place` names, as lists, dicts, numbers, texts and None. Raises NotJsonError."""
@@ -261,13 +264,23 @@ class _Converter:
             # The remedy is for all items at once, and not for the first wrong one.
             raise self._refuse(array, place, error.args[0]) from None
 
-    def _refuse(self, value: Any, place: str, reason: str) -> NotJsonError:
-        def check(candidate: Any) -> None:
-            converted = self.convert(candidate, place)
-            if place == self._table and not (type(converted) is list and {*map(type, converted)} <= {dict}):  # type: ignore[reportUnknownArgumentType]
-                raise NotJsonError("the remedy makes no list of dicts")
+    def _refuse(
+        self, value: Any, place: str, reason: str, otherwise: str | None = "numbers, text, lists and dicts"
+    ) -> NotJsonError:
+        """Return an error with the first remedy that works, or with what is to be handed over otherwise."""
 
-        return NotJsonError(reason, lambda: find_remedy(value, place, check) or "numbers, text, lists and dicts")
+        def check(candidate: Any) -> None:
+            self.check(self.convert(candidate, place), place, candidate)
+
+        otherwise = otherwise and (self._expect(place, None) or otherwise)
+        return NotJsonError(reason, lambda: find_remedy(value, place, check) or otherwise)
+
+    def check(self, converted: Any, place: str, value: Any) -> None:
+        """Raise NotJsonError unless what a value was converted to is what is expected at that place."""
+        wanted = self._expect(place, converted)
+        if wanted is not None:
+            kind = type(value).__qualname__
+            raise self._refuse(value, place, f"{place} is a {kind}, and has to be {wanted}", otherwise=None)
 
 
 def find_loss(array: Any) -> str | None:

@@ -1,5 +1,6 @@
 """What is wrong with a call's parameters is said before a server is asked for anything, or started."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,53 @@ def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused_before_a_server_is_
         flow.sync(**parameters)
     assert "\n" not in str(caught.value)
     assert not caplog.messages  # it is said once
+
+
+DATED = "pandas.DataFrame({'x': pandas.to_datetime(['2026-01-02'])})"
+REMEDIED: list[tuple[Any, str, str]] = [
+    (batch, "inputs", "pandas.DataFrame({'x': [1]})"),
+    (batch, "inputs", "pandas.DataFrame({'x': [1]}, index=['a'])"),
+    (batch, "inputs", "pandas.DataFrame([[1, 2]])"),
+    (batch, "inputs", DATED),
+    (batch, "inputs", "{'x': [1, 2], 'y': [3, 4]}"),
+    (batch, "inputs", "pandas.Series([1, 2])"),
+    (batch, "inputs", "numpy.arange(2)"),
+    (batch, "inputs", "numpy.array([(1, 2.0)], [('a', 'i4'), ('b', 'f8')])"),
+    (batch, "inputs", "pandas.DataFrame({'x': [1]}).itertuples()"),
+    (batch, "inputs", "pandas.DataFrame({'x': [1]}).iterrows()"),
+    (batch, "inputs", "pyarrow.table({'x': [1]})"),
+    (batch, "inputs", "[{'x': decimal.Decimal('1.10')}]"),
+    (batch, "inputs", "[{1: 2}]"),
+    (sweep, "points", "pandas.DataFrame({'x': [1]})"),
+    (sweep, "grid", "pandas.DataFrame({'x': [1]})"),
+    (sweep, "grid", "{'x': 5}"),
+    (sweep, "grid", "{'x': 'adam'}"),
+    (sweep, "grid", "{'x': {1, 2}}"),
+    (sweep, "grid", "{'x': pandas.Series([1, 2], index=['a', 'b'])}"),
+    (sweep, "grid", "{'x': numpy.array(['2026-01-02'], 'M8[D]')}"),
+    (sweep, "space", "{'x': {'low': 0, 'high': decimal.Decimal(1)}}"),
+    (chunks, "data", "pandas.DataFrame({'x': [1]})"),
+    (chunks, "data", "pandas.Series([1, 2], index=['a', 'b'])"),
+    (chunks, "data", "{'x': [1, 2]}"),
+    (chunks, "chunks", "{'a': pandas.Series([1, 2], index=['a', 'b'])}"),
+]
+
+
+@pytest.mark.parametrize(("flow", "name", "text"), REMEDIED)
+def test_the_remedy_for_a_value_is_taken_when_it_is_followed(flow: Any, name: str, text: str) -> None:
+    options: dict[str, Any] = {"code": "SUBMIT()", **({"chunk_size": 1} if name == "data" else {})}
+    options |= {"trials": 1, "objective": "loss"} if name == "space" else {}
+    names: dict[str, Any] = {}
+    exec("import decimal, json\nimport numpy, pandas, pyarrow", names)
+    names[name] = eval(text, names)
+    with pytest.raises(ConfigurationError, match="hand over") as caught:
+        flow.sync(**options, **{name: names[name]})
+    remedy = str(caught.value).partition(": hand over ")[2]
+    place = next(word for word in re.findall(name + r"(?:\[[^\]]*\])*", remedy))
+    names[name] = eval(text, names)  # an iterator has been used
+    exec(f"{place} = {remedy}", names)
+    with pytest.raises(ConfigurationError, match="PREFECT_API_URL"):  # no server is there, and all else was right
+        flow.sync(**options, **{name: names[name]})
 
 
 @pytest.mark.anyio
