@@ -12,19 +12,22 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
+from .wire.loading import LOAD
 from .wire.names import DRIVER_FILE_PREFIX
 
 # In the order in which they import each other.
 MODULES = (
     "wire.names", "wire.remedies", "wire.strict_json", "wire.nonfinite", "wire.submission", "wire.frames",
-    "wire.displays", "wire.pipes", "wire.process_table", "wire.collection",
+    "wire.displays", "wire.pipes", "wire.process_table", "wire.collection", "wire.loading", "wire.python_directory",
     "driver.processes", "driver.orphans", "driver.confinement", "driver.event_loop", "driver.host_wire",
     "driver.volume_commits",
     "driver.child.environment", "driver.child.submit", "driver.child.volume",
-    "driver.child.queries", "driver.child.report", "driver.child.displays", "driver.child.file_changes",
-    "driver.child.imports", "driver.child.evaluation.last_expression", "driver.child.thread_execution",
+    "driver.child.queries", "driver.child.report", "driver.child.imports", "driver.child.displays",
+    "driver.child.file_changes", "driver.child.evaluation.last_expression", "driver.child.main_module",
+    "driver.child.code_settings", "driver.child.thread_execution",
     "driver.child.channel", "driver.child.evaluation.coroutines", "driver.child.forking.fork_safety",
-    "driver.child.open_files", "driver.child.runner", "driver.child.forking.fork_service", "driver.output_stream",
+    "driver.child.open_files", "driver.child.runner", "driver.child.forking.fork_service",
+    "driver.child.fresh_python", "driver.output_stream",
     "driver.child_process", "driver.collection", "driver.collectors", "driver.fork_server", "driver.supervisor",
     "driver.main",
 )  # fmt: skip
@@ -34,25 +37,8 @@ ZYGOTE_MODULES = (
 )  # fmt: skip
 PARTS = "the driver's modules"  # stands in the program for pairs of a module's name and its text or code
 
-# A module is in sys.modules only until the others have imported it: what the code imports is its own.
-PROGRAM = f"""
-import sys
-
-def load(parts):
-    names = []
-    for name, part in parts:
-        module = type(sys)("_rlm_batch." + name)
-        module.__package__ = module.__name__.rpartition(".")[0]
-        sys.modules[module.__name__] = module
-        names.append(module.__name__)
-        if isinstance(part, str):
-            part = compile(part, {DRIVER_FILE_PREFIX!r} + name.replace(".", "/") + ".py", "exec", dont_inherit=True)
-        exec(part, module.__dict__)
-    for name in names:
-        del sys.modules[name]
-    return module.main
-
-main = load({PARTS!r})
+PROGRAM = f"""{LOAD.format(prefix=DRIVER_FILE_PREFIX)}
+main = load({PARTS!r}).main
 
 if __name__ == "__main__":
     main()

@@ -17,8 +17,10 @@ class DriverSettings:
 
     `cwd` is the directory that code runs in (a relative one is below that in which the driver starts); `environment`
     reaches the code and nothing else; `path` is appended to `sys.path`, and `python_path` stands before all that is
-    there. `heartbeat` is the number of seconds after which a side that has said nothing sends a beat, and after
-    `silence` seconds without any frame each side takes the other for dead; None where the wire's end is enough.
+    there. `executable` is the Python of a directory (`wire/python_directory.py`) that the code's processes start, which
+    the driver makes where it is missing; None leaves them the driver's own. `heartbeat` is the number of seconds after
+    which a side that has said nothing sends a beat, and after `silence` seconds without any frame each side takes the
+    other for dead; None where the wire's end is enough.
     `lifetime` is the number of seconds after which the driver ends whatever the host says. `confinement` is what each
     child does to itself. `volume` is the directory where the volume is mounted, None without one. `files` is a
     directory in which the driver leaves large bodies, for a wire that they are too much for; None where all goes over
@@ -31,6 +33,7 @@ class DriverSettings:
     environment: dict[str, str] = field(default_factory=dict[str, str])
     path: list[str] = field(default_factory=list[str])
     python_path: list[str] = field(default_factory=list[str])
+    executable: str | None = None
     heartbeat: float | None = 15.0
     silence: float = 90.0
     lifetime: float | None = None

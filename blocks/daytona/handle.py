@@ -43,6 +43,7 @@ class DaytonaSandboxHandle(Sandbox):
             volume=settings.volume_mount_path if settings.volume_name is not None else None,
             environment={name: value.get_secret_value() for name, value in settings.environment.items()},
             python_path=files.list_uploaded_directories(),
+            executable=files.find_uploaded_python(),
             lifetime=settings.lifetime,
             files=name_folder(remote.id),
         )

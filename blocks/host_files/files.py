@@ -10,6 +10,7 @@ from .mounts import HostMount, read_mounts
 from .python_path import PythonPath, read_python_path
 
 UPLOADED_PYTHON_PATH = "/tmp/rlm-batch-python-path"  # where sandboxes on other machines have one's own modules
+UPLOADED_PYTHON = "/tmp/rlm-batch-python/bin/python"  # and, where there are some, a Python that imports them
 ARCHIVE_PATH = "/tmp/rlm-batch-files.zip"  # until it is unpacked there
 # A program for `sh -c`, with an archive and a Python. A second time, when the answer was lost, there is none any more.
 UNPACK_ARCHIVE = 'if [ -e "$1" ]; then "$2" -I -m zipfile -e "$1" / && rm -f "$1"; fi'
@@ -41,6 +42,10 @@ class HostFiles:
     def list_uploaded_directories(self) -> list[str]:
         """Where the code imports from, in a sandbox with the unpacked archive."""
         return [] if self.python_path is None else self.python_path.list_directories(UPLOADED_PYTHON_PATH)
+
+    def find_uploaded_python(self) -> str | None:
+        """The Python of the code's processes there, where it is not the sandbox's own."""
+        return None if self.python_path is None else UPLOADED_PYTHON
 
 
 def read_host_files(

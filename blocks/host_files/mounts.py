@@ -23,8 +23,8 @@ MAX_UPLOADED_BYTES = 64 * 1024 * 1024
 # Where sandboxes of one provider or another have their system, their own files and ours.
 RESERVED = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/proc", "/run", "/sbin",
-    "/sys", "/usr", "/.sandboxes", "/packages", "/python-path", "/sandbox", "/tmp/sandbox", "/tmp/rlm-batch-files.zip",
-    "/tmp/rlm-batch-python-path",
+    "/sys", "/usr", "/.sandboxes", "/packages", "/python", "/python-path", "/sandbox", "/scripts", "/tmp/sandbox",
+    "/tmp/rlm-batch-files.zip", "/tmp/rlm-batch-python", "/tmp/rlm-batch-python-path",
 )  # fmt: skip
 KERNEL_DIRECTORIES = ("/dev", "/proc", "/sys")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...sandbox.driver_settings import DriverSettings
 from ...sandbox.errors import ConfigurationError, SandboxStartError
+from ...sandbox.wire.python_directory import write_python_directory
 from ..host_files.mounts import HostMount
 from ..host_files.python_path import PythonPath
 from ..storage.local_volume import UMASK, find_volume
@@ -14,8 +15,8 @@ from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import compute_mark, pick_folder, write_locked_labels
 from .isolation import IsolationLevel, build_confinement, list_layers
-from .launch.bubblewrap import MODULES_MOUNT, PACKAGES_MOUNT, Mount, resolve_mount_point
-from .launch.driver_process import find_python
+from .launch.bubblewrap import MODULES_MOUNT, PACKAGES_MOUNT, PYTHON_MOUNT, SCRIPTS_MOUNT, Mount, resolve_mount_point
+from .launch.driver_process import START_ENVIRONMENT, find_python
 from .launch.launcher import Launch
 from .settings import LocalSettings
 from .totals.cgroups import MIB, build_group, try_remove_groups
@@ -27,10 +28,12 @@ from .totals.watcher import WatchedSandbox
 class Libraries:
     """Directories that the code imports from: those of packages, behind the standard library, and of one's modules.
 
-    `copied_modules` are in a directory of the sandbox's own, where nothing keeps the code from writing to them.
+    `scripts` is a directory of the packages' programs. `copied_modules` are in a directory of the sandbox's own, where
+    nothing keeps the code from writing to them.
     """
 
     packages: Sequence[Path] = ()
+    scripts: Path | None = None
     modules: Sequence[Path] = ()
     copied_modules: PythonPath | None = None
 
@@ -81,6 +84,16 @@ def create_sandbox(
             libraries.copied_modules.write(folder / "python-path")
             copies = libraries.copied_modules.list_directories(str(folder / "python-path"))
             module_directories += map(Path, copies)
+        shared = [
+            *(_mount_all(libraries.packages, PACKAGES_MOUNT), _mount_all(module_directories, MODULES_MOUNT)),
+            [] if libraries.scripts is None else [Mount(str(libraries.scripts), SCRIPTS_MOUNT)],
+        ]
+        packages, modules, scripts = (
+            [mount.target if is_bubblewrap else mount.source for mount in group] for group in shared
+        )
+        write_python_directory(
+            str(folder / "python"), find_python(), first=modules, last=packages, scripts=next(iter(scripts), None)
+        )
         # Before there is a group: whoever finds the folder finds the group too.
         lock = write_locked_labels(folder, labels, [str(path) for path in group.directories])
         group.create()
@@ -91,15 +104,12 @@ def create_sandbox(
             f"no folder or group for a sandbox could be made ({error.filename or folder.parent}): {error.strerror}"
         ) from error
     work, tmp = ("/sandbox", "/tmp") if is_bubblewrap else (str(folder / "work"), str(folder / "tmp"))
-    shared = _mount_all(libraries.packages, PACKAGES_MOUNT), _mount_all(module_directories, MODULES_MOUNT)
-    packages, modules = ([mount.target if is_bubblewrap else mount.source for mount in group] for group in shared)
-    programs = [os.path.dirname(find_python()), "/usr/local/bin", "/usr/bin", "/bin"]
+    python = PYTHON_MOUNT if is_bubblewrap else str(folder / "python")
     environment = {
-        "PATH": ":".join([*programs, *(f"{path}/bin" for path in packages)]),
+        **START_ENVIRONMENT,
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": work,
         "TMPDIR": tmp,
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
         **{name: value.get_secret_value() for name, value in settings.environment.items()},
     }
     driver_settings = DriverSettings(
@@ -108,10 +118,11 @@ def create_sandbox(
         environment=environment,
         path=packages,
         python_path=modules,
+        executable=f"{python}/bin/python",
         heartbeat=None,  # the wire's end is enough on one machine
         lifetime=settings.lifetime,
         confinement=build_confinement(
-            settings, level, uid, (work, tmp), volume_path, (*packages, *modules), host_mounts
+            settings, level, uid, (work, tmp), volume_path, (*packages, *modules, *scripts), host_mounts, (python,)
         ),
     )
     driver_settings.confinement["limits"]["RSS"] = compute_mark(folder)

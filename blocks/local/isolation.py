@@ -49,8 +49,12 @@ def build_confinement(
     volume: str | None,
     libraries: tuple[str, ...],
     mounts: tuple[HostMount, ...] = (),
+    python: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """What the driver confines the code with: limits, Landlock's rules, the system call filter and the user."""
+    """What the driver confines the code with: limits, Landlock's rules, the system call filter and the user.
+
+    `python` is the directory of the sandbox's own Python, to which the code's user has a way.
+    """
     mib = 1024 * 1024
     limits = {"AS": settings.memory_mib * mib, "FSIZE": settings.file_size_mib * mib, "CORE": 0}
     limits["NOFILE"] = settings.open_files
@@ -64,7 +68,7 @@ def build_confinement(
     processes = min(settings.processes, settings.total_processes or settings.processes)
     limits["NPROC"] = processes + (0 if has_own_count else _count_user_tasks())
     writable = own_directories if volume is None else (*own_directories, volume)
-    readable = (*_list_readable_paths(), *libraries)
+    readable = (*_list_readable_paths(), *python, *libraries)
     policy = confinement_policy.Policy(
         readable=(*readable, "/proc") if bubblewrap else readable,
         writable=(*writable, "/dev/shm") if bubblewrap else writable,

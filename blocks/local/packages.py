@@ -5,6 +5,7 @@ address, a path, a repository) is refused, and the installer may start no progra
 an index may name such a place among what it needs. Of the environment's packages none is built, for they are there.
 """
 
+import asyncio
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -14,6 +15,7 @@ import re
 import shutil
 import sys
 import sysconfig
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -22,8 +24,10 @@ from ..host_files.cache import make_once, resolve_cache_root
 from ..host_files.wheels import check_wheel_requirements
 from ..subprocess_runner import run_command
 from ..worker_consent import check_path
+from .scripts import write_scripts
 
 INSTALL_TIMEOUT_SECONDS = 900.0
+SCRIPTS = ".scripts"  # beside installed packages: their programs
 # What an installer has of this process's environment: its own settings (where the index is, and how one signs in), the
 # way to the network, and where its user's files are. What it would build with is not among them.
 INSTALLER_VARIABLES = re.compile(
@@ -82,8 +86,9 @@ async def install_packages(requirements: list[str]) -> Path:
                     "the packages could not be installed, from wheels alone (one that the index has as source only "
                     "would have to be built, which would run its code on this machine): " + "\n".join(last_lines)
                 )
+        await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
 
-    parts = [sys.version, platform.machine(), *sorted(requirements)]
+    parts = [sys.version, platform.machine(), SCRIPTS, *sorted(requirements)]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     return await make_once(resolve_cache_root() / "packages" / name, install)
 
@@ -101,6 +106,23 @@ def find_environment_packages() -> list[Path]:
             "some, or name requirements"
         )
     return found
+
+
+async def find_environment_scripts(packages: list[Path]) -> Path | None:
+    """The directory of the running environment's programs, for a sandbox's own Python; written once for its packages.
+
+    None where they cannot be kept: code can go without.
+    """
+    own = Path(sysconfig.get_path("scripts"))
+    digest = await asyncio.to_thread(digest_installed_versions, tuple(packages))
+
+    async def write(folder: Path) -> None:
+        await asyncio.to_thread(write_scripts, own, folder)
+
+    name = hashlib.sha256(f"{own}\0{digest}".encode()).hexdigest()[:24]
+    with suppress(ConfigurationError):
+        return await make_once(resolve_cache_root() / "scripts" / name, write)
+    return None
 
 
 @cache

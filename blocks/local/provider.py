@@ -21,7 +21,13 @@ from .isolation import INSTALL_HINT, IsolationLevel, list_layers
 from .isolation_level import find_strongest_level, resolve_level
 from .launch.launcher import Launch, zygotes
 from .mounts import check_mount_places
-from .packages import digest_installed_versions, find_environment_packages, install_packages
+from .packages import (
+    SCRIPTS,
+    digest_installed_versions,
+    find_environment_packages,
+    find_environment_scripts,
+    install_packages,
+)
 from .settings import LocalSettings
 from .stand_in import build_stand_in
 from .totals.plan import describe_totals, plan_totals
@@ -78,16 +84,22 @@ class LocalProvider(LocalSettings, SandboxProvider):
             ) from None
         return stand_in
 
-    async def _find_packages(self) -> list[Path]:
+    async def _find_packages(self) -> tuple[list[Path], Path | None]:
+        """The directories of the packages, and that of their programs."""
         if self.has_environment_packages:
-            return find_environment_packages()
-        return [await install_packages(self.packages)] if self.packages else []
+            packages = find_environment_packages()
+            return packages, await find_environment_scripts(packages)
+        if not self.packages:
+            return [], None
+        folder = await install_packages(self.packages)
+        return [folder], folder / SCRIPTS
 
     async def _find_libraries(self, level: IsolationLevel) -> Libraries:
-        packages, modules = await self._find_packages(), self._files.python_path
+        (packages, scripts), modules = await self._find_packages(), self._files.python_path
         if modules is None or level == "none":  # whose code could write to what other sandboxes have
-            return Libraries(packages, copied_modules=modules)
-        return Libraries(packages, [Path(path) for path in modules.list_directories(await keep_modules(modules))])
+            return Libraries(packages, scripts, copied_modules=modules)
+        directories = modules.list_directories(await keep_modules(modules))
+        return Libraries(packages, scripts, [Path(path) for path in directories])
 
     def check_mounts(self) -> None:
         super().check_mounts()

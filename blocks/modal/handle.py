@@ -65,7 +65,8 @@ class ModalSandboxHandle(Sandbox):
 
     def __init__(self, sandbox: modal.Sandbox, settings: ModalSettings, files: HostFiles) -> None:
         self.id = sandbox.object_id
-        self.settings = replace(make_driver_settings(settings), python_path=files.list_uploaded_directories())
+        modules, python = files.list_uploaded_directories(), files.find_uploaded_python()
+        self.settings = replace(make_driver_settings(settings), python_path=modules, executable=python)
         self._provider_settings = settings
         self._sandbox = sandbox
         self._channel: ModalChannel | None = None

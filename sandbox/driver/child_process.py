@@ -11,6 +11,7 @@ from ..wire.pipes import READ_BYTES, widen_pipe, write_available
 from ..wire.strict_json import dumps
 from .child.channel import FORK_REQUESTS, place_descriptors, report_unconfined
 from .child.forking.fork_service import serve_forks
+from .child.fresh_python import start_fresh_python
 from .orphans import kill_descendants
 from .output_stream import OutputStream
 from .processes import has_ended, kill_session, signal
@@ -221,18 +222,23 @@ def fork_child(
     loop: EventLoop,
     supervisor_fds: list[int],
     requests: int | None = None,
+    start_file: int | None = None,
 ) -> ChildProcess:
     """Forks a child that does the work, as confined, and exits with status 0 where that came to its end.
 
-    It closes the supervisor's descriptors. With a socket for `requests` it is itself forked when it is asked to. Raises
-    OSError.
+    It closes the supervisor's descriptors. With a socket for `requests` it is itself forked when it is asked to. It has
+    `start_file` behind the descriptors that have a place. Raises OSError.
     """
 
     def run(supervisor: int, ends: list[int], ours: list[int]) -> None:
         is_forked_on = requests is not None
         highest = leave_supervisor([*ends, requests] if requests is not None else ends, supervisor_fds + ours)
+        kept = FORK_REQUESTS + is_forked_on
+        if start_file is not None:
+            os.dup2(start_file, kept)
+            kept += 1
         confine(confinement, supervisor, is_forked_on=is_forked_on)
-        os.closerange(FORK_REQUESTS + is_forked_on, highest + 1)
+        os.closerange(kept, highest + 1)
         work()
         os._exit(0)
 
@@ -246,14 +252,18 @@ def fork_runner(
     loop: EventLoop,
     supervisor_fds: list[int],
     requests: int | None = None,
+    start_file: int | None = None,
 ) -> ChildProcess:
     """Forks a child that runs code, and waits for an execution. Raises OSError.
 
-    With a socket for `requests` it runs the code that executions build on, and is forked for them.
+    With a socket for `requests` it runs the code that executions build on, and is forked for them. With `start_file` it
+    starts a Python of its own.
     """
     supervisor = os.getpid()
 
     def run_code() -> None:
+        if start_file is not None:
+            start_fresh_python(supervisor, is_forked_on=requests is not None)
         runner.enter_process()
         runner.apply_settings(settings)
         if requests is not None:
@@ -261,7 +271,7 @@ def fork_runner(
             serve_forks(runner, confinement, supervisor)
         runner.serve(confinement)
 
-    return fork_child(run_code, confinement, loop, supervisor_fds, requests)
+    return fork_child(run_code, confinement, loop, supervisor_fds, requests, start_file)
 
 
 def fork_process(run: Callable[[int, list[int], list[int]], None]) -> tuple[int, list[int]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PRCTL_OPTIONS = {
-    "PR_SET_PDEATHSIG": 1, "PR_SET_DUMPABLE": 4, "PR_SET_KEEPCAPS": 8, "PR_SET_SECCOMP": 22,
+    "PR_SET_PDEATHSIG": 1, "PR_SET_DUMPABLE": 4, "PR_SET_KEEPCAPS": 8, "PR_SET_SECCOMP": 22, "PR_SET_SECUREBITS": 28,
     "PR_SET_CHILD_SUBREAPER": 36, "PR_SET_NO_NEW_PRIVS": 38, "PR_CAP_AMBIENT": 47,
 }  # fmt: skip
 
@@ -101,6 +101,7 @@ class Confinement:
     """
 
     CAP_DAC_READ_SEARCH = 2
+    SECBIT_NO_SETUID_FIXUP = 1 << 2
     LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same number on every architecture
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -115,6 +116,7 @@ class Confinement:
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._ruleset = -1
+        self.has_domain = bool(settings.get("landlock"))  # a Landlock domain for each child
         self._filter: SeccompFilter | None = None
         if settings.get("landlock"):
             self._ruleset = self._build_ruleset(settings["landlock"])
@@ -207,7 +209,7 @@ class Confinement:
 
         It stays open there: who sums a sandbox's memory has to see which of it the forks share.
         """
-        if self._ruleset < 0:
+        if not self.has_domain:
             self.close_to_others()
 
     def confine(self, parent: int, *, is_forked_on: bool = False) -> None:
@@ -280,6 +282,11 @@ class Confinement:
     def _change_user(self, uid: int, gid: int | None) -> None:
         if self._settings.get("search"):
             self._prctl("PR_SET_KEEPCAPS", 1)
+            try:
+                # Or access(2), and so `shutil.which`, would look without the capability.
+                self._prctl("PR_SET_SECUREBITS", self.SECBIT_NO_SETUID_FIXUP)
+            except OSError:
+                pass  # a root without CAP_SETPCAP
         gid = uid if gid is None else gid
         os.setgroups([] if gid == uid else [uid])  # the way to its own folder is open to the group of that number
         os.setresgid(gid, gid, gid)

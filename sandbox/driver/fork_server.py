@@ -39,6 +39,7 @@ class ForkServer:
         confinement: Confinement,
         loop: EventLoop,
         supervisor_fds: list[int],
+        start_file: int | None = None,
     ) -> None:
         """Forks the process, which waits for its code. Raises OSError."""
         import _socket
@@ -46,7 +47,7 @@ class ForkServer:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             fds = [*supervisor_fds, ours.fileno()]
-            self.process = fork_runner(runner, settings, confinement, loop, fds, theirs.fileno())
+            self.process = fork_runner(runner, settings, confinement, loop, fds, theirs.fileno(), start_file)
         except OSError:
             ours.close()
             raise

@@ -11,8 +11,9 @@ from ..wire.frames import BadFrameError
 from ..wire.pipes import READ_BYTES, read_available
 from ..wire.strict_json import dumps, loads
 from ..wire.submission import MAX_SUBMIT_BYTES
-from .child.environment import enter_environment
+from .child.environment import enter_environment, needs_new_start
 from .child.forking.fork_safety import import_common_modules
+from .child.fresh_python import write_start_file
 from .child.runner import CODE_NAME, CodeRunner
 from .child_process import NEVER, ChildProcess, Execution, build_child, fork_runner
 from .collection import Collection
@@ -50,6 +51,7 @@ class Supervisor:
         self._commits = VolumeCommits([], self._wire.send)
         self._fork_server: ForkServer | None = None  # of which executions are forks, where there is code to prepare
         self._spare: ChildProcess | None = None  # confined and waiting, for the next execution
+        self._start_file: int | None = None  # of which children start a Python of their own, where they have to
         self._orphans = OrphanKiller()
         # Of children that have ended, with their exit status and signal: what they have left is ended first.
         self._ended: list[tuple[ChildProcess, Execution, int | None, int | None]] = []
@@ -161,6 +163,9 @@ class Supervisor:
 
     def _op_start(self, _header: dict[str, Any], body: bytes) -> None:
         settings = self._settings = loads(body.decode("utf-8"))
+        starts_python = needs_new_start(settings["environment"])
+        if starts_python:
+            self._end_spare()
         if self._spare is not None:
             self._spare.send_settings(settings, body)  # first: it gets ready beside this process
         if settings["heartbeat"] is not None:
@@ -170,6 +175,8 @@ class Supervisor:
         self._wire.files_folder = settings.get("files")
         self._commits = VolumeCommits(settings["commit"], self._wire.send)
         enter_environment(settings)  # here once, and inherited
+        if starts_python:
+            self._start_file = write_start_file(settings)
         self._confinement = Confinement(settings["confinement"])
         self._confinement.become_supervisor()
         self._memory_kills = count_memory_kills()
@@ -188,11 +195,11 @@ class Supervisor:
         assert self._confinement is not None
         self._is_warm = True  # executions are no forks of this process
         execution = Execution(header["id"], header["timeout"], self._settings["output_cap"])
-        if self._spare is not None:  # its place is free before the process is made that executions are forks of
-            kill_session(self._spare.pid)
-            self._on_child_end(self._processes.pop(self._spare.pid), os.waitpid(self._spare.pid, 0)[1])
+        self._end_spare()  # its place is free before the process is made that executions are forks of
         try:
-            server = ForkServer(self._runner, self._settings, self._confinement, self._loop, self._list_fds())
+            server = ForkServer(
+                self._runner, self._settings, self._confinement, self._loop, self._list_fds(), self._start_file
+            )
         except OSError as error:
             self._refuse(execution, "setup", f"no process could be made for it: {error.strerror}")
             return
@@ -277,9 +284,18 @@ class Supervisor:
         if self._fork_server is not None:
             process = self._fork_server.fork(self._processes)
         else:
-            process = fork_runner(self._runner, self._settings, self._confinement, self._loop, self._list_fds())
+            process = fork_runner(
+                self._runner, self._settings, self._confinement, self._loop, self._list_fds(),
+                start_file=self._start_file,
+            )  # fmt: skip
         self._add_child(process)
         return process
+
+    def _end_spare(self) -> None:
+        """Ends the child that waits for the next execution, if there is one."""
+        if self._spare is not None:
+            kill_session(self._spare.pid)
+            self._on_child_end(self._processes.pop(self._spare.pid), os.waitpid(self._spare.pid, 0)[1])
 
     def _add_child(self, process: ChildProcess) -> None:
         self._processes[process.pid] = process

@@ -13,6 +13,8 @@ from .. import isolation
 
 PACKAGES_MOUNT = "/packages"  # where a sandbox has what was installed for it
 MODULES_MOUNT = "/python-path"  # where it has modules of one's own
+SCRIPTS_MOUNT = "/scripts"  # where it has the programs of packages
+PYTHON_MOUNT = "/python"  # where it has its own Python
 FOLDERS_MOUNT = "/.sandboxes"  # where a zygote has the folders of all sandboxes; an empty directory in a sandbox
 OWN_DIRECTORIES = ("/sandbox", "/tmp")  # where a sandbox has its folder
 # The driver makes the code another user, where the host is root. Root needs no user namespace for that, and in one it
@@ -41,6 +43,7 @@ def build_bubblewrap_command(folder: Path, mounts: tuple[Mount, ...], shm_bytes:
             source = places[place] / Path(parent).relative_to(place)
             source.mkdir(mode=0o755, exist_ok=True)
             own += ["--bind", str(source), parent]
+    own += ["--ro-bind", str(folder / "python"), PYTHON_MOUNT]
     shm = ["--perms", "1777", *(["--size", str(shm_bytes)] if _can_size_tmpfs() else []), "--tmpfs", "/dev/shm"]
     return [*_build_command([*user, "--die-with-parent"], own, mounts, shm), "--chdir", "/sandbox"]
 
@@ -55,7 +58,12 @@ def build_zygote_command(folders: Path, mounts: tuple[Mount, ...]) -> list[str]:
     else:
         # With another number bubblewrap would make a second user namespace, which has no rights over the mounts.
         user = ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
-    own = ["--bind", str(folders), FOLDERS_MOUNT, *(word for path in OWN_DIRECTORIES for word in ("--dir", path))]
+    own = [
+        "--bind",
+        str(folders),
+        FOLDERS_MOUNT,
+        *(word for path in (*OWN_DIRECTORIES, PYTHON_MOUNT) for word in ("--dir", path)),
+    ]
     # All sandboxes have its /dev, and each a /dev/shm and /dev/pts of its own.
     return [*_build_command(user, own, mounts, ["--dir", "/dev/shm"]), "--remount-ro", "/dev", "--chdir", "/"]
 
@@ -136,7 +144,7 @@ def resolve_mount_point(path: str) -> str:
     """The path of a volume in the sandbox. Raises ConfigurationError for one that the sandbox needs for itself."""
     mount = Path(os.path.normpath("/" + path.lstrip("/")))
     system = [*confinement_policy.SYSTEM, "/etc", "/proc", "/dev", "/sys", *isolation.find_python_prefixes()]
-    system += [PACKAGES_MOUNT, MODULES_MOUNT]
+    system += [PACKAGES_MOUNT, MODULES_MOUNT, SCRIPTS_MOUNT, PYTHON_MOUNT]
     is_above = any(Path(other).is_relative_to(mount) for other in (*system, *OWN_DIRECTORIES))
     if is_above or any(mount.is_relative_to(other) for other in system):
         raise ConfigurationError(

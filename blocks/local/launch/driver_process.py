@@ -18,6 +18,8 @@ from ..isolation import INSTALL_HINT
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # of descriptors, memory, processes
 SHORTAGE_HINT = "Let this process have more (ulimit -n, ulimit -u, ulimit -v), or use fewer workers"
 PIPE_BYTES = 256 * 1024  # of the wire; a user has 64 MiB of it before the kernel makes all new pipes narrow
+# What Python reads when it starts, as the processes of the code do.
+START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 BOOT_COMMENT = "# rlm-batch: "  # with it a program begins, for whoever looks at the list of processes
 
 
@@ -25,11 +27,12 @@ class DriverProcess(ABC):
     """A driver that runs: its process, and our ends of its pipes, which do not block.
 
     `boot` is what it has to be sent ahead of the first frame. `is_supervisor`: it is the driver's supervisor itself,
-    and not a process that has the supervisor below it.
+    and not a process that has the supervisor below it. `was_cut_off`: it ended because what it was forked from did.
     """
 
     boot = b""
     is_supervisor = False
+    was_cut_off = False
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
@@ -103,8 +106,12 @@ class SpawnedProcess(DriverProcess):
         self._process.send_signal(number)
 
 
-def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[bytes]:
-    """Starts a program with no environment, in a session of its own. Raises SandboxStartError."""
+def spawn_process(command: list[str], cwd: str, stdin: int, *, is_zygote: bool = False) -> subprocess.Popen[bytes]:
+    """Starts a program with `START_ENVIRONMENT` alone, in a session of its own. Raises SandboxStartError.
+
+    A zygote is in a process group of its own: one that is stopped hears of its host's end by that alone, for then the
+    kernel lets the group go on. What is forked from it goes into sessions of its own.
+    """
     try:
         return subprocess.Popen(
             command,
@@ -112,9 +119,10 @@ def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=cwd,
-            env={},
+            env=START_ENVIRONMENT,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
+            start_new_session=not is_zygote,  # Ctrl-C in the terminal is the host's to handle
+            process_group=0 if is_zygote else None,
         )
     except OSError as error:
         remedy = SHORTAGE_HINT if error.errno in SHORTAGES else INSTALL_HINT
@@ -138,6 +146,14 @@ def find_python() -> str:
     return _resolve(getattr(sys, "_base_executable", None) or sys.executable)
 
 
+def build_python_command(program: str) -> list[str]:
+    """The words that start the driver: without `site`, so that no package of the machine runs outside the walls.
+
+    Its other options are those that Python would hand on to the processes of the code.
+    """
+    return [find_python(), "-S", "-c", program]
+
+
 @cache
 def _resolve(path: str) -> str:
     return os.path.realpath(path)
@@ -146,7 +162,8 @@ def _resolve(path: str) -> str:
 def build_boot_program(what: str, size: int, call: str) -> str:
     """A program that takes a marshalled one of that size from standard input and calls its `main`, as `call` says."""
     return (
-        f"{BOOT_COMMENT}{what}\nimport marshal, os\nrest = {size}\ndata = []\n"
+        f"{BOOT_COMMENT}{what}\nimport sys\nsys.path[:] = [path for path in sys.path if path]\n"
+        f"import marshal, os\nrest = {size}\ndata = []\n"
         "while rest:\n    data.append(os.read(0, rest))\n    rest -= len(data[-1]) or os._exit(0)\n"
         "driver = {'__name__': 'driver'}\nexec(marshal.loads(b''.join(data)), driver)\n"
         f"driver['main']({call})"

@@ -14,7 +14,7 @@ from ....sandbox.driver_bundle import build_driver_code
 from .. import isolation
 from ..inventory import compute_mark
 from .bubblewrap import FOLDERS_MOUNT, Mount, build_bubblewrap_command, build_zygote_command, list_covered_mounts
-from .driver_process import DriverProcess, SpawnedProcess, build_boot_program, find_python
+from .driver_process import DriverProcess, SpawnedProcess, build_boot_program, build_python_command, find_python
 from .zygote import Zygote, ZygoteError
 
 log = logging.getLogger("rlm_batch.local")
@@ -44,7 +44,7 @@ class Launch:
     def spawn(self) -> DriverProcess:
         """The same, as a program of its own."""
         program = build_boot_program("a local sandbox", len(build_driver_code()), f"watched={not self.is_bubblewrap}")
-        command = [find_python(), "-I", "-S", "-c", program]
+        command = build_python_command(program)
         if self.is_bubblewrap:
             command = [*build_bubblewrap_command(self.folder, self.mounts, self.shm_bytes), *command]
         return SpawnedProcess(command, "/" if self.is_bubblewrap else str(self.folder / "work"))

@@ -15,10 +15,11 @@ from typing import IO, Any
 
 from ....sandbox.driver_bundle import ZYGOTE_MODULES, build_driver_code
 from ....sandbox.errors import SandboxStartError
+from ....sandbox.wire.process_table import read_process
 from .driver_process import (
     DriverProcess,
     build_boot_program,
-    find_python,
+    build_python_command,
     is_shortage,
     spawn_process,
     wait_readable,
@@ -26,6 +27,8 @@ from .driver_process import (
 
 START_TIMEOUT_SECONDS = 20.0  # of a zygote, and of a sandbox from it; a busy machine takes one
 PACKET_BYTES = 32 * 1024
+MAX_REQUEST_BYTES = 64 * 1024  # of which a zygote takes no more
+STOPPED_SECONDS = 1.0  # in which a sandbox stands, or its zygote may have been stopped
 SEND_RETRY_SECONDS = 0.005  # where its queue is full
 MAX_WORDS_BYTES = 4096
 REFUSALS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS)  # and not for want of memory, or of a process
@@ -54,9 +57,8 @@ class Zygote:
         control, its_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_control:
             try:
-                self._process = spawn_process(
-                    [*command, find_python(), "-I", "-S", "-c", program], "/", its_control.fileno()
-                )
+                command = [*command, *build_python_command(program)]
+                self._process = spawn_process(command, "/", its_control.fileno(), is_zygote=True)
             except SandboxStartError as error:
                 control.close()
                 raise ZygoteError(str(error), is_lasting=not is_shortage(error)) from error
@@ -64,15 +66,16 @@ class Zygote:
         self.processes = weakref.WeakSet[ForkedProcess]()
         self.has_forked = False  # a sandbox that stood
         self.used_at = time.monotonic()
-        self._finalizer = weakref.finalize(self, _end_zygote, control, self._process)
+        self._handles: list[int] = []  # on the process that forks, which may be one of bubblewrap's
+        self._finalizer = weakref.finalize(self, _end_zygote, control, self._process, self._handles)
         try:
             control.settimeout(START_TIMEOUT_SECONDS)
             for begin in range(0, len(code), PACKET_BYTES):
                 control.send(code[begin : begin + PACKET_BYTES])
-            is_ready = control.recv(MAX_WORDS_BYTES) == b"ready"
+            self._handles += socket.recv_fds(control, MAX_WORDS_BYTES, 1, socket.MSG_CMSG_CLOEXEC)[1]
         except OSError:
-            is_ready = False
-        if not is_ready:
+            pass
+        if not self._handles:
             control.close()  # upon which it ends, if it has not
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
@@ -96,12 +99,28 @@ class Zygote:
         """Lets go of it in a process that was forked from its host, which it goes on to serve."""
         self._finalizer.detach()
         self._control.close()
+        while self._handles:
+            os.close(self._handles.pop())
+
+    def wake(self, *, may_end: bool) -> None:
+        """Let it go on where somebody has stopped it; with `may_end` end one that is stopped still."""
+        with suppress(OSError):
+            pid = _read_pid(self._handles[0])
+            parent, _, state = read_process(pid)
+            if state in "Tt":
+                signal.pidfd_send_signal(self._handles[0], signal.SIGKILL if may_end else signal.SIGCONT)
+                while pid != self._process.pid and parent > 1:  # bubblewrap's processes
+                    pid, parent = parent, read_process(parent)[0]
+                    os.kill(pid, signal.SIGCONT)
 
     async def fork(self, request: dict[str, Any]) -> "ForkedProcess":
         """A new sandbox's driver, which waits for its first frame. Raises ZygoteError, SandboxStartError.
 
         It stands already only if it is the first: of later ones the wire, or `find_pid`, says if they do not.
         """
+        data = json.dumps(request).encode()
+        if len(data) > MAX_REQUEST_BYTES:
+            raise ZygoteError(f"what it is asked has {len(data):,} bytes, and it takes {MAX_REQUEST_BYTES:,}")
         self.used_at = time.monotonic()
         fds: list[int] = []
         try:
@@ -121,11 +140,12 @@ class Zygote:
         try:
             its = [its_stdin, its_stdout, its_stderr]
             try:
-                await self._send(json.dumps(request).encode(), [*its, its_status.fileno()])
+                await self._send(data, [*its, its_status.fileno()])
             finally:
                 its_status.close()
                 for fd in its:
                     os.close(fd)
+            process.expect_to_stand()
             if not self.has_forked:
                 try:
                     await process.find_pid()
@@ -165,10 +185,23 @@ class ForkedProcess(DriverProcess):
         self._handle = -1  # on the process, once it stands
         self._failure = ""  # why it does not
         self.is_refused = False  # by a system that does so each time
+        self.was_cut_off = False  # by the end of its zygote
         self._exit_code: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
         status.setblocking(False)
         zygote.processes.add(self)
         self._finalizer = weakref.finalize(self, status.close)
+
+    def expect_to_stand(self, *, is_first: bool = True) -> None:
+        """Look after a second whether it stands, and after each one more: its zygote may have been stopped."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(STOPPED_SECONDS, self._check_zygote, is_first)
+
+    def _check_zygote(self, is_first: bool) -> None:
+        self._read_status()
+        if not self._pid and self._exit_code is None:
+            self._zygote.wake(may_end=not is_first)
+            self.expect_to_stand(is_first=False)
 
     async def find_pid(self) -> int:
         """Its id, as soon as its walls are up."""
@@ -192,14 +225,14 @@ class ForkedProcess(DriverProcess):
                     self._handle = fds[0]
                     self._finalizer.detach()
                     self._finalizer = weakref.finalize(self, _close_all, self._status, self._handle)
-                    information = Path(f"/proc/self/fdinfo/{self._handle}").read_text(encoding="ascii")
-                    self._pid = int(information.partition("Pid:")[2].split()[0])
+                    self._pid = _read_pid(self._handle)
                 elif word == "failed":
                     number, _, self._failure = rest.partition(" ")
                     self.is_refused = number.isdigit() and int(number) in REFUSALS
                 else:
                     # Where the zygote was killed, so was this by the kernel, or a process of ours kills what it left.
-                    self._exit_code = int(rest) if word == "ended" else -signal.SIGKILL
+                    self.was_cut_off = word != "ended"
+                    self._exit_code = -signal.SIGKILL if self.was_cut_off else int(rest)
 
     @property
     def exit_code(self) -> int | None:
@@ -224,6 +257,8 @@ class ForkedProcess(DriverProcess):
     def close(self) -> None:
         """Lets go of it, with all descriptors."""
         self.close_pipes()
+        if self._timer is not None:
+            self._timer.cancel()
         self._finalizer()
         self._zygote.processes.discard(self)
 
@@ -233,8 +268,16 @@ def _close_all(status: socket.socket, handle: int) -> None:
     os.close(handle)
 
 
-def _end_zygote(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _read_pid(handle: int) -> int:
+    """The id of the process that a descriptor stands for; -1 for one that has ended."""
+    information = Path(f"/proc/self/fdinfo/{handle}").read_text(encoding="ascii")
+    return int(information.partition("Pid:")[2].split()[0])
+
+
+def _end_zygote(control: socket.socket, process: subprocess.Popen[bytes], handles: list[int]) -> None:
     """Ends it by its socket, as the end of this process would."""
+    while handles:
+        os.close(handles.pop())
     control.close()
     if process.stderr is not None:
         process.stderr.close()

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+
+from ...wire.python_directory import write_python_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+# Variables that Python, the loader and the C library read once, when a program starts. Time zones are read again.
+START_VARIABLES = ("LANG", "LANGUAGE", "LOCPATH")
+START_PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_")
+
+
+def needs_new_start(environment: dict[str, str]) -> bool:
+    """Return whether these variables take effect only in a Python that is started with them."""
+    return any(
+        os.environ.get(name) != value and (name in START_VARIABLES or name.startswith(START_PREFIXES))
+        for name, value in environment.items()
+    )
 
 
 def enter_environment(settings: dict[str, Any]) -> None:
@@ -18,7 +33,48 @@ def enter_environment(settings: dict[str, Any]) -> None:
     settings["cwd"] = os.path.abspath(settings["cwd"])
     os.chdir(settings["cwd"])
     os.environ.update(settings["environment"])
+    if "TZ" in settings["environment"]:
+        time.tzset()
     sys.path += settings["path"]
+    if settings["executable"] is not None:
+        _use_python(settings["executable"], settings["python_path"])
+
+
+def _use_python(executable: str, python_path: list[str]) -> None:
+    """Makes the calling process look as if this executable had started it, and have its own processes start it.
+
+    On another machine the directory of the executable is made here, for the Python that the machine has.
+    """
+    prefix = os.path.dirname(os.path.dirname(executable))
+    if not os.path.lexists(executable):
+        base = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+        sites = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+        try:
+            write_python_directory(prefix, base, first=python_path, sites=sites)
+        except OSError:
+            return  # a file system without room, or read only: the machine's Python does without the modules
+        # For scripts whose first line names the machine's Python.
+        given = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([*python_path, *([given] if given else [])])
+    sys.executable, sys.prefix, sys.exec_prefix = executable, prefix, prefix
+    sys.orig_argv = [executable, *sys.argv]
+    os.environ["VIRTUAL_ENV"] = prefix
+    os.environ["PATH"] = f"{prefix}/bin:{prefix}/scripts:{os.environ.get('PATH', os.defpath)}"
+    hide_missing_site()
+
+
+def hide_missing_site() -> None:
+    """Clears the flag that says that this Python started without `site`, as the driver's does on its own machine.
+
+    Python's library hands its flags to the processes that it starts (`multiprocessing`, joblib), and they would import
+    no packages.
+    """
+    if sys.flags.no_site:
+        import ctypes
+
+        set_item = ctypes.pythonapi.PyStructSequence_SetItem
+        set_item.argtypes, set_item.restype = [ctypes.py_object, ctypes.c_ssize_t, ctypes.py_object], None
+        set_item(sys.flags, type(sys.flags).__match_args__.index("no_site"), 0)
 
 
 def open_streams() -> dict[str, Any]:
@@ -32,14 +88,25 @@ def open_streams() -> dict[str, Any]:
     try:
         for fd in (1, 2):
             os.dup2(pipe[1], fd)
-        options: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1, "closefd": False}
+        encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
+        if "PYTHONIOENCODING" in os.environ:
+            encoding = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
         return {
             "stdin": open(0, encoding="utf-8", errors="replace", closefd=False),
-            "stdout": open(1, "w", **options),
-            "stderr": open(2, "w", **options),
+            "stdout": _open_output(1, encoding),
+            "stderr": _open_output(2, encoding),
         }
     finally:
         for copy, fd in zip(kept, (1, 2)):
             os.dup2(copy, fd)
         for fd in (*pipe, *kept):
             os.close(fd)
+
+
+def _open_output(fd: int, encoding: dict[str, Any]) -> Any:
+    """A text stream, which writes each line at once, or each text where Python is told to."""
+    if os.environ.get("PYTHONUNBUFFERED"):
+        import io
+
+        return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), write_through=True, **encoding)  # type: ignore[arg-type]
+    return open(fd, "w", buffering=1, closefd=False, **encoding)

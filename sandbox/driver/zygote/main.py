@@ -23,6 +23,7 @@ import sys
 import time
 from contextlib import suppress
 
+from ..child.environment import hide_missing_site
 from ..child.forking.fork_safety import import_common_modules
 from ..child.runner import CodeRunner
 from ..confinement import Confinement
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-MAX_REQUEST_BYTES = 16 * 1024
+MAX_REQUEST_BYTES = 64 * 1024  # as its host knows
 DESCRIPTORS = 4  # of a request
 # Since it was last asked, or a sandbox ended: a process forked at once would take time from the one that was asked for.
 # So would that one's first child, which takes another 3 ms, in which it is not asked: as long once more.
@@ -62,13 +63,14 @@ def main(folders: str | None, user: tuple[int, int] | None = None) -> None:
     confinement.close_to_others()
     confinement.adopt_orphans()
     import_common_modules()
+    hide_missing_site()
     compile("0", "<zygote>", "exec")  # the first compilation of a process makes a hundred types
     runner = CodeRunner()
     rehearse_driver(runner, confinement)
     gc.collect()
     gc.disable()
     gc.freeze()  # a collection touches every page that a sandbox would otherwise share
-    control.send(b"ready")
+    _send_with_handle(control, b"ready")
     _Zygote(control, folders, user, confinement, runner).serve()
 
 
@@ -152,6 +154,7 @@ class _Zygote:
                 if not _hand_over(spare[1], data, fds):
                     raise OSError(errno.ESRCH, "the new process was ended")
             self._sandboxes[spare[0]] = status
+            os.kill(spare[0], signal.SIGCONT)  # somebody may have stopped it while it waited
         except OSError as error:
             _send_words(status, f"failed {error.errno} {error}")
             status.close()
@@ -246,9 +249,7 @@ class _Zygote:
         for number, fd in enumerate(wire):
             os.dup2(fd, number)
             os.close(fd)
-        process = os.pidfd_open(os.getpid())
-        status.sendmsg([b"stands"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [process]))])
-        os.close(process)
+        _send_with_handle(status, b"stands")
 
     def _tell_ends(self) -> None:
         """Says of sandboxes that have ended how they did, and ends what those without a namespace have left."""
@@ -282,6 +283,13 @@ class _Zygote:
 
     def _kill_orphans(self) -> None:
         self._orphans.kill(self._list_known())
+
+
+def _send_with_handle(to: socket.socket, words: bytes) -> None:
+    """Send words, and a handle on the calling process (pidfd)."""
+    process = os.pidfd_open(os.getpid())
+    to.sendmsg([words], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [process]))])
+    os.close(process)
 
 
 def _is_asked_within(milliseconds: float | None, fd: int | socket.socket) -> bool:

@@ -72,7 +72,7 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
     Raises OSError.
     """
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
-    for name, target in (("work", "/sandbox"), ("tmp", "/tmp")):
+    for name, target in (("work", "/sandbox"), ("tmp", "/tmp"), ("python", "/python")):
         _mount(f"{folders}/{request['folder']}/{name}", target, None, MS_BIND)
     for fd, path in covered:
         names = path.split("/")

@@ -210,6 +210,7 @@ work = os.environ["HOME"]
 attempt("record", lambda: read("../sandbox.json"))
 attempt("record written", lambda: write("../sandbox.json"))
 attempt("beside", lambda: os.mkdir("../beside"))
+attempt("python", lambda: write(os.path.join(sys.prefix, "pyvenv.cfg")))
 attempt("moved", lambda: os.rename(work, work + ".moved"))
 attempt("removed", lambda: os.rmdir(os.path.join(os.path.dirname(os.environ["TMPDIR"]), "tmp")))
 try:
@@ -219,4 +220,4 @@ except OSError:
 """)
     assert found.done == {}
     assert folder.stat().st_mode == before
-    assert sorted(path.name for path in folder.iterdir()) == ["sandbox.json", "tmp", "work"]
+    assert sorted(path.name for path in folder.iterdir()) == ["python", "sandbox.json", "tmp", "work"]

@@ -1,0 +1,74 @@
+"""A sandbox's own Python: a directory like a virtual environment, for each Python process that code starts.
+
+Python finds ``pyvenv.cfg`` beside its executable however it is started: by its path or by a script's first line, with
+``-I``, and with an empty environment. So it ignores the packages of the machine, and imports those that the ``.pth``
+file names. Neither environment variables nor options would reach all these processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+CONFIGURATION = "home = {home}\ninclude-system-site-packages = false\nexecutable = {python}\n"
+# A site directory's own .pth files count, too. All of it is ASCII, as Python 3.11 reads the file in the locale's
+# encoding.
+IMPORT_LINE = (
+    "import site, sys; sys.path[:0] = [path for path in {first} if path not in sys.path]; "
+    "sys.path += [path for path in {last} if path not in sys.path]; [site.addsitedir(path) for path in {sites}]\n"
+)
+
+
+def write_python_directory(
+    folder: str,
+    python: str,
+    *,
+    first: list[str] | tuple[str, ...] = (),
+    last: list[str] | tuple[str, ...] = (),
+    sites: list[str] | tuple[str, ...] = (),
+    scripts: str | None = None,
+) -> None:
+    """Makes the directory `folder`, open to every user, for an executable of the Python that calls this.
+
+    Args:
+        folder: the new directory. Its `bin` has the executables.
+        python: the path of the Python that it is for, in the sandbox.
+        first: directories that Python imports from ahead of the standard library.
+        last: directories that it imports from behind the standard library.
+        sites: the same, with the .pth files in them.
+        scripts: a directory of programs, which `folder` has as `scripts`.
+
+    Raises:
+        OSError: a file could not be written.
+    """
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    thread = "t" if "t" in getattr(sys, "abiflags", "") else ""
+    _make_directories(folder, "bin")
+    for name in ("python", "python3", version):
+        os.symlink(python, f"{folder}/bin/{name}")
+    configuration = CONFIGURATION.format(home=os.path.dirname(python), python=python)
+    _write(f"{folder}/pyvenv.cfg", configuration.encode("utf-8", "surrogateescape"))
+    if first or last or sites:
+        _make_directories(folder, "lib", version + thread, "site-packages")
+        line = IMPORT_LINE.format(first=ascii(list(first)), last=ascii(list(last)), sites=ascii(list(sites)))
+        _write(f"{folder}/lib/{version}{thread}/site-packages/rlm-batch.pth", line.encode())
+    if scripts is not None:
+        os.symlink(scripts, f"{folder}/scripts")
+
+
+def _make_directories(path: str, *names: str) -> None:
+    """Makes what is missing of a path, open to every user whatever this process's umask is."""
+    for name in ("", *names):
+        path = f"{path}/{name}" if name else path
+        if not os.path.isdir(path):
+            os.mkdir(path)
+            os.chmod(path, 0o755)
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, data)
+        os.fchmod(fd, 0o644)
+    finally:
+        os.close(fd)
