@@ -1,5 +1,6 @@
 """The settings that every provider of sandboxes has: plain pydantic, which a Prefect block and a script share."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypedDict
 
@@ -118,6 +119,11 @@ class SandboxSettings(BaseModel):
                 f"{ENVIRONMENT + '>=0'!r})"
             )
         for package in packages:
+            if re.fullmatch(r"[^\s@;]+\.(txt|in|toml|lock|cfg|ya?ml)", package.strip()):
+                raise ValueError(
+                    f"{package!r} is no requirement but the name of a file: give the requirements that are in it, each "
+                    "by itself, such as numpy or pandas>=2"
+                )
             if not package.strip() or package.lstrip().startswith("-"):
                 raise ValueError(
                     f"{package!r} is no requirement: give names such as numpy or pandas>=2, and no options"

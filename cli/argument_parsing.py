@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shlex
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -168,7 +169,8 @@ def _spell_json(text: str, *, is_alone: bool) -> list[str]:
     is_list = text.startswith("[")
     for end in ("", *"]})\"'"):
         try:
-            value = ast.literal_eval(f"{text}{end}" if is_list else f"[{text}{end}]")
+            with warnings.catch_warnings(action="ignore"):  # of backslashes
+                value = ast.literal_eval(f"{text}{end}" if is_list else f"[{text}{end}]")
             return [json.dumps(item, allow_nan=False) for item in ([value] if is_list or is_alone else value)]
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             pass

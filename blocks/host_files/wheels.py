@@ -15,7 +15,9 @@ def check_wheel_requirements(requirements: list[str]) -> None:
         except InvalidRequirement:
             is_place = re.search(r"://|[/\\@]|\.(whl|zip|tar)\b", text) is not None
             if not is_place:
-                raise ValueError(f"{text!r} is no requirement: give names such as numpy or pandas>=2") from None
+                raise ValueError(
+                    f"{text!r} is no requirement: give names such as numpy or pandas>=2, each by itself"
+                ) from None
         if is_place:
             name = re.split("[@:]", text)[0].strip()  # what follows may have a password in it
             raise ValueError(

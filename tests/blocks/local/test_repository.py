@@ -331,6 +331,10 @@ def test_packages_that_cannot_be_had_are_one_sentence(index: Path) -> None:
         "-rrequirements.txt",
         "numpy --index-url=https:example.org",
         "numpy pandas",
+        "numpy,pandas",
+        "requirements.txt",
+        "envs/environment.yml",
+        "pyproject.toml",
         " ",
     ):
         with pytest.raises(ConfigurationError, match="is no requirement"):
