@@ -14,6 +14,8 @@ for _name, _value in (
     ("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120"),
 ):
     os.environ.setdefault(_name, _value)
+if os.path.expanduser("~") == "~":  # Without HOME and an entry in passwd Prefect cannot be imported.
+    os.environ["HOME"] = "/"  # as container engines set it
 # Clients read the proxies when they are created, in this process and in those that it starts.
 import_module(".flows.proxies", __name__).exclude_loopback(os.environ)
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 
 # Before Prefect is imported: its log lines would drown ours, and go to the server all the same. Its internal ones do
 # not, and have a page for each event that a server which is away has not got.
@@ -42,6 +43,8 @@ def _run_command(arguments: list[str] | None) -> int:
         os.environ.setdefault(name, value)
     # For the same reason: a log line that a server which is gone has not got is an error of logging, to Prefect.
     logging.raiseExceptions = False
+    # The commands that need Prefect's directory say so themselves, with what to do.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from ..flows.child_process import GARBAGE_THRESHOLD
 
     gc.set_threshold(GARBAGE_THRESHOLD)

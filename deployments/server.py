@@ -11,6 +11,7 @@ from prefect.settings import get_current_settings
 
 from ..flows.child_process import read_failure_reason
 from ..flows.proxies import check_proxies
+from ..flows.server.launch import create_prefect_home
 from ..flows.server.origin_guard import APP_DIR, FACTORY, build_origin_settings
 from ..sandbox.errors import ConfigurationError
 from .process import PrefectProcess, end_process
@@ -50,7 +51,7 @@ class PrefectServer(PrefectProcess):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", self._port)) == 0:
                 raise ConfigurationError(f"port {self._port} is taken{_describe_port_owner(self._port)}")
-        self._home.mkdir(parents=True, exist_ok=True)
+        create_prefect_home(self._home)
         environment = self._environment()
         environment.pop("PREFECT_API_URL", None)
         environment.setdefault("PREFECT_SERVER_UI_API_URL", self.url)  # or the UI asks port 4200

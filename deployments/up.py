@@ -31,6 +31,7 @@ from prefect.states import Crashed
 
 from ..blocks.worker_consent import ALLOWED_PATHS
 from ..flows.child_process import describe_exit_status
+from ..flows.server.launch import create_prefect_home
 from ..sandbox.errors import ConfigurationError
 from .deploy import deploy
 from .server import WORK_POOL, PrefectServer
@@ -160,7 +161,7 @@ async def _mark_crashed(flow_runs: set[str]) -> None:
 @contextmanager
 def _hold_home_lock(home: Path, url: str) -> Iterator[None]:
     """Holds this home's lock. Raises ConfigurationError where another `up`, on the same database, has it."""
-    home.mkdir(parents=True, exist_ok=True)
+    create_prefect_home(home)
     with (home / "rlm-batch-up.json").open("a+") as lock:
         lock.seek(0)
         try:

@@ -211,7 +211,7 @@ def _start_server(started: "Future[SubprocessASGIServer]") -> None:
                 f"Prefect's embedded server did not start: {cause} (its log is {get_log_path()}). Nothing was run: "
                 "look at PREFECT_HOME, or start a server and name it in PREFECT_API_URL"
             )
-            started.set_exception(error)
+            started.set_exception(cause if isinstance(cause, ConfigurationError) else error)
             return
     started.set_result(server)
 

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import subprocess
+import tempfile
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from prefect.settings import PREFECT_HOME, get_current_settings
 
+from ...sandbox.errors import ConfigurationError
 from ..child_process import build_module_command, build_safe_environment
 from .origin_guard import APP_DIR, FACTORY, build_origin_settings
 
@@ -48,13 +50,30 @@ def launch_server() -> LaunchedServer:
     options = ["--app-dir", APP_DIR, "--workers", "1", "--port", str(port)]
     options += ["--log-level", "error", "--lifespan", "on"]
     path = get_log_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    create_prefect_home(path.parent)
     with path.open("ab") as log:
         offset = log.tell()
         process = subprocess.Popen(
             [*command, *options], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     return LaunchedServer(port, process, offset)
+
+
+def create_prefect_home(home: Path) -> None:
+    """Create the directory of a server's database and logs, unless it exists.
+
+    Raises:
+        ConfigurationError: The directory cannot be created, or no file in it.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"PREFECT_HOME is {home}, where this user cannot create files ({error.strerror}): set HOME to a directory "
+            "where it can, or PREFECT_HOME and RLM_BATCH_RESULTS"
+        ) from None
 
 
 def get_log_path() -> Path:

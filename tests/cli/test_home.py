@@ -1,0 +1,50 @@
+"""A user without a home directory, as in a container with a user id of its own, gets one sentence with what to set."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..infra.prefect_database import make_prefect_home
+from .conftest import COMMAND
+
+
+@pytest.mark.requires("bubblewrap")
+@pytest.mark.parametrize("home", [None, "", "/nonexistent"], ids=["no HOME", "empty HOME", "missing directory"])
+def test_no_home_is_one_sentence_whose_remedies_work(tmp_path: Path, home: str | None) -> None:
+    bwrap = shutil.which("bwrap")
+    assert bwrap is not None
+    (tmp_path / "one.py").write_text("SUBMIT(x=1)")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("HOME", "PREFECT_HOME", "PREFECT_API_URL", "XDG_DATA_HOME")
+    }
+    # The user has no entry in passwd, and can write below tmp_path only.
+    words = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--ro-bind", "/dev/null", "/etc/passwd"]
+    words += ["--bind", str(tmp_path), str(tmp_path), "--die-with-parent"]
+
+    def run(*command: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*words, COMMAND, *command],
+            env={**environment, "TMPDIR": str(tmp_path), **({} if home is None else {"HOME": home}), **settings},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+
+    batch = ("batch", "one.py", "--provider", "local:none", "--json")
+    refused = run(*batch)
+    assert refused.returncode == 2
+    told = refused.stderr.splitlines()
+    assert told[-1].startswith("rlm-batch: PREFECT_HOME is /")
+    assert told[-1].endswith("set HOME to a directory where it can, or PREFECT_HOME and RLM_BATCH_RESULTS")
+    assert len(told) == 2, told  # the other is the progress
+    made = make_prefect_home(tmp_path / "home" / ".prefect")
+    for remedy in ({"HOME": str(made.parent)}, {"PREFECT_HOME": str(made), "RLM_BATCH_RESULTS": str(tmp_path / "r")}):
+        done = run(*batch, **remedy)
+        assert done.returncode == 0, done.stderr
