@@ -90,9 +90,10 @@ def _split_words(option: str, words: list[str], form: str) -> dict[str, str]:
 
 
 def _parse_values(option: str, name: str, values: str) -> list[Any]:
-    """Return the values between commas, each read by itself; or those of one list in JSON.
+    """Return the values between commas, each read by itself, or the values of a single list.
 
-    Raises ConfigurationError, with what may be written instead, for what is like a range, JSON or a number and is none.
+    Raises ConfigurationError, with the spelling that was meant, for a word that only looks like a range, a list, JSON
+    or a number.
     """
     whole = read_word(values)
     if isinstance(whole, list):
@@ -154,6 +155,9 @@ def _find_slip(option: str, name: str, values: str, text: str) -> tuple[str, lis
             bounds = text if BOUNDS.fullmatch(text) else "LOW..HIGH"
             return f"a grid lists its values; --space {name}={bounds} with --trials draws from bounds", []
         return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, and stand alone", []
+    parts = re.split(r"[\s;|]+", text)
+    if len(parts) > 1 and all(isinstance(read_word(part), (int, float)) for part in parts):
+        return f"{text} is like a list, and values have commas between them", parts
     number = _read_as_python(text)
     if number is None:
         return None
@@ -169,7 +173,7 @@ def _spell_json(text: str, *, is_alone: bool) -> list[str]:
     is_list = text.startswith("[")
     for end in ("", *"]})\"'"):
         try:
-            with warnings.catch_warnings(action="ignore"):  # of backslashes
+            with warnings.catch_warnings(action="ignore"):  # Backslashes would warn.
                 value = ast.literal_eval(f"{text}{end}" if is_list else f"[{text}{end}]")
             return [json.dumps(item, allow_nan=False) for item in ([value] if is_list or is_alone else value)]
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
@@ -179,7 +183,7 @@ def _spell_json(text: str, *, is_alone: bool) -> list[str]:
 
 
 def _read_as_python(text: str) -> float | None:
-    """Return the number that Python would read, or a person; None where there is none."""
+    """Return the number that Python would read in its code or by `float`, or None."""
     for read in (lambda: int(text, 0), lambda: int(text), lambda: float(text)):
         try:
             return read()

@@ -1,4 +1,4 @@
-"""The one reader of cells: the value of a text in a CSV file or on the command line.
+"""Values of cells: texts of CSV files and words of the command line.
 
 `read_word` reads a text that stands alone. In a CSV file all cells of a column have one type: `ColumnGuess` finds it
 over the whole file, and `read_cell` reads the cells by it.
@@ -15,10 +15,10 @@ ColumnType = Literal["int", "float", "bool", "json", "str"]
 
 WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
 DECIMAL = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-WHOLE_DIGITS = 18  # of a whole number in a column: longer ones are names, such as those of cards
-MOST_DIGITS = 800  # no float has more that are not zeros
+WHOLE_DIGITS = 18  # Longer whole numbers in a column are identifiers, such as numbers of cards.
+MOST_DIGITS = 800  # The longest float, written exactly, has 767.
 BOOLEANS = {"true": True, "false": False}
-MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # in a column whose type is given
+MISSING = frozenset(("", "NA", "N/A", "null", "None"))  # These are None in a column whose type is given.
 NOT_FINITE = re.compile("nan|[-+]?inf(?:inity)?", re.IGNORECASE)
 JSON_BEGINNINGS = tuple('"[{')
 
@@ -39,7 +39,7 @@ def read_decimal(text: str) -> float:
         raise ValueError(f"{text!r} is no decimal number")
     value = float(text)
     if "." in text and len(text) <= 16 and "e" not in text and "E" not in text:
-        return value  # a float keeps 15 digits
+        return value  # Every float keeps 15 digits.
     digits = re.split("[eE]", text)[0].lstrip("+-").replace(".", "").strip("0")
     is_kept = math.isfinite(value) and bool(value) == bool(digits) and len(digits) <= MOST_DIGITS
     if not is_kept or (digits and Decimal(f"{value:.{len(digits) - 1}e}") != Decimal(text)):
@@ -130,7 +130,7 @@ def read_cell(kind: ColumnType | None, cell: str) -> Any:
     text = cell.strip()
     if text in MISSING or kind is None:
         return None
-    if not text.isascii() or "_" in text:  # Python reads 1_000, and digits of other alphabets
+    if not text.isascii() or "_" in text:  # Python would read 1_000, and digits of other alphabets.
         raise ValueError(text)
     if kind == "bool":
         return bool(int(text)) if text in ("0", "1") else read_boolean(text)

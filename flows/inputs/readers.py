@@ -20,8 +20,8 @@ from .table_files import CsvTable, ParquetTable, Table
 from .text_files import COMPRESSED, SPREADSHEET, Report, TextFile
 
 Variables = dict[str, Any]
-TypesOfColumns = dict[str, Any] | Literal["json"] | None  # as they are given; None where all are found
-RuleOfTypes = dict[str, Any] | Literal["json"]  # as a run's record has it
+TypesOfColumns = dict[str, Any] | Literal["json"] | None  # The caller's; None means that the cells decide.
+RuleOfTypes = dict[str, Any] | Literal["json"]  # The run's record keeps this.
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 CSV = (".csv", ".tsv")
 OTHER_FILES = {**dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), SPREADSHEET), ".gz": COMPRESSED}
@@ -41,15 +41,21 @@ class InputFile:
     The file is copied and checked as a whole, and then read value by value; one at a location is fetched once.
     """
 
-    takes_any_value = False  # in a line of JSON, rather than an object alone
-    default_types: ClassVar[dict[str, ColumnType]] = {}  # of a CSV file's columns, where none are given
+    takes_any_value = False  # A line of JSON is an object.
+    default_types: ClassVar[dict[str, ColumnType]] = {}  # CSV columns have these where the caller gives none.
 
     def __init__(self, path: str, types: TypesOfColumns = None, report: Report | None = None) -> None:
-        """Raises ConfigurationError where the file may not or cannot be read, or a value is not what it should be.
+        """Check the file.
 
-        `types` are those of a CSV file's columns, `report` is told how far a large file has been read.
+        Args:
+            path: The file or its location.
+            types: The types of a CSV file's columns.
+            report: A function that takes lines about how far a large file has been read.
+
+        Raises:
+            ConfigurationError: The file cannot or must not be read, or has a wrong value.
         """
-        self.path = locate_input(path)  # what messages call it
+        self.path = locate_input(path)
         suffix = self.path.suffix.lower()
         if suffix not in (*JSON_LINES, *CSV, ".parquet"):
             advice = f"it is {OTHER_FILES[suffix]}" if suffix in OTHER_FILES else "rename or convert it"
@@ -102,10 +108,10 @@ class InputFile:
         return self._read_lines() if self.table is None else iter(self.table)
 
     def check(self, value: Any, number: int) -> None:
-        """Is called with each value of JSON lines and its number, from 1. Raises ConfigurationError."""
+        """Check a value of JSON lines, whose number counts from 1. Raises ConfigurationError."""
 
     def check_columns(self, names: Iterable[str], where: str) -> None:
-        """Is called with a table's columns. Raises ConfigurationError."""
+        """Check the names of a table's columns. Raises ConfigurationError."""
 
     def _open_table(self, file: Path, suffix: str, types: TypesOfColumns, report: Report | None) -> Table:
         if suffix == ".parquet":
@@ -156,14 +162,14 @@ class InputFile:
         return f'. If the file is one list, give each item a line of its own: python3 -c "{program}" {files}'
 
 
-# Those that somebody has.
+# Readers that are still in use.
 _open_files: weakref.WeakValueDictionary[tuple[Any, ...], InputFile] = weakref.WeakValueDictionary()
 
 
 class VariablesFile(InputFile):
-    """The same for variables, whose names are checked with the file."""
+    """A file of variables, whose names are checked with the file."""
 
-    _names: frozenset[str] = frozenset()  # that are known to be names
+    _names: frozenset[str] = frozenset()  # Names that have been checked.
 
     def check(self, value: Variables, number: int) -> None:
         if not self._names.issuperset(value):
@@ -185,15 +191,15 @@ class VariablesFile(InputFile):
 
 
 class ItemFile(InputFile):
-    """The same for items of data: a line of JSON is any value."""
+    """A file of data, in which a line of JSON is any value."""
 
     takes_any_value = True
 
 
 class PointFile(VariablesFile):
-    """The same for the points of a sweep, which all have the same variables."""
+    """A file of a sweep's points, which all have the variables of the first."""
 
-    _variables: set[str] | None = None  # of the first
+    _variables: set[str] | None = None
 
     def check(self, value: Variables, number: int) -> None:
         super().check(value, number)
@@ -224,7 +230,7 @@ class Grid:
 
 
 def read_inputs(inputs: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
-    """The inputs that a flow was given, as a list or as a path. Raises ConfigurationError where there are none."""
+    """Return a flow's inputs, of a list or a path. Raises ConfigurationError for an empty list or file."""
     return _require_values(open_or_take(VariablesFile, inputs, types, report), inputs, "inputs")
 
 
@@ -242,7 +248,7 @@ def read_points(points: list[Variables] | str, types: TypesOfColumns = None, rep
 
 
 def check_variable_names(names: Iterable[str], where: str) -> None:
-    """Raises ConfigurationError for a name that no variable can have; `where` it is begins the sentence."""
+    """Raise ConfigurationError for a name that no variable can have; `where` begins the sentence."""
     for name in names:
         check_variable_name(name, where)
 
@@ -262,10 +268,9 @@ def get_column_types(values: object) -> RuleOfTypes:
 
 
 def resolve_types_of(source: object, types: TypesOfColumns, ledger: PathOrLocation | None) -> TypesOfColumns:
-    """The types of the columns of `source`, if that is a CSV file's path: those that were given, else a ledger's.
+    """Return the given types, or those of the ledger's last run if `source` is a CSV file and no types are given.
 
-    A ledger has those by which its last run read such a file: so a job that is resumed reads it as before, and runs
-    nothing again. None where there are none: then they are found. Raises ConfigurationError.
+    A resumed job therefore reads its file as before, and runs nothing again. Raises ConfigurationError.
     """
     is_csv = isinstance(source, str) and source.lower().endswith(CSV)
     if types is not None or ledger is None or not is_csv:

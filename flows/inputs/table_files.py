@@ -1,4 +1,4 @@
-"""Files of inputs that are tables, CSV and Parquet: read row by row, as often as somebody asks for the rows."""
+"""Tables of inputs: CSV and Parquet files, which are read row by row, as often as needed."""
 
 import csv
 import shlex
@@ -11,8 +11,8 @@ from ...sandbox.errors import ConfigurationError
 from .cells import ColumnGuess, ColumnType, read_cell
 from .text_files import FileCopy, Report, TextFile
 
-BATCH_ROWS = 2000  # of Parquet, which are in memory at one time
-CELL_CHARACTERS = 64 * 1024 * 1024  # of CSV: data may be long, but a quote left open is not all of a file
+BATCH_ROWS = 2000  # So many rows of Parquet are in memory at one time.
+CELL_CHARACTERS = 64 * 1024 * 1024  # Data may be long, but a quote that nothing closes must not read the whole file.
 OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -48,7 +48,7 @@ class CsvTable:
         csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARACTERS))
         self._file, self._path, self._skips_blanks = TextFile(source, path), path, False
         header: list[str] = next(self._read_rows(), (1, []))[1]
-        self._skips_blanks = any(name.startswith(" ") for name in header)  # the one after each comma is not the cell's
+        self._skips_blanks = any(name.startswith(" ") for name in header)  # as in "x, y"
         self.names = [name.strip() for name in header]
         self._check_header()
         self.types: dict[str, ColumnType] = {}
@@ -122,7 +122,7 @@ class CsvTable:
 
 
 class ParquetTable:
-    """A file of Parquet, whose columns have types of their own. Dates and times become text as ISO 8601 has it."""
+    """A file of Parquet, with the types that it names. Dates and times become text in ISO 8601."""
 
     def __init__(self, source: Path, path: PathOrLocation) -> None:
         """Check the columns; messages call the file `path`.

@@ -1,4 +1,4 @@
-"""Input files as people save them: a copy that stays as it is, its encoding, and what a file is that is no text."""
+"""Text files of inputs: their copies, their encodings, and advice where a file is something else."""
 
 import codecs
 import io
@@ -17,57 +17,49 @@ from ...sandbox.outcomes.text_escape import escape_text
 
 Report = Callable[[str], None]  # takes a line for a person
 
-MEMORY_BYTES = 8 * 1024 * 1024  # of a copy, before it is a temporary file
-LARGE_BYTES = 4 * 1024 * 1024  # of a file whose reading is reported
-INTERVAL_SECONDS = 2.0  # between two reports
-WATCHED_LINES = 1000  # between two looks at the clock
+LARGE_BYTES = 4 * 1024 * 1024  # Reading a larger file is reported.
+REPORT_SECONDS = 2.0  # from one report to the next
+WATCHED_LINES = 1000  # from one look at the clock to the next
 
 SPREADSHEET = (
     "a spreadsheet: save it as CSV UTF-8 there, or with pandas.read_excel(FILE).to_csv('NAME.csv', index=False)"
 )
 COMPRESSED = "compressed: unpack it with gunzip"
 BINARY = {
-    b"PK\x03\x04": SPREADSHEET,  # a ZIP archive
-    b"\xd0\xcf\x11\xe0": SPREADSHEET,  # of Excel before 2007
+    b"PK\x03\x04": SPREADSHEET,  # Spreadsheets are ZIP archives.
+    b"\xd0\xcf\x11\xe0": SPREADSHEET,  # Excel wrote these until 2007.
     b"\x1f\x8b": COMPRESSED,
     b"PAR1": "Parquet: call it NAME.parquet",
 }
 
 
 class FileCopy:
-    """A file's bytes as they were, which may be read as often as needed: in memory, or in an unnamed temporary file.
+    """A copy of a file in an unnamed temporary file, which can be read several times at once.
 
-    So a run reads what was checked, though the file has changed or is a pipe.
+    A run therefore reads what was checked, even if the file has changed since, or was a pipe.
     """
 
     def __init__(self, source: Path) -> None:
         """Raises OSError where the source cannot be read, and ConfigurationError where the disk is full."""
-        self._data, self._file = b"", None
         with open(source, "rb") as stream:
-            self._data = stream.read(MEMORY_BYTES + 1)
-            self.size = len(self._data)
-            if self.size > MEMORY_BYTES:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this
-                try:
-                    self._file.write(self._data)
-                    shutil.copyfileobj(stream, self._file, MEMORY_BYTES)
-                    self._file.flush()
-                except OSError as error:
-                    raise ConfigurationError(
-                        f"{source} cannot be kept in a temporary file in {tempfile.gettempdir()}: {error.strerror}. "
-                        "Free some space, or name another directory with the environment variable TMPDIR"
-                    ) from None
-                self._data, self.size = b"", self._file.tell()
+            try:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  # Garbage collection closes it.
+                shutil.copyfileobj(stream, self._file)
+                self._file.flush()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{source} cannot be copied to a temporary file in {tempfile.gettempdir()}: {error.strerror}. Free "
+                    "some space, or name another directory with the environment variable TMPDIR"
+                ) from None
+        self.size = self._file.tell()
 
     def open(self) -> BinaryIO:
-        """Open the bytes, at their beginning."""
-        if self._file is None:
-            return io.BytesIO(self._data)
+        """Open the copy, at its beginning."""
         return io.BufferedReader(_PositionedReader(self._file.fileno(), self.size))  # type: ignore[return-value]
 
 
 class _PositionedReader(io.RawIOBase):
-    """A file with a position of its own, so that several may read it at once."""
+    """A reader with its own position in a file that others read as well."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd, self._size, self._position = fd, size, 0
@@ -120,7 +112,7 @@ class TextFile:
             try:
                 for number, line in enumerate(text, 1):
                     yield line
-                    if number % WATCHED_LINES == 0 and time.monotonic() >= reported_at + INTERVAL_SECONDS and report:
+                    if number % WATCHED_LINES == 0 and time.monotonic() >= reported_at + REPORT_SECONDS and report:
                         reported_at = time.monotonic()
                         report(f"reading {self.path}: {100 * stream.tell() // self.copy.size}%")
             except UnicodeDecodeError as error:
