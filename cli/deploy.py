@@ -116,7 +116,18 @@ def remove_deployment(name: str) -> int:
 
 
 def build_schedule(cron: str | None, interval: float | None, timezone: str | None) -> Schedule | None:
-    """The schedule that these stand for, `interval` in seconds. Raises ConfigurationError."""
+    """Return the schedule of these options, None without any.
+
+    Args:
+        cron: Five fields, or a word such as @daily.
+        interval: Seconds between two runs.
+        timezone: The time zone of `cron`, by default UTC.
+
+    Raises:
+        ConfigurationError: `cron` is no schedule, or one that never runs.
+    """
+    from prefect.server.schemas.schedules import CronSchedule as ServerCronSchedule
+
     if interval is not None:
         return IntervalSchedule(interval=timedelta(seconds=interval))
     if cron is None:
@@ -124,9 +135,16 @@ def build_schedule(cron: str | None, interval: float | None, timezone: str | Non
     try:
         if len(cron.split()) != 5 and not cron.startswith("@"):  # six are seconds too, which it would not be told
             raise ValueError
-        return CronSchedule(cron=cron, timezone=timezone or "UTC")
+        schedule = CronSchedule(cron=cron, timezone=timezone or "UTC")
     except ValueError:
         raise ConfigurationError(
             f"--cron {cron!r} is no schedule: it is five fields (minute, hour, day, month, day of week), as in "
             '"0 2 * * *" for every night at two'
         ) from None
+    try:
+        asyncio.run(ServerCronSchedule(cron=schedule.cron, timezone=schedule.timezone).get_dates(1))
+    except ValueError:
+        raise ConfigurationError(
+            f"--cron {cron!r} never runs: none of its months has its day (L is the last day of a month)"
+        ) from None
+    return schedule

@@ -107,7 +107,7 @@ def test_it_has_its_code_and_schedule_and_made_again_it_keeps_what_a_person_has_
 
     change("sweep/nightly-lr", tags=["mine"], parameters={**expected, "max_workers": 7}, concurrency_limit=3)
     Path("train.py").write_text("SUBMIT(loss=lr)\n")
-    status, out, err = command(*SWEEP, *name, "--cron", "0 3 * * *", "--timezone", "Europe/Berlin", "--retries", "0")
+    status, out, err = command(*SWEEP, *name, "--cron", "0 3 L * *", "--timezone", "Europe/Berlin", "--retries", "0")
     assert status == 0, err
     assert "max_workers, which was 7, is not given any more" in out
     kept = read("sweep/nightly-lr")
@@ -120,10 +120,10 @@ def test_it_has_its_code_and_schedule_and_made_again_it_keeps_what_a_person_has_
     }
     assert (kept.tags, kept.global_concurrency_limit.limit) == (["mine"], 3)
     assert {str(getattr(item.schedule, "cron", "hourly")): item.active for item in kept.schedules} == {
-        "0 3 * * *": False,
+        "0 3 L * *": False,
         "hourly": True,
     }
-    assert "0 3 * * * (Europe/Berlin), paused" in command("--list")[1]
+    assert "0 3 L * * (Europe/Berlin), paused" in command("--list")[1]
 
     status, out, err = command(*SWEEP, *name)
     assert len(read("sweep/nightly-lr").schedules) == 2  # without one in the command they stay
@@ -193,6 +193,8 @@ def test_what_is_wrong_is_a_sentence_and_makes_nothing(
         (*SWEEP, "--name", "local"): "sweep/local is a deployment of rlm-batch's own: give another --name",
         (*named, "--cron", "0 2 * *"): "--cron '0 2 * *' is no schedule: it is five fields",
         (*named, "--cron", "0 2 * * *", "--interval", "5"): "two schedules",
+        (*named, "--cron", "0 0 31 2 *"): "--cron '0 0 31 2 *' never runs: none of its months has its day",
+        (*named, "--cron", "0 0 31 APR,6 ?"): "never runs: none of its months has its day",
         (*named, "--cron", "0 0 2 * * *"): "--cron '0 0 2 * * *' is no schedule: it is five fields",
         (*named, "--interval", "0"): "--interval is a number of seconds, from 1 to those of ten years",
         (*named, "--interval", "1e300"): "--interval is a number of seconds, from 1 to those of ten years",
