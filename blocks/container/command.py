@@ -17,6 +17,7 @@ FIRST_UID = 0x5B000000  # of the users that code runs as where the host is root:
 NOBODY = 65534  # the user where an engine's own root is an ordinary user of this machine
 # A container needs them for itself.
 SYSTEM_DIRECTORIES = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/tmp")
+START_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}  # what Python reads when it starts
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 
 
@@ -75,6 +76,7 @@ def build_run_command(
         words += ["--read-only-tmpfs=false", "--http-proxy=false"]
     else:  # its client hands on what its configuration has, with passwords in it
         words += [word for name in PROXY_VARIABLES for word in ("--env", f"{name}=", "--env", f"{name.lower()}=")]
+    words += [word for name, value in START_ENVIRONMENT.items() for word in ("--env", f"{name}={value}")]
     words += [word for bind in binds for word in ("--mount", bind.build_option())]
     return [*words, image, "-u", "-c", program]
 

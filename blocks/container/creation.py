@@ -12,7 +12,7 @@ from ..host_files.files import HostFiles
 from ..host_files.mounts import HostMount
 from ..storage.local_volume import UMASK, find_volume
 from ..worker_consent import check_network, check_runtime
-from .command import Bind, build_run_command, is_mountable, resolve_mount_point
+from .command import START_ENVIRONMENT, Bind, build_run_command, is_mountable, resolve_mount_point
 from .deletion import make_name
 from .engine import Engine
 from .handle import ContainerHandle
@@ -71,7 +71,7 @@ async def create_container(
     policy = replace(CODE_POLICY, unix_sockets=not any(mount.is_directory for mount in files.mounts))
     # What is too large by itself is a MemoryError, and the process lives on. What is only reserved is free.
     limits = {"CORE": 0, "DATA": settings.memory_mib << 20}
-    own_environment = {"HOME": CWD, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    own_environment = {"HOME": CWD, "USER": "sandbox", "LOGNAME": "sandbox", "TMPDIR": "/tmp", **START_ENVIRONMENT}
     given = {variable: value.get_secret_value() for variable, value in settings.environment.items()}
     driver_settings = DriverSettings(
         cwd=CWD,

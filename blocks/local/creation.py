@@ -1,8 +1,11 @@
 """Making a local sandbox: its folder, its settings, and how its driver is started."""
 
 import os
+import pwd
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ...sandbox.driver_settings import DriverSettings
@@ -39,6 +42,7 @@ class Libraries:
 
 
 NO_LIBRARIES = Libraries()
+USER_NAME = "sandbox"  # of the user that code runs as
 
 
 def create_sandbox(
@@ -92,7 +96,12 @@ def create_sandbox(
             [mount.target if is_bubblewrap else mount.source for mount in group] for group in shared
         )
         write_python_directory(
-            str(folder / "python"), find_python(), first=modules, last=packages, scripts=next(iter(scripts), None)
+            str(folder / "python"),
+            find_python(),
+            first=modules,
+            last=packages,
+            scripts=next(iter(scripts), None),
+            files=_build_files(uid) if is_bubblewrap else {},
         )
         # Before there is a group: whoever finds the folder finds the group too.
         lock = write_locked_labels(folder, labels, [str(path) for path in group.directories])
@@ -109,6 +118,8 @@ def create_sandbox(
         **START_ENVIRONMENT,
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": work,
+        "USER": USER_NAME,
+        "LOGNAME": USER_NAME,
         "TMPDIR": tmp,
         **{name: value.get_secret_value() for name, value in settings.environment.items()},
     }
@@ -140,6 +151,31 @@ def create_sandbox(
     handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch.start, volume, lock, group, watched)
     handle.disk_mib = settings.disk_mib
     return handle
+
+
+@cache
+def _read_users() -> bytes:
+    """The machine's list of users; empty where it has none in a file."""
+    with suppress(OSError):
+        return Path("/etc/passwd").read_bytes()
+    return b""
+
+
+@cache
+def _is_known_user(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _build_files(uid: int | None) -> dict[str, bytes]:
+    """The file that stands in the sandbox for /etc/passwd where its user has no entry in that."""
+    if uid is None and _is_known_user(os.geteuid()):
+        return {}
+    user, group = (os.geteuid(), os.getegid()) if uid is None else (uid, uid)
+    return {"passwd": _read_users() + f"{USER_NAME}:x:{user}:{group}::/sandbox:/bin/sh\n".encode()}
 
 
 def _mount_all(directories: Sequence[Path], target: str) -> list[Mount]:

@@ -116,7 +116,7 @@ class Confinement:
             (getattr(resource, "RLIMIT_" + name), int(value)) for name, value in settings.get("limits", {}).items()
         ]
         self._ruleset = -1
-        self.has_domain = bool(settings.get("landlock"))  # a Landlock domain for each child
+        self._has_domain = bool(settings.get("landlock"))  # of Landlock, for each child
         self._filter: SeccompFilter | None = None
         if settings.get("landlock"):
             self._ruleset = self._build_ruleset(settings["landlock"])
@@ -124,6 +124,14 @@ class Confinement:
             self._admit_mount(path, (device, inode), access)
         if settings.get("seccomp"):
             self._filter = SeccompFilter(self._ctypes, bytes.fromhex(settings["seccomp"]))
+
+    @classmethod
+    def after_start(cls, settings: dict[str, Any]) -> Confinement:
+        """Return the confinement of a process that was confined by these settings, and then started a program."""
+        confinement = cls({})
+        if settings.get("landlock"):
+            confinement._has_domain, confinement._libc = True, _load_libc()
+        return confinement
 
     def _call(self, name: str, result: int) -> int:
         if result < 0:
@@ -209,7 +217,7 @@ class Confinement:
 
         It stays open there: who sums a sandbox's memory has to see which of it the forks share.
         """
-        if not self.has_domain:
+        if not self._has_domain:
             self.close_to_others()
 
     def confine(self, parent: int, *, is_forked_on: bool = False) -> None:

@@ -11,11 +11,12 @@ import os
 import sys
 
 CONFIGURATION = "home = {home}\ninclude-system-site-packages = false\nexecutable = {python}\n"
-# A site directory's own .pth files count, too. All of it is ASCII, as Python 3.11 reads the file in the locale's
-# encoding.
+# A site directory's own .pth files count, too. The names in a list are looked up in `site`, which runs this. All of it
+# is ASCII, as Python 3.11 reads the file in the locale's encoding.
 IMPORT_LINE = (
-    "import site, sys; sys.path[:0] = [path for path in {first} if path not in sys.path]; "
-    "sys.path += [path for path in {last} if path not in sys.path]; [site.addsitedir(path) for path in {sites}]\n"
+    "import sys; sys.path[:0] = [path for path in {first} if path not in sys.path]; "
+    "sys.path += [path for path in {last} if path not in sys.path]; "
+    "[sys.modules['site'].addsitedir(path) for path in {sites}]\n"
 )
 
 
@@ -27,6 +28,7 @@ def write_python_directory(
     last: list[str] | tuple[str, ...] = (),
     sites: list[str] | tuple[str, ...] = (),
     scripts: str | None = None,
+    files: dict[str, bytes] | None = None,
 ) -> None:
     """Makes the directory `folder`, open to every user, for an executable of the Python that calls this.
 
@@ -37,6 +39,7 @@ def write_python_directory(
         last: directories that it imports from behind the standard library.
         sites: the same, with the .pth files in them.
         scripts: a directory of programs, which `folder` has as `scripts`.
+        files: more files of `folder`, by their names.
 
     Raises:
         OSError: a file could not be written.
@@ -48,6 +51,8 @@ def write_python_directory(
         os.symlink(python, f"{folder}/bin/{name}")
     configuration = CONFIGURATION.format(home=os.path.dirname(python), python=python)
     _write(f"{folder}/pyvenv.cfg", configuration.encode("utf-8", "surrogateescape"))
+    for name, data in (files or {}).items():
+        _write(f"{folder}/{name}", data)
     if first or last or sites:
         _make_directories(folder, "lib", version + thread, "site-packages")
         line = IMPORT_LINE.format(first=ascii(list(first)), last=ascii(list(last)), sites=ascii(list(sites)))
@@ -68,7 +73,8 @@ def _make_directories(path: str, *names: str) -> None:
 def _write(path: str, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        os.write(fd, data)
+        while data:
+            data = data[os.write(fd, data) :]
         os.fchmod(fd, 0o644)
     finally:
         os.close(fd)

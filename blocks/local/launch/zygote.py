@@ -187,19 +187,19 @@ class ForkedProcess(DriverProcess):
         self.is_refused = False  # by a system that does so each time
         self.was_cut_off = False  # by the end of its zygote
         self._exit_code: int | None = None
-        self._timer: asyncio.TimerHandle | None = None
         status.setblocking(False)
         zygote.processes.add(self)
         self._finalizer = weakref.finalize(self, status.close)
 
     def expect_to_stand(self, *, is_first: bool = True) -> None:
         """Look after a second whether it stands, and after each one more: its zygote may have been stopped."""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(STOPPED_SECONDS, self._check_zygote, is_first)
+        asyncio.get_running_loop().call_later(STOPPED_SECONDS, _wake_zygote, weakref.ref(self), is_first)
 
-    def _check_zygote(self, is_first: bool) -> None:
-        self._read_status()
-        if not self._pid and self._exit_code is None:
+    def wake_zygote(self, *, is_first: bool) -> None:
+        """Let the zygote go on where it was stopped, if this does not stand."""
+        with suppress(OSError):  # let go of meanwhile
+            self._read_status()
+        if not self._pid and self._exit_code is None and self._status.fileno() >= 0:
             self._zygote.wake(may_end=not is_first)
             self.expect_to_stand(is_first=False)
 
@@ -257,10 +257,14 @@ class ForkedProcess(DriverProcess):
     def close(self) -> None:
         """Lets go of it, with all descriptors."""
         self.close_pipes()
-        if self._timer is not None:
-            self._timer.cancel()
         self._finalizer()
         self._zygote.processes.discard(self)
+
+
+def _wake_zygote(reference: weakref.ref[ForkedProcess], is_first: bool) -> None:
+    process = reference()  # which nobody may need any more
+    if process is not None:
+        process.wake_zygote(is_first=is_first)
 
 
 def _close_all(status: socket.socket, handle: int) -> None:

@@ -70,8 +70,7 @@ def start_fresh_python(supervisor: int, *, is_forked_on: bool) -> NoReturn:
 def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> None:
     """Waits for an execution, in a Python that has just started. With `is_forked_on` its forks do, once it is ready."""
     _set_inheritable(False, is_forked_on=bool(is_forked_on))
-    confinement = Confinement({})  # it has been confined
-    confinement.has_domain = bool(settings["confinement"].get("landlock"))
+    confinement = Confinement.after_start(settings["confinement"])
     confinement.close_to_others()  # until it has an execution of its own
     runner = CodeRunner()
     runner.enter_process()

@@ -238,6 +238,7 @@ class _Zygote:
         """Does what is this sandbox's own, and says that it stands. Raises OSError."""
         for pid in (os.getpid(), *(() if child is None else (child.handle[0],))):
             resource.prlimit(pid, resource.RLIMIT_RSS, (request["mark"], request["mark"]))
+            os.kill(pid, signal.SIGCONT)  # somebody may have stopped the child while it waited
         if self._folders is not None:
             self._confinement.open_own_proc()  # until it becomes the supervisor
             take_folder(self._folders, request)

@@ -74,6 +74,8 @@ def take_folder(folders: str, request: dict[str, Any]) -> None:
     covered = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in request["covered"]]
     for name, target in (("work", "/sandbox"), ("tmp", "/tmp"), ("python", "/python")):
         _mount(f"{folders}/{request['folder']}/{name}", target, None, MS_BIND)
+    if os.path.exists("/python/passwd") and os.path.exists("/etc/passwd"):
+        _mount("/python/passwd", "/etc/passwd", None, MS_BIND)
     for fd, path in covered:
         names = path.split("/")
         for count in range(3, len(names)):  # of those above it, which are in the folder

@@ -1,0 +1,128 @@
+"""In a sandbox there is one Python: what code starts imports what code imports, and begins as code has begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.driver_settings import Preparation
+
+from ..infra.waiting import HANG_SECONDS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.own_machine]
+
+# Asks each Python that code can start for the same, and returns what another answers than the code's own.
+ASK_CHILDREN = """
+import os, subprocess, sys
+
+def ask(*words, **options):
+    done = subprocess.run(words, capture_output=True, text=True, **options)
+    answer = done.stdout.strip() or done.stderr.strip()[-300:]
+    return {} if answer == own else {f"{words[:2]} {options}": answer}
+
+def run():
+    program = QUESTION + "\\nprint(answer)"
+    with open("asked.py", "w") as file:
+        file.write("#!/usr/bin/env python3\\n" + program)
+    os.chmod("asked.py", 0o755)
+    different = {}
+    for options in ({}, {"env": {}}, {"env": {"PATH": os.environ["PATH"]}}):
+        for flag in ("-c", "-Ic", "-Ec", "-sc", "-Bc"):
+            different.update(ask(sys.executable, flag, program, **options))
+    for name in ("python", "python3", "./asked.py"):
+        different.update(ask(name, *([] if name[0] == "." else ["-c", program])))
+    return different
+
+exec(QUESTION)
+own = answer
+different = run() if __name__ == "__main__" else {}
+"""
+IMPORTS = """
+import sys
+try:
+    import pip
+except ImportError:
+    pip = None
+import mine
+found = getattr(pip, "__file__", None)  # in an image: here the machine's is not for the code
+answer = f"{mine.VALUE} {sys.version_info[:2]} {sys.executable.rpartition('/')[0]} {sys.prefix} {found}"
+"""
+
+
+async def test_children_of_code_import_what_code_imports(provider: SandboxProvider, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "mine.py").write_text("VALUE = 42\ndef double(x):\n    return 2 * x\n")
+    given = provider.with_files(python_path=[str(tmp_path)])
+    code = f"QUESTION = {IMPORTS!r}\n{ASK_CHILDREN}\nSUBMIT(different=different, own=own)"
+    prepare = Preparation("import mine")
+    for options in ({}, {"prepare": prepare}):
+        async with given.interpreter(timeout=HANG_SECONDS, **options) as interpreter:  # type: ignore[arg-type]
+            result = await interpreter.execute(code)
+        assert result.different == {}
+        assert result.own.startswith("42 ")
+
+
+async def test_processes_of_multiprocessing_import_what_code_imports(
+    provider: SandboxProvider, provider_name: str, tmp_path: Path
+) -> None:
+    if provider_name == "local-landlock":
+        pytest.skip("there multiprocessing has no /dev/shm for its locks")
+    tmp_path.chmod(0o755)
+    (tmp_path / "mine.py").write_text("def double(x):\n    return 2 * x\n")
+    # A fork server listens at a path below TMPDIR, and that of the tests is too long for a socket.
+    methods = ["fork", "spawn", *(["forkserver"] if provider_name != "local-none" else [])]
+    code = """
+import multiprocessing, mine
+if __name__ == "__main__":
+    found = {}
+    for method in methods:
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            found[method] = pool.map(mine.double, [1, 2])
+    SUBMIT(found=found)
+"""
+    async with provider.with_files(python_path=[str(tmp_path)]).interpreter(timeout=HANG_SECONDS) as interpreter:
+        result = await interpreter.execute(code, {"methods": methods})
+    assert result.found == {method: [2, 4] for method in methods}
+
+
+# Variables by groups that do not change each other's answers, and what is asked for them.
+STARTS = {
+    "time zone": ({"TZ": "Asia/Tokyo"}, "import time; time.tzname, time.localtime(0).tm_hour"),
+    "hashes": ({"PYTHONHASHSEED": "0"}, "hash('a'), sys.flags.hash_randomization"),
+    "warnings": ({"PYTHONWARNINGS": "error::UserWarning"}, "import warnings; warnings.filters[0][:1]"),
+    "modes": (
+        {"PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "1", "PYTHONUTF8": "1", "PYTHONINTMAXSTRDIGITS": "700"},
+        "sys.flags.dev_mode, sys.flags.optimize, sys.flags.utf8_mode, sys.get_int_max_str_digits(), __debug__",
+    ),
+    "streams": ({"PYTHONIOENCODING": "latin-1:replace"}, "sys.stdout.encoding, sys.stdout.errors"),
+    "unbuffered": ({"PYTHONUNBUFFERED": "1"}, "sys.stdout.write_through"),
+    "path": ({"PYTHONPATH": "/usr/share"}, "'/usr/share' in sys.path"),
+    "bytecode": ({"PYTHONDONTWRITEBYTECODE": "x"}, "sys.dont_write_bytecode"),
+    "locale": ({"LC_ALL": "C"}, "import locale; locale.setlocale(locale.LC_CTYPE), sys.getfilesystemencoding()"),
+    "allocator": ({"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}, "sys._debugmallocstats and 1"),
+    "library": ({"OMP_NUM_THREADS": "1", "HOME": "/x"}, "import os; os.getenv('OMP_NUM_THREADS'), os.getenv('HOME')"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STARTS)
+async def test_variables_that_are_read_at_a_start_take_effect_in_the_code_too(
+    provider: SandboxProvider, name: str
+) -> None:
+    environment, question = STARTS[name]
+    *before, asked = question.split("; ")
+    program = "; ".join(["import sys", *before, f"answer = repr(({asked}))"])
+    code = f"""
+import subprocess, sys
+exec({program!r})
+child = subprocess.run([sys.executable, "-c", {program + "; print(answer)"!r}], capture_output=True, text=True)
+SUBMIT(own=answer, child=child.stdout.strip() or child.stderr)
+"""
+    given = provider.model_copy(update={"environment": {key: SecretStr(value) for key, value in environment.items()}})
+    for prepare in (None, Preparation("import json")):
+        async with given.interpreter(timeout=HANG_SECONDS, prepare=prepare) as interpreter:
+            for _ in range(2):
+                result = await interpreter.execute(code)
+                assert result.own == result.child
