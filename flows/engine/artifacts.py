@@ -17,7 +17,7 @@ from prefect.context import FlowRunContext
 
 from ...sandbox.result import Outcome
 from ...tasks.ledger.run_record import RunRecord
-from ..reporting.markdown import render_markdown
+from ..reporting.markdown import escape_markdown, render_markdown
 from ..reporting.report import build_report, build_table_records, describe_run
 from ..reporting.summary import RunSummary
 from .context import Log
@@ -102,7 +102,8 @@ class ArtifactPublisher:
         summary = self.summary
         if summary.done:
             text = render_markdown(build_report(summary, [self._record]))
-            about = describe_run(self._record, summary)
+            # Prefect's UI takes a description for Markdown, and values of the best trial are in it.
+            about = escape_markdown(describe_run(self._record, summary))
             records = build_table_records(summary, MAX_TABLE_RECORDS)
             await asyncio.gather(
                 acreate_markdown_artifact(text, f"{self._key}-report", about),

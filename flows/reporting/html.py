@@ -9,6 +9,7 @@ from urllib.parse import quote
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from .display_html import rebuild_html
 from .document import PageSection, Part, clean_line
 
 # Whatever got past the escaping could not load or run anything but pictures that lie beside the page.
@@ -17,7 +18,11 @@ POLICY = f"{FRAME_POLICY} 'self' file:"
 FRAME_HEAD = (
     f'<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{FRAME_POLICY}">'
 )
-PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg")  # which run nothing where a page has them as images
+PHOTOS = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+PICTURES = (*PHOTOS, ".svg")  # An image in a page runs and fetches nothing, not even SVG.
+# Files that run nothing when a browser opens them. A page of its own can: .svg, .html, .xhtml, .xml, .mht, .pdf, and
+# those of a type that the browser guesses from their content.
+LINKED = (*PHOTOS, ".txt", ".csv", ".json")
 TEMPLATE = """\
 <!doctype html>
 <html lang="en">
@@ -62,17 +67,17 @@ pre { background: var(--head); padding: .8rem; overflow-x: auto; } img { max-wid
 {% elif kind == "Image" %}
 <p><img src="{{ part.data_url }}" alt="{{ part.alt | clean }}"></p>
 {% elif kind == "Markup" %}
-{# Sandboxed without exceptions: no script, form, window or place of the page's own. The policy is the page's too. #}
-<iframe sandbox loading="lazy" title="{{ part.alt | clean }}" srcdoc="{{ frame_head + part.html }}"></iframe>
+{# Sandboxed without exceptions: no script, form, window or origin of the page's. The page's policy holds inside. #}
+<iframe sandbox loading="lazy" title="{{ part.alt | clean }}" srcdoc="{{ part.html | frame }}"></iframe>
 {% elif kind == "Verbatim" %}
 <pre>{{ part.excerpt }}</pre>
 {% elif kind == "Files" %}
 <ul>
 {% for path in part.paths %}
-{% set name, url, is_picture = link(path) %}
-<li>{% if url %}<a href="{{ url }}">{{ name | clean }}</a>{% else %}{{ name | clean }}{% endif %}
-{% if is_picture %}
-<br><a href="{{ url }}"><img loading="lazy" src="{{ url }}" alt="{{ name | clean }}"></a>
+{% set name, link, picture = locate(path) %}
+<li>{% if link %}<a href="{{ link }}">{{ name | clean }}</a>{% else %}{{ name | clean }}{% endif %}
+{% if picture %}
+<br><img loading="lazy" src="{{ picture }}" alt="{{ name | clean }}">
 {% endif %}
 </li>
 {% endfor %}
@@ -89,20 +94,20 @@ def render_html(parts: Iterable[Part], title: str, folder: str = "") -> str:
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
-    environment.filters["clean"] = clean_line
+    environment.filters |= {"clean": clean_line, "frame": lambda text: FRAME_HEAD + rebuild_html(text)}
     all_parts = (item for part in parts for item in (part.parts if isinstance(part, PageSection) else [part]))
 
-    def link(path: str) -> tuple[str, str, bool]:
-        return _link_file(path, folder)
+    def locate(path: str) -> tuple[str, str, str]:
+        return _locate_file(path, folder)
 
     named_parts = ((type(part).__name__, part) for part in all_parts)
     return environment.from_string(TEMPLATE).render(
-        title=title, parts=named_parts, policy=Markup(POLICY), frame_head=FRAME_HEAD, link=link
+        title=title, parts=named_parts, policy=Markup(POLICY), locate=locate
     )
 
 
-def _link_file(path: str, folder: str) -> tuple[str, str, bool]:
-    """What a file is called, its address (empty where a browser has none for it), and whether it is a picture."""
+def _locate_file(path: str, folder: str) -> tuple[str, str, str]:
+    """Return a file's name, the address for a link to it, and the one for an image; an address is empty for none."""
     url, name = "", path
     if folder and path.startswith(f"{folder}/"):
         name = path[len(folder) + 1 :]
@@ -110,4 +115,5 @@ def _link_file(path: str, folder: str) -> tuple[str, str, bool]:
     elif os.path.isabs(path):
         with suppress(UnicodeError):  # of a name that no file has
             url = Path(path).as_uri()
-    return name, url, bool(url) and PurePath(path).suffix.lower() in PICTURES
+    suffix = PurePath(path).suffix.lower()
+    return name, url if suffix in LINKED else "", url if suffix in PICTURES else ""

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -78,8 +78,9 @@ class Chromium:
     status of 400 and more and the requests that had no answer.
     """
 
-    def __init__(self, width: int = 1280, height: int = 900) -> None:
+    def __init__(self, width: int = 1280, height: int = 900, flags: Sequence[str] = ()) -> None:
         self._size = width, height
+        self._flags = flags
         self._folder = tempfile.mkdtemp(prefix="browser-of-rlm-batch-")
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: ClientConnection | None = None
@@ -93,7 +94,7 @@ class Chromium:
         assert program is not None, "there is no chromium"
         size = f"--window-size={self._size[0]},{self._size[1]}"
         self._process = start_bound_process(
-            [program, *FLAGS, size, f"--user-data-dir={self._folder}", "about:blank"],
+            [program, *FLAGS, *self._flags, size, f"--user-data-dir={self._folder}", "about:blank"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

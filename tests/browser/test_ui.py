@@ -80,21 +80,25 @@ def test_a_runs_report_is_in_the_ui_with_its_chart_and_nothing_of_it_is_run_or_f
 ) -> None:
     monkeypatch.setenv("RLM_BATCH_RESULTS", str(tmp_path))
     code = "if x == 2: raise ValueError('<img src=http://127.0.0.1:9/x onerror=\"document.title=1\"> | **b**')\n"
-    code += "SUBMIT(loss=(x - 1) ** 2 + y)"
-    report = asyncio.run(sweep(code, {"x": [0, 1, 2], "y": [1, 2]}, objective="loss", on_failure="return"))
-    (artifact,) = [
-        found
+    code += "SUBMIT(loss=(x - 1) ** 2 + y, **{'![](http://127.0.0.1:9/name)': '![](http://127.0.0.1:9/value)'})"
+    grid = {"x": [0, 1, 2], "y": [1, 2], "z": ["![](http://127.0.0.1:9/variable)"]}
+    report = asyncio.run(sweep(code, grid, objective="loss", on_failure="return"))
+    artifacts = {
+        found["type"]: f"{ui}/artifacts/artifact/{found['id']}"
         for found in ask(ui, "artifacts/filter", sort="CREATED_DESC")
-        if found["flow_run_id"] in report.results_path and found["type"] == "markdown"
-    ]
-    page.goto(f"{ui}/artifacts/artifact/{artifact['id']}")
-    page.see("4 of 6 trials succeeded", "Trials, the best first")
+        if (found["flow_run_id"] or "none") in report.results_path
+    }
+    page.goto(artifacts["markdown"])
+    page.see("4 of 6 trials succeeded", "Trials, the best first", "succeeded; best loss 1 in trial 2 with x=1")
     said = '<img src=http://127.0.0.1:9/x onerror="document.title=1"> | **b**'
     note = f"CodeError: the code raised ValueError (line 1): {said}"
     pictures = "[...document.images].filter(i => i.src.startsWith('data:image/svg') && i.naturalWidth > 300).length"
     page.until(lambda: page.js(pictures) == 3, "the three charts")
     cells = page.js("[...document.querySelectorAll('td')].map(e => e.innerText.trim())")
     assert {"best", note} <= set(cells)
+    assert page.js("[...document.images].every(i => !i.src.includes(':9/'))")
+    page.goto(artifacts["table"])
+    page.see("outcome", "succeeded; best loss 1 in trial 2", "![](http://127.0.0.1:9/value)")
     assert page.js("[...document.images].every(i => !i.src.includes(':9/'))")
     assert not [url for url in page.asked if url.startswith("http") and not url.startswith(ui)]
     assert page.errors == []

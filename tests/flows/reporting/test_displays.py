@@ -2,11 +2,17 @@
 
 import html
 import re
+import socket
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
+import pandas
 import pytest
 
 from rlm_batch import Result
+from rlm_batch.flows.reporting.display_html import rebuild_html
 from rlm_batch.flows.reporting.html import render_html
 from rlm_batch.flows.reporting.markdown import render_markdown
 from rlm_batch.flows.reporting.report import build_report
@@ -32,13 +38,13 @@ SVG = (
 )
 
 
-def build(metas: list[Meta]) -> tuple[str, str]:
-    """The page, and the report as Markdown."""
+def build(metas: list[Meta], folder: str = "/results") -> tuple[str, str]:
+    """Return the page for that folder, and the report as Markdown."""
     summary = RunSummary(ReportSpec("execution"))
     for meta in metas:
         summary.add(Result({}, meta))
     parts = build_report(summary, [RunRecord("batch", "/results", total=len(metas))])
-    return render_html(parts, "the page", "/results"), render_markdown(parts)
+    return render_html(parts, "the page", folder), render_markdown(parts)
 
 
 SHOWN = Meta(
@@ -64,7 +70,7 @@ def test_a_page_has_pictures_beside_their_execution_and_markdown_a_mention() -> 
     assert page.count("<iframe") == 1
     frame = re.search(r'<iframe sandbox loading="lazy" title="[^"]*" srcdoc="([^"]*)"></iframe>', page)
     assert frame is not None
-    assert html.unescape(frame[1]).endswith(HOSTILE)
+    assert html.unescape(frame[1]).rstrip().endswith('<p id="end">"quoted" &amp; the end</p>')
     assert "default-src 'none'" in html.unescape(frame[1])
     outside = page.replace(frame[0], "")
     assert not re.search(r"<(script|svg|meta http-equiv=.?refresh|form|link)", outside)
@@ -79,36 +85,158 @@ def test_a_page_has_pictures_beside_their_execution_and_markdown_a_mention() -> 
     assert PNG not in markdown
 
 
+# `HOST` is another for each of them. What of it reaches the network is seen, also a connection without a request.
+FETCHING = (
+    *(f'<link rel={rel} href="https://HOST">' for rel in ("preconnect", "dns-prefetch", "prefetch", "stylesheet")),
+    '<LINK/REL=&#112;reconnect/HREF=https://HOST>',
+    '<meta http-equiv=refresh content="0;url=https://HOST">',
+    '<meta http-equiv=Link content="<https://HOST>; rel=preconnect">',
+    '<base href="https://HOST"><img src=picture.png>',
+    '<img src="https://HOST" srcset="https://HOST 1x" longdesc="https://HOST" attributionsrc="https://HOST">',
+    '<picture><source srcset="https://HOST"><img></picture><input type=image src="https://HOST">',
+    '<video poster="https://HOST" src="https://HOST" autoplay></video><audio src="https://HOST" autoplay></audio>',
+    '<table background="https://HOST"><tr><td background="https://HOST">x</table><body background="https://HOST">',
+    '<object data="https://HOST"></object><embed src="https://HOST"><iframe src="https://HOST"></iframe>',
+    '<iframe srcdoc="<link rel=preconnect href=https://HOST>"></iframe><frameset><frame src="https://HOST"></frameset>',
+    '<style>p { background: url(https://HOST) } @import "https://HOST";</style><p>x</p>',
+    '<style>@font-face { font-family: f; src: url(https://HOST) } p { font-family: f }</style><p>x</p>',
+    "<style>p { background: u/**/rl(https://HOST), U\\72l(//HOST), image-set('https://HOST' 1x) }</style><p>x</p>",
+    "<style>q{content:'\\\n'} \"\n p{background:url(https://HOST)} p{background:src('https://HOST')}</style><p>x</p>",
+    '<p style="--a: url(https://HOST); background: var(--a); cursor: url(https://HOST), auto">x</p>',
+    '<p style="background: &#117;rl(https://HOST); mask: -webkit-image-set(url(https://HOST) 1x)">x</p>',
+    '<svg><foreignObject><link xmlns="http://www.w3.org/1999/xhtml" rel=preconnect href="https://HOST"></svg>',
+    '<svg><image href="https://HOST"/><use href="https://HOST#a"/><style>@import "https://HOST";</style></svg>',
+    '<math href="https://HOST"><mtext><link rel=preconnect href="https://HOST"></mtext></math>',
+    '<math><mtext><table><mglyph><style><!--</style><link rel=preconnect href="https://HOST">--></style>',
+    '<style><p title="</style><link rel=preconnect href=https://HOST>">',
+    "<p title='\"><link rel=preconnect href=\"https://HOST\">'>x</p><!--><link rel=preconnect href='https://HOST'>-->",
+    '<template shadowrootmode=open><link rel=preconnect href="https://HOST"></template>',
+    '<noscript><link rel=preconnect href="https://HOST"></noscript><!-- --!><link rel=preconnect href="https://HOST">-->',
+    '<form action="https://HOST"><button formaction="https://HOST" autofocus>go</button></form>',
+    '<a href="https://HOST" ping="https://HOST" rel=preconnect>x</a><ins cite="https://HOST">x</ins>',
+    '<script type=speculationrules>{"prefetch": [{"source": "list", "urls": ["https://HOST"]}]}</script>',
+)  # fmt: skip
+END = "</foreignObject></svg>"
+SVG_TAG = '<svg xmlns="http://www.w3.org/2000/svg">'
+SVG_FETCHING = (
+    f'{SVG_TAG}<foreignObject><link xmlns="http://www.w3.org/1999/xhtml" rel="preconnect" href="https://HOST"/>{END}',
+    f'{SVG_TAG}<style>@import "https://HOST";</style><image href="https://HOST"/></svg>',
+)
+
+
 @pytest.mark.full
 @pytest.mark.requires("chromium")
 def test_nothing_that_code_displayed_runs_or_is_fetched_in_a_browser(tmp_path: Path) -> None:
-    file = tmp_path / "report.html"
-    file.write_text(build([SHOWN])[0])
-    with Chromium(1280, 2400) as browser:
-        browser.goto(file.as_uri())
-        browser.until(lambda: browser.js("document.images.length === 2 && document.images[1].complete"), "the page")
-        assert browser.js("document.images[0].naturalWidth") == 1
-        browser.js("document.querySelector('iframe').scrollIntoView()")
-        browser.until(lambda: browser.js("document.querySelector('iframe').contentDocument") is None, "a frame apart")
-        assert browser.js("document.title") == "the page"
-        assert [address for address in browser.asked if address.startswith("http")] == []
+    hosts = iter(f"{number}.leak.test" for number in range(1000))
+    fetching = [text.replace("HOST", next(hosts)) for text in (*FETCHING, *SVG_FETCHING)]
+    displays = [{"text/html": text} for text in fetching[: len(FETCHING)]]
+    displays += [{"image/svg+xml": text} for text in fetching[len(FETCHING) :]]
+    collected = tmp_path / "picture.svg"
+    collected.write_text(SVG_FETCHING[0].replace("HOST", next(hosts)))
+    more = Meta(index=2, displays=tuple(displays), collected=(str(collected),))
+    file, control, network_log = (tmp_path / name for name in ("report.html", "control.html", "network.json"))
+    file.write_text(build([SHOWN, more])[0].replace(' loading="lazy"', ""))
+    control.write_text('<iframe srcdoc="<link rel=preconnect href=https://control.leak.test>"></iframe>')
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        rules = f"--host-resolver-rules=MAP *.leak.test 127.0.0.1:{listener.getsockname()[1]}, MAP * ~NOTFOUND"
+        with Chromium(1280, 2400, flags=(rules, f"--log-net-log={network_log}")) as browser:
+            browser.goto(file.as_uri())
+            browser.until(lambda: browser.js("document.readyState") == "complete", "the page")
+            assert browser.js("[...document.images].some(image => image.naturalWidth === 1)")
+            assert browser.js("document.querySelectorAll('iframe').length") == 1 + len(FETCHING)
+            assert browser.js("document.querySelector('iframe').contentDocument") is None
+            assert browser.js("document.title") == "the page"
+            assert [address for address in browser.asked if address.startswith("http")] == []
+            browser.goto(control.as_uri())
+            listener.settimeout(120)
+            listener.accept()[0].close()  # The first connection of all is the one that shows how they are seen.
+    assert set(re.findall(r"\w+\.leak\.test", network_log.read_text())) == {"control.leak.test"}
 
 
-def test_files_have_links_that_move_with_the_page_and_names_that_are_text() -> None:
-    names = (
-        '/results/files/1/<b>" onload=x.PNG',
-        "/elsewhere/a.txt",
-        "s3://bucket/a.png",
-        "javascript:alert(1)//.png",
-        "/\ud800",
+@pytest.mark.parametrize("form", ["to_html", "style"])
+def test_a_table_of_pandas_looks_as_before(form: str) -> None:
+    frame = pandas.DataFrame({"a": [1, 2.5], "b": ["x < y", "y & z"]}, index=[["i", "i"], ["j", "k"]])
+    style: Any = (
+        frame.style.bar(subset="a").highlight_max(props="color: white; background-color: pink").set_caption("c")
     )
-    page, _ = build([Meta(index=1, collected=names, not_collected=("<i> is a link",))])
-    assert re.findall('(?:href|src)="([^"]*)"', page) == [
-        *["./files/1/%3Cb%3E%22%20onload%3Dx.PNG"] * 3,
-        "file:///elsewhere/a.txt",
-    ]
+    style = style.set_table_styles([{"selector": "th:nth-child(2n):hover", "props": "color: rgb(1 2 3 / 50%)"}])
+    text = frame.to_html() if form == "to_html" else style.format(escape="html").to_html()
+    assert read_events(rebuild_html(text)) == read_events(text.replace(' type="text/css"', ""))
+    embedded = (
+        f'<img src="data:image/png;base64,{PNG}" width="5"><input type="checkbox" id="i"><label for="i">x</label>'
+    )
+    assert read_events(rebuild_html(embedded)) == read_events(embedded)
+
+
+def test_html_that_is_made_to_take_long_takes_no_longer_than_its_size() -> None:
+    """A parser that builds the tree takes gigabytes of memory, or hours, for each of these."""
+    clones = "<p>" + "".join(f"<b id={number}>" for number in range(50_000)) + "<p>x" * 50_000
+    for text in (
+        "<div>" * 500_000,
+        clones,
+        "<style>" + '\\"' * 500_000,
+        "<style>" + "x" * 1_000_000,
+        '<a b="' * 500_000,
+    ):
+        assert len(rebuild_html(text)) < 2 * len(text)
+
+
+def read_events(text: str) -> list[Any]:
+    """Return the tags and the text that a parser reads."""
+    events: list[Any] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            events.append((tag, attrs))
+
+        def handle_endtag(self, tag: str) -> None:
+            events.append(tag)
+
+        def handle_data(self, data: str) -> None:
+            events.append(data)
+
+    Reader().feed(text)
+    return events
+
+
+RUNNING = "<!doctype html><html><script>document.title = 'ran'</script></html>"
+LINKED = ("a.txt", "a.csv", "a.JSON", "a.png", "a.jpeg", "a.html.webp", '<b>" onload=x.GIF', "a.xml#.png", "a.svg?.txt")
+WITHOUT_LINK = (
+    *("a.svg", "a.html", "a.HTM", "a.xhtml", "a.shtml", "a.xml", "a.xsl", "a.mht", "a.pdf", "a.md", "a.js", "a.svgz"),
+    *("a", "a.txt.html", "a.txt.", "a.png ", "a.svg/.png", "a.hta", "a.url", "a.desktop", "a.log"),
+)
+
+
+def test_a_collected_file_that_could_run_scripts_has_no_link_and_the_others_move_with_the_page() -> None:
+    names = [f"/results/files/1/{name}" for name in (*LINKED, *WITHOUT_LINK)]
+    names += ["/elsewhere/a.txt", "s3://bucket/a.png", "javascript:alert(1)//.png", "/\ud800.png"]
+    page, _ = build([Meta(index=1, collected=tuple(names), not_collected=("<i> is a link",))])
+    links = re.findall('href="([^"]*)"', page)
+    assert links == [*(f"./files/1/{quote(name)}" for name in LINKED), "file:///elsewhere/a.txt"]
+    pictures = [name for name in (*LINKED, "a.svg") if not name.lower().endswith((".txt", ".csv", ".json"))]
+    assert re.findall('src="([^"]*)"', page) == [f"./files/1/{quote(name)}" for name in pictures]
+    assert page.count("<li>") == len(names)
     assert "<li>s3://bucket/a.png<" in page
     assert "<li>javascript:alert(1)//.png<" in page
     assert "&lt;i&gt; is a link" in page
     assert "<b>" not in page
-    assert "5 collected; notes on others: 1" in page
+    assert f"{len(names)} collected; notes on others: 1" in page
+
+
+@pytest.mark.full
+@pytest.mark.requires("chromium")
+def test_a_collected_file_that_a_page_links_to_runs_nothing_when_it_is_opened(tmp_path: Path) -> None:
+    for name in LINKED:
+        (tmp_path / name).write_text(RUNNING)
+    file = tmp_path / "report.html"
+    metas = [Meta(index=1, collected=tuple(str(tmp_path / name) for name in LINKED))]
+    file.write_text(build(metas, str(tmp_path))[0])
+    with Chromium() as browser:
+        browser.goto(file.as_uri())
+        browser.until(lambda: browser.js("document.title") == "the page", "the page")
+        addresses = browser.js("[...document.links].map(link => link.href)")
+        assert len(addresses) == len(LINKED)
+        for address in addresses:
+            browser.command("Page.navigate", url=address)
+            browser.until(lambda: browser.js("document.readyState") == "complete", address)
+            assert browser.js("document.title") != "ran"
