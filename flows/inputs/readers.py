@@ -183,6 +183,8 @@ class VariablesFile(InputFile):
                     ", as pandas writes its index: save without it, to_csv(index=False)" if number == 1 else ": drop it"
                 )
                 raise ConfigurationError(f"{where}: column {number} has no name{index}, or name the column")
+            if name.startswith(("{", "[")):
+                raise ConfigurationError(f"{where} is {name}: if the file is JSON lines, call it NAME.jsonl")
             if name[0].isdigit() and not isinstance(read_word(name), str):
                 raise ConfigurationError(
                     f"{where}: {name} is no name of a variable. Put a line of names before the data"
