@@ -8,11 +8,11 @@ hands that duty on when it has its own.
 
 from __future__ import annotations
 
-import _thread
 import fcntl
 import os
 import select
-import sys
+from _thread import allocate_lock, get_ident
+from sys import _getframe  # type: ignore[reportPrivateUsage]
 
 from ...wire.frames import MAX_CALL_BYTES, FrameReader, encode_frame
 from ...wire.pipes import READ_BYTES
@@ -79,8 +79,8 @@ class InterruptShield:
     """
 
     def __init__(self) -> None:
-        self.get_thread_id = _thread.get_ident
-        self.main_thread = _thread.get_ident()
+        self.get_thread_id = get_ident
+        self.main_thread = get_ident()
         self.is_running = False
         self.has_submitted = False
         self.interrupted_imports: list[tuple[str, Any]] = []
@@ -119,7 +119,7 @@ class InterruptShield:
         self._is_pending = False
         if self.cancel_wait is not None and self.cancel_wait():
             return
-        self.interrupted_imports += list_imports(sys._getframe())  # type: ignore[reportPrivateUsage]
+        self.interrupted_imports += list_imports(_getframe())
         if self.has_submitted:
             raise Submitted
         raise Interrupted
@@ -131,7 +131,7 @@ class Waiter:
     __slots__ = ("event", "frame", "is_reader", "is_waiting")
 
     def __init__(self) -> None:
-        self.event = _thread.allocate_lock()
+        self.event = allocate_lock()
         self.event.acquire()
         self.frame: tuple[dict[str, Any], bytes | None] | None = None
         self.is_waiting = False
@@ -158,8 +158,8 @@ class Channel:
         self.call_token = ""
         self.process_id = os.getpid()
         self._shield = shield
-        self.lock = _thread.allocate_lock()  # over waiters, calls and who reads; held for a few instructions
-        self._send_lock = _thread.allocate_lock()
+        self.lock = allocate_lock()  # over waiters, calls and who reads; held for a few instructions
+        self._send_lock = allocate_lock()
         self._frames = FrameReader()
         self._poll = select.poll()
         self._poll.register(CHANNEL_IN, select.POLLIN)

@@ -19,6 +19,7 @@ from ...wire.displays import (
 )
 from ...wire.strict_json import NotJsonError, dumps, encode_fields, loads
 from ...wire.submission import MAX_SUBMIT_BYTES
+from .imports import MODULES
 from .submit import encode_output
 
 TYPE_CHECKING = False
@@ -66,7 +67,7 @@ class Displays:
 
     def show_figures(self) -> None:
         """Displays the figures of pyplot that are open, and closes them."""
-        pyplot: Any = sys.modules.get(PYPLOT)
+        pyplot: Any = MODULES.get(PYPLOT)
         if pyplot is None:
             return
         try:
@@ -103,33 +104,15 @@ class Displays:
         self._send("display", body)
 
 
-class PyplotFinder:
-    """Finds pyplot as others do, with a `show` that shows: where no screen is, its own only warns."""
+def replace_show(pyplot: Any, show: Callable[[], None]) -> None:
+    """Gives pyplot a `show` that shows: where no screen is, its own only warns."""
 
-    def __init__(self, show: Callable[[], None]) -> None:
-        self._show = show
+    def show_figures(*_arguments: Any, **_options: Any) -> None:
+        """Displays all open figures, and closes them."""
+        show()
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != PYPLOT:
-            return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec: Any = next((spec for spec in others if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._replace_show(spec.loader)
-        return spec
-
-    def _replace_show(self, loader: Any) -> None:
-        execute = loader.exec_module
-
-        def show(*_arguments: Any, **_options: Any) -> None:
-            """Displays all open figures, and closes them."""
-            self._show()
-
-        def execute_and_replace(module: Any) -> None:
-            execute(module)
-            module.show = show
-
-        loader.exec_module = execute_and_replace
+    show_figures.__name__ = show_figures.__qualname__ = "show"
+    pyplot.show = show_figures
 
 
 def _encode_value(value: Any) -> bytes | None:
@@ -204,14 +187,14 @@ def _convert(name: Any, data: Any) -> Any:
 
 
 def _is_figure(value: Any) -> bool:
-    module: Any = sys.modules.get("matplotlib.figure")
+    module: Any = MODULES.get("matplotlib.figure")
     kind: Any = getattr(module, "Figure", None)
     return isinstance(kind, type) and isinstance(value, kind)
 
 
 def _is_open_figure(value: Any) -> bool:
     """Whether it is a figure that is displayed at the end anyway."""
-    pyplot: Any = sys.modules.get(PYPLOT)
+    pyplot: Any = MODULES.get(PYPLOT)
     return pyplot is not None and _is_figure(value) and pyplot.fignum_exists(getattr(value, "number", -1))
 
 
@@ -249,8 +232,8 @@ def _describe_error(error: Exception) -> str:
 
 def _complain(text: str) -> None:
     """Says it where the code's own warnings are."""
-    stream: Any = sys.stderr
     try:
+        stream: Any = sys.stderr
         stream.write(f"rlm-batch: {text}\n")
     except Exception:  # the code may have put anything there
         pass

@@ -7,6 +7,7 @@ for a file that it need not make.
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +20,11 @@ FUNCTION_SETS = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks
 
 def report_missing_files() -> None:
     """Has the functions of `os` raise FileNotFoundError for what is not there, in this process."""
+    code_os = sys.modules["os"]  # for the driver has one of its own
     for name in (*FOLLOWING, *NOT_FOLLOWING):
         function = getattr(os, name)
         checked = _check_first(function, name in FOLLOWING)
-        setattr(os, name, checked)
+        setattr(code_os, name, checked)
         for functions in FUNCTION_SETS:
             if function in functions:
                 functions.add(checked)

@@ -6,6 +6,8 @@ import gc
 import os
 import resource
 import sys
+from atexit import _run_exitfuncs  # type: ignore[reportPrivateUsage]
+from sys import getrecursionlimit, setrecursionlimit
 
 from ...wire.frames import take_file
 from ...wire.names import DRIVER_FILE_PREFIX
@@ -13,7 +15,8 @@ from ...wire.nonfinite import restore_numbers
 from ...wire.strict_json import dumps, loads
 from ..processes import signal
 from .channel import Channel, InterruptShield
-from .displays import Displays, PyplotFinder
+from .code_settings import DRIVER_DEPTH, CodeSettings
+from .displays import PYPLOT, Displays, replace_show
 from .environment import open_streams
 from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, await_codes
 from .evaluation.last_expression import compile_code
@@ -27,7 +30,8 @@ from .forking.fork_safety import (
     load_generators,
     seed_generators,
 )
-from .imports import repair_imports
+from .imports import MODULES, ImportWatcher, repair_imports
+from .main_module import CODE_NAME, MainModule
 from .open_files import OpenFiles
 from .queries import make_query_names
 from .report import make_report
@@ -42,9 +46,7 @@ if TYPE_CHECKING:
 
     from ..confinement import Confinement
 
-CODE_NAME = "<code>"
 PREPARE_NAME = "<prepare>"
-MAX_SOURCES = 100  # executions of a context whose lines a traceback can show
 MAX_TRACEBACK_CHARACTERS = 20_000
 REHEARSAL = b'{"code":"x = 0","names":[],"output_fields":null,"queries":false,"variables":{}}'
 # Of the SystemError that Python 3.11 raised, in the place of a MemoryError, in a function that had filled its memory.
@@ -65,8 +67,10 @@ class CodeRunner:
         self._shield = InterruptShield()
         self._channel = Channel(self._shield)
         self._coroutines = CoroutineRunner(self._shield)
-        self._module = type(sys)("__main__")
-        self._module.__dict__["__builtins__"] = __builtins__
+        self._main = MainModule()
+        self._module = self._main.module
+        self._settings = CodeSettings()
+        self._folder = "/"  # that the code runs in
         self._is_stateless = self._is_compiled = False
         self._executions = 0
         self._refuses_exit = False  # with status 0, of the execution under way
@@ -74,7 +78,6 @@ class CodeRunner:
         self._files = OpenFiles()
         self._parent = 0  # of a fork of a process that has prepared: the supervisor's id
         self._file_name = CODE_NAME
-        self._sources: dict[str, str] = {}
         self._reserve: bytes | None = None
         self._provided_names: dict[bool, dict[str, Any]] = {}
         self._given_names: dict[str, Any] = {}  # with the values that the code last found
@@ -86,12 +89,14 @@ class CodeRunner:
 
     def _become_main(self) -> None:
         """Puts the code's main module and streams where code looks for them: the driver has no use for its own."""
-        sys.modules["__main__"] = self._module
-        sys.argv = [CODE_NAME]
-        for name, stream in open_streams().items():
+        watcher = ImportWatcher()
+        self._main.install(watcher)
+        self._streams = open_streams()
+        for name, stream in self._streams.items():
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-        sys.meta_path.insert(0, PyplotFinder(self._show_figures))
+        watcher.actions[PYPLOT] = lambda pyplot: replace_show(pyplot, self._show_figures)
+        sys.meta_path.insert(0, watcher)
         import builtins
 
         for name in ("exit", "quit"):  # the names that `site` would have made; model-written code uses them
@@ -113,7 +118,7 @@ class CodeRunner:
         gc.disable()
         self._module.__dict__.clear()
         self._module.__dict__.update(names)
-        self._sources.clear()
+        self._main.reset()
         self._displays, self._executions, self._given_names = None, 0, {}
 
     def wait_for_settings(self) -> dict[str, Any]:
@@ -129,6 +134,7 @@ class CodeRunner:
             self._provided_names.clear()
         # Last: what an execution leaves there does not stand for a module of the library.
         sys.path.append(settings["cwd"])
+        self._folder = settings["cwd"]
         # Here and not in the supervisor, which would run such a module in the place of one of the library.
         sys.path[:0] = settings["python_path"]
         if settings["confinement"].get("ignores_changes"):
@@ -202,7 +208,12 @@ class CodeRunner:
                 outcome = self._describe(error)
         except BaseException as error:
             self._reserve = None
-            outcome = self._describe(error)
+            try:
+                outcome = self._describe(error)
+            except BaseException as failure:  # the error's class, or what the code has put into Python's library
+                kind = type(error).__qualname__
+                text = f"(it could not be described: {type(failure).__qualname__})"
+                outcome = {"kind": "code", "type": kind, "message": text, "traceback": "", "exit_code": None}
         if self._shield.interrupted_imports:
             repair_imports(self._shield.interrupted_imports)
         if not self._is_own_process:
@@ -234,6 +245,7 @@ class CodeRunner:
         import_common_modules()
         load_generators()
         gc.collect()
+        self._flush()
         self._files.write_inherited()
         gc.freeze()  # a collection touches every page that a fork would otherwise share
         gc.disable()
@@ -258,6 +270,8 @@ class CodeRunner:
             nonfinite.update(more)
         restore_numbers(variables, nonfinite)
         namespace.update(variables)
+        functions = {name: namespace[name] for name in ("SUBMIT", *request["names"])}
+        self._main.add_names(variables, {**self._given_names, **functions})
         try:
             value = self._compile_and_run(request["code"])
             if value is not None and self._is_own_process:
@@ -288,23 +302,22 @@ class CodeRunner:
 
     def _compile_and_run(self, source: str) -> Any:
         """Runs the code; returns the value of its last statement, None where that is no expression."""
-        self._sources[self._file_name] = source
-        if len(self._sources) > MAX_SOURCES:
-            del self._sources[next(iter(self._sources))]
+        self._main.begin(self._folder, self._file_name, source)
         gc.disable()  # Python 3.11 raises SystemError where a finalizer parses text in the middle of this
-        try:
-            parts, expression = compile_code(source, self._file_name)
-        finally:
-            gc.enable()
+        parts, expression = compile_code(source, self._file_name)
         self._is_compiled = True
         namespace = self._module.__dict__
         codes = parts if expression is None else [*parts, expression]
-        for code in codes:
-            if code.co_flags & IS_COROUTINE:
-                return self._await(codes)
-        for part in parts:
-            exec(part, namespace)
-        return None if expression is None else eval(expression, namespace)
+        self._settings.enter()
+        try:
+            for code in codes:
+                if code.co_flags & IS_COROUTINE:
+                    return self._await(codes)
+            for part in parts:
+                exec(part, namespace)
+            return None if expression is None else eval(expression, namespace)
+        finally:
+            self._settings.leave()
 
     def _await(self, codes: list[CodeType]) -> Any:
         """The same for code that awaits. What it has left behind on its event loop stays in a context alone."""
@@ -347,7 +360,12 @@ class CodeRunner:
             channel.check_process("SUBMIT")
             if number != channel.number or not channel.is_current_thread:
                 raise Submitted  # an earlier execution's, or from a thread that one left behind
-            self._submit(number, encode_submission(values, fields, expected))
+            limit = getrecursionlimit()
+            setrecursionlimit(limit + DRIVER_DEPTH)  # code may call this from the depth of a recursion
+            try:
+                self._submit(number, encode_submission(values, fields, expected))
+            finally:
+                setrecursionlimit(limit)
 
         submit.__name__ = submit.__qualname__ = "SUBMIT"
         return submit
@@ -371,23 +389,25 @@ class CodeRunner:
             raise SystemExit  # which is how a thread ends without a word
         raise Submitted
 
-    @staticmethod
-    def _finish_as_script() -> None:
+    def _finish_as_script(self) -> None:
         """Waits for the threads that the code started, and runs what it registered for its exit."""
-        threading: Any = sys.modules.get("threading")
-        if threading is not None:
-            threading._shutdown()
-        import atexit
-
-        atexit._run_exitfuncs()  # type: ignore[reportPrivateUsage]
+        threading: Any = MODULES.get("threading")
+        shutdown = getattr(threading, "_shutdown", None)
+        if callable(shutdown):
+            try:
+                shutdown()
+            except Exception as error:  # the code has changed that module
+                os.write(2, self._format_traceback(error).encode("utf-8", "replace"))
+        _run_exitfuncs()
 
     def _flush(self) -> None:
-        for stream in {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}:
-            try:
-                if stream is not None:
-                    stream.flush()
-            except BaseException:  # the code may have put anything there, or closed it
-                pass
+        """Writes out what the streams hold: the code's own first, for they may write to ours."""
+        for name in ("stdout", "stderr"):
+            for streams in (vars(sys), self._streams):
+                try:
+                    streams[name].flush()
+                except BaseException:  # the code may have put anything there, or closed it
+                    pass
 
     def _report_files(self) -> None:
         if self._volume.root is not None:
@@ -407,10 +427,7 @@ class CodeRunner:
             message = str(error)
         except BaseException:
             message = "(its message could not be read)"
-        try:
-            text = _format_traceback(error, self._sources)
-        except BaseException as failure:
-            text = f"(the traceback could not be made: {type(failure).__name__})"
+        text = self._format_traceback(error)
         code: Any = error.code if isinstance(error, SystemExit) else None
         return {
             "kind": self._find_kind(error),
@@ -420,6 +437,13 @@ class CodeRunner:
             "exit_code": code if type(code) is int and abs(code) < 1 << 31 else None,
             "line": line,
         }
+
+    def _format_traceback(self, error: BaseException) -> str:
+        self._main.show_lines()  # the code may have cleared them
+        try:
+            return _format_traceback(error)
+        except BaseException:  # the code may have changed anything that makes it
+            return _format_plainly(error, self._main.sources)
 
     def _find_kind(self, error: BaseException) -> str:
         kinds = {
@@ -451,6 +475,7 @@ class CodeRunner:
         try:
             self._module.__dict__.clear()  # closes, and so writes out, the files that the code left open
             self._files.write_at_end()
+            self._main.remove_files()
         finally:
             os._exit(0)
 
@@ -473,12 +498,9 @@ def _clear_frames(error: BaseException) -> None:
         trace = trace.tb_next
 
 
-def _format_traceback(error: BaseException, sources: dict[str, str]) -> str:
-    import linecache
+def _format_traceback(error: BaseException) -> str:
     import traceback
 
-    for name, source in sources.items():
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
         first = first.tb_next
@@ -495,3 +517,22 @@ def _format_traceback(error: BaseException, sources: dict[str, str]) -> str:
         half = MAX_TRACEBACK_CHARACTERS // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
     return text
+
+
+def _format_plainly(error: BaseException, sources: dict[str, str]) -> str:
+    """A traceback of the code's own frames that takes nothing of Python's library."""
+    lines = ["Traceback (most recent call last):"]
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(DRIVER_FILE_PREFIX):
+            lines.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
+            source = sources.get(code.co_filename, "").splitlines()
+            lines += [f"    {line.strip()}" for line in source[trace.tb_lineno - 1 : trace.tb_lineno]]
+        trace = trace.tb_next
+    try:
+        message = str(error)
+    except BaseException:
+        message = "(its message could not be read)"
+    text = "\n".join([*lines, f"{type(error).__qualname__}: {message}", ""])
+    return text[:MAX_TRACEBACK_CHARACTERS]

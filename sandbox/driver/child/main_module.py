@@ -1,0 +1,183 @@
+"""The code's main module: what Python's library finds where it looks for a program's file and its lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ...wire.names import OWN_FILE_PREFIX
+from .evaluation.last_expression import TOP_LEVEL_AWAIT
+from .imports import MODULES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from .imports import ImportWatcher
+
+CODE_NAME = "<code>"
+MAX_SOURCES = 100  # executions of a context whose lines can be shown
+FILE_WORDS = ("__file__", "argv")  # code with one of these may open its file
+# A process that multiprocessing starts with `spawn` or `forkserver` runs this in the place of the file. It runs the
+# code as Python does, and of code that starts processes without `if __name__ == "__main__":` what stands before that.
+# Of what a context has run earlier it takes imports, definitions and assignments.
+START_PROGRAM = """
+def _load(data, namespace):
+    import ast, linecache, marshal, traceback
+    path, sources, variables, functions = marshal.loads(data)
+    kept = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign
+    class Submitted(SystemExit):
+        pass
+    def make(name):
+        def call(*_arguments, **_options):
+            if name == "SUBMIT":
+                raise Submitted
+            raise RuntimeError(f"{name} works in the code's own process only: hand the value back to it first")
+        call.__name__ = call.__qualname__ = name
+        return call
+    def run(program, name):
+        result = eval(compile(program, name, "exec", FLAGS, dont_inherit=True), namespace)
+        if result is not None:
+            __import__("asyncio").run(result)
+    namespace.update({name: make(name) for name in functions}, __file__=path)
+    namespace.update(variables)
+    for number, (name, source) in enumerate(sources, 1):
+        lines = [line + "\\n" for line in source.splitlines()]
+        linecache.cache[name] = (len(source), None, lines, name)
+        if number < len(sources):
+            for statement in ast.parse(source).body:
+                if isinstance(statement, kept):
+                    try:
+                        run(ast.Module([statement], []), name)
+                    except Exception:
+                        pass
+            continue
+        try:
+            run(source, name)
+        except Submitted:
+            pass
+        except BaseException as error:
+            if "bootstrapping phase" not in str(error):
+                traceback.print_exc()
+
+_load(DATA, globals())
+del _load
+"""
+
+
+class MainModule:
+    """The code's `__main__`, which is like that of `python file.py`.
+
+    `module` is the module itself, `sources` are the texts that were run by their names in tracebacks. The file is
+    written only where the code may open it: most code does not, and it would cost each execution the time of a file.
+    """
+
+    def __init__(self) -> None:
+        import builtins
+
+        self.module: ModuleType = type(sys)("__main__")
+        vars(self.module).update({"__builtins__": builtins, "__cached__": None, "__file__": CODE_NAME})
+        self.sources: dict[str, str] = {}
+        self._variables: dict[str, Any] = {}
+        self._provided: dict[str, Any] = {}
+        self._path = self._start_path = ""
+        self._process_id = 0
+        self._files: set[str] = set()  # that this process has written
+
+    def install(self, finder: ImportWatcher) -> None:
+        """Puts the module where code looks for it, and its lines where Python's library does."""
+        MODULES["__main__"] = self.module
+        finder.actions["linecache"] = lambda _: self.show_lines()
+        finder.actions["multiprocessing.spawn"] = self._replace_preparation
+
+    def reset(self) -> None:
+        """Forgets what was run."""
+        self.sources.clear()
+        self._variables.clear()
+        self._process_id = 0
+
+    def begin(self, folder: str, name: str, source: str) -> None:
+        """Makes a source known that is about to run; `folder` is where its file is, as far as the code can tell."""
+        process_id = os.getpid()
+        if process_id != self._process_id:  # a fork has a file of its own
+            self._process_id, self._files = process_id, set()
+            self._path = f"{folder}/{OWN_FILE_PREFIX}-code-{process_id}.py"
+            sys.argv = [self._path]
+            vars(self.module)["__file__"] = self._path
+        self._start_path = ""
+        self.sources[name] = source
+        if len(self.sources) > MAX_SOURCES:
+            del self.sources[next(iter(self.sources))]
+        self.show_lines(name)
+        if any(word in source for word in FILE_WORDS):
+            self._write(self._path, source.encode("utf-8", "surrogatepass"))
+
+    def add_names(self, variables: dict[str, Any], provided: dict[str, Any]) -> None:
+        """Notes the names that processes that the code starts find too. A function says there that it is no use."""
+        self._variables.update(variables)
+        self._provided = provided
+
+    def show_lines(self, *names: str) -> None:
+        """Has tracebacks, `inspect` and warnings find the lines of these sources, by default of all."""
+        linecache: Any = MODULES.get("linecache")
+        if linecache is None or not self._path:
+            return  # most code that starts in a new Python needs none: `install` has it done when it is imported
+        for name in names or self.sources:
+            _add_lines(linecache, name, self.sources[name])
+        # `inspect` looks there for classes: by their names among those of all executions, or by the numbers of lines.
+        texts = list(self.sources.values())
+        _add_lines(linecache, self._path, "\n".join(texts) if sys.version_info < (3, 13) else texts[-1])
+
+    def remove_files(self) -> None:
+        """Removes the files that this process has written."""
+        if self._process_id == os.getpid():
+            for path in self._files:
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass  # the code has removed it
+
+    def _write(self, path: str, data: bytes) -> None:
+        self._files.add(path)
+        try:
+            with open(path, "wb") as file:
+                file.write(data)
+        except OSError:
+            pass  # a folder that is closed or full: who opens the file is told
+
+    def _replace_preparation(self, spawn: Any) -> None:
+        """Has processes that `multiprocessing.spawn` starts find the code's functions and variables."""
+        prepare = spawn.get_preparation_data
+
+        def get_preparation_data(name: str) -> dict[str, Any]:
+            data: dict[str, Any] = prepare(name)
+            if data.get("init_main_from_path") == self._path:
+                if not self._start_path:  # once, for the processes that were started before read it
+                    self._start_path = f"{self._path[:-3]}-{len(self._files)}.py"
+                    self._write(self._start_path, self._build_start_program())
+                data["init_main_from_path"] = self._start_path
+            return data
+
+        spawn.get_preparation_data = get_preparation_data
+
+    def _build_start_program(self) -> bytes:
+        import marshal
+
+        variables: dict[str, Any] = {}
+        functions: list[str] = []
+        for name, value in {**self._provided, **self._variables}.items():
+            try:
+                marshal.dumps(value)
+                variables[name] = value
+            except ValueError:  # or the code has put an object into a list of its own
+                functions.append(name)
+        data = marshal.dumps((self._path, list(self.sources.items()), variables, functions))
+        return START_PROGRAM.replace("FLAGS", str(TOP_LEVEL_AWAIT)).replace("DATA", repr(data)).encode()
+
+
+def _add_lines(linecache: Any, name: str, source: str) -> None:
+    lines = source.splitlines(True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    linecache.cache[name] = (len(source), None, lines, name)
