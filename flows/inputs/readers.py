@@ -185,7 +185,7 @@ class VariablesFile(InputFile):
                 raise ConfigurationError(f"{where}: column {number} has no name{index}, or name the column")
             if name.startswith(("{", "[")):
                 raise ConfigurationError(f"{where} is {name}: if the file is JSON lines, call it NAME.jsonl")
-            if name[0].isdigit() and not isinstance(read_word(name), str):
+            if not any(isinstance(read_word(part), str) for part in name.split()):
                 raise ConfigurationError(
                     f"{where}: {name} is no name of a variable. Put a line of names before the data"
                 )

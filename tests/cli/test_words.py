@@ -1,6 +1,7 @@
 """How a word of the command line becomes a value: `--grid`, `--space`, and what is refused with what was meant."""
 
 import codecs
+import json
 import math
 import re
 import shlex
@@ -11,6 +12,8 @@ import pytest
 
 from rlm_batch import ConfigurationError
 from rlm_batch.cli.argument_parsing import parse_grid, parse_space
+
+from .conftest import Run
 
 VALUES: dict[str, list[Any]] = {
     "True,False": [True, False],
@@ -32,6 +35,17 @@ VALUES: dict[str, list[Any]] = {
     "f(x),prompt (a)": ["f(x)", "prompt (a)"],
     "caf\u00e9,it's,a=b": ["caf\u00e9", "it's", "a=b"],
 }
+
+
+def test_a_sweep_tries_words_with_the_types_that_they_are_read_as(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("SUBMIT(seen=[repr(x), repr(flag)], loss=0 if flag else 1)")
+    values = 'x=None,.1,nan,"a,b",[1]'
+    words = ["--grid", values, "--grid", "flag=False,True", "--minimize", "loss", "--json", "--isolation", "none"]
+    done = run("sweep", "code.py", *words)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    shown = [repr(value) for value in (None, 0.1, math.nan, "a,b", [1])]
+    assert [line["outputs"]["seen"] for line in lines] == [[x, flag] for x in shown for flag in ("False", "True")]
+    assert [line.get("best", False) for line in lines].index(True) == 1
 
 
 @pytest.mark.parametrize("word", VALUES)
