@@ -13,6 +13,7 @@ from ..blocks.storage.location_parsing import make_absolute
 from ..flows.inputs.cells import parse_json, read_word
 from ..flows.inputs.text_files import TextFile
 from ..sandbox.errors import ConfigurationError
+from ..sandbox.requests.code_text import decode_code
 
 # Of a variable, as in log:1e-5..0.1 or 32..512:32.
 BOUNDS = re.compile(r"(?P<log>log:)?(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?")
@@ -22,15 +23,21 @@ LIKE_CALL = re.compile(r"(?:\w+\.)?(?:a?range|(?:lin|log|geom)space|choice|q?(?:
 TYPOGRAPHIC_QUOTES = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
 QUOTES_AND_BRACKETS = (*"\"'[{(", *map(chr, TYPOGRAPHIC_QUOTES))
 
+SUFFIXES_OF_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+
 
 def read_code(file: str) -> str:
-    """The text of a file of code."""
+    """Return the text of a file of code. Raises ConfigurationError."""
+    if file.lower().endswith(SUFFIXES_OF_DATA):
+        raise ConfigurationError(
+            f"the file {file} has data, and here goes Python code: give it with an option, such as --inputs, --points "
+            "or --data"
+        )
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        data = Path(file).expanduser().read_bytes()
     except OSError as error:
         raise ConfigurationError(f"the file {file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"the file {file} is not UTF-8 text: it should be Python code") from None
+    return decode_code(data, file)
 
 
 def resolve_path(path: str | None) -> str | None:

@@ -21,7 +21,7 @@ from .meta import NOTHING_ASKED, Meta, QuerySummary
 from .outcomes.decoding import decode_end
 from .outcomes.preparation import check_preparation
 from .outcomes.shown import decode_shown
-from .requests.execution_request import strip_fence
+from .requests.code_text import clean_code
 from .result import Result
 from .wire.collection import COLLECT_TIMEOUT_SECONDS
 from .wire.displays import check_displays
@@ -205,7 +205,7 @@ class DriverProtocol:
         """The code that runs before the first execution, and its frame."""
         self.sandbox.expect_execution(is_preparation=True)
         pending = self.preparation = self._add_pending({}, preparation.timeout, None, {}, on_output)
-        body = encode_fields({"code": strip_fence(preparation.code)})
+        body = encode_fields({"code": clean_code(preparation.code)})
         return pending, self.encode({"op": "prepare", "id": pending.id, "timeout": pending.timeout}, body)
 
     def add_execution(
@@ -344,10 +344,10 @@ class DriverProtocol:
         if pending.listener_error is not None:
             raise pending.listener_error
         header, body = self._note_limit(pending.end)
-        if header["status"] == "unprepared":
+        if header["status"] == "unprepared" or "loss" in header:  # what runs goes on
             self.is_spent = True
-            if not self.pending:  # the others are forks that live on
-                self.close("what prepare had left there is lost")
+            if not self.pending:
+                self.close(str(header.get("loss", "what prepare had left there is lost")))
         files = () if pending.files == NO_FILES else (yield from _read_file_names(pending.files))
         shown = (yield from decode_shown(pending.value, pending.displays)) if pending.has_shown else {}
         build_meta = functools.partial(pending.build_meta, files=files, **shown)

@@ -1,7 +1,6 @@
 """Parameters that are too long for Prefect: written to files, and read back where the flow runs."""
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from typing import Any, TypeGuard
 from ...blocks.storage.location import write_file
 from ...blocks.storage.location_parsing import parse_scheme
 from ...sandbox.errors import ConfigurationError
+from ...sandbox.requests.code_text import declare_utf8, decode_code
 from .chunking import normalize_chunk_ids
 from .host_paths import get_spill_directory, locate_input, pin_file
 
@@ -43,7 +43,7 @@ def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
             short[name] = _spill_long_list(short[name], name)
     for name in TEXTS:
         if _is_long_text(text := short.get(name)):
-            short[name] = f"@{_spill_text(text)}"
+            short[name] = f"@{_spill_text(declare_utf8(text))}"
     if _is_long_text(text := short.get("context")):
         del short["context"]
         short["context_file"] = _spill_text(text)
@@ -125,10 +125,9 @@ def read_code_reference(text: str) -> list[str] | str:
     try:
         file = locate_input(place)
         data = (pin_file(file) if isinstance(file, Path) else file).read_bytes()
-        content = io.StringIO(data.decode("utf-8"), newline=None).read()
         if not place.endswith(SUFFIXES_OF_LISTS):
-            return content
-        codes = [json.loads(line) for line in content.splitlines()]
+            return decode_code(data, place)
+        codes = [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
         if not all(isinstance(code, str) for code in codes):
             raise ValueError("each of its lines is a text in JSON")
     except (OSError, ValueError) as error:
@@ -167,12 +166,26 @@ def check_codes(name: str, code: Any) -> None:
 
 
 def check_code(text: str) -> None:
-    """Raises ConfigurationError where the code is the name of a file of code, and surely not what is meant."""
+    """Raise ConfigurationError where the code is the name of a file, or lines of data, and surely not what is meant."""
     if len(text) <= MAX_FILE_NAME and FILE_NAME.fullmatch(text.strip()):
         raise ConfigurationError(
             f"the code is {text.strip()!r}, the name of a file: pass the text that is in it, as in "
             f"Path({text.strip()!r}).read_text()"
         )
+    if text.lstrip()[:1] in ("{", "[") and _is_json_lines(text):
+        raise ConfigurationError(
+            "the code is lines of JSON, each of which Python would make and throw away: pass them as inputs, points or "
+            "data, or name their file there"
+        )
+
+
+def _is_json_lines(text: str) -> bool:
+    """Return whether the text is a JSON object or array in each of several lines."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    try:
+        return len(lines) > 1 and all(isinstance(json.loads(line), (dict, list)) for line in lines)
+    except (ValueError, RecursionError):
+        return False
 
 
 def read_text_reference(text: str) -> str:

@@ -20,6 +20,7 @@ from ..errors import (
     VolumeError,
 )
 from ..intake.large_json import Parts, is_large, read_json
+from ..requests.code_text import FENCE_LINE
 from ..result import Result
 from ..wire.nonfinite import restore_number
 from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError, check_submission
@@ -179,7 +180,10 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             **details,
         )
     if kind == "syntax":
-        return CodeSyntaxError(f"the code is not valid Python{where}: {message}\n{traceback}", **details)
+        fence = FENCE_LINE.search(traceback)
+        tag = fence["tag"][:40] if fence else ""
+        hint = f". It stands in a Markdown fence of {tag!r}, which is not Python" if tag else ""
+        return CodeSyntaxError(f"the code is not valid Python{where}: {message}{hint}\n{traceback}", **details)
     return CodeError(f"the code raised {name}{where}: {message}\n{traceback}", **details)
 
 

@@ -12,11 +12,10 @@ from ..errors import ConfigurationError
 from ..wire.names import QUERY_ERROR_NAMES, QUERY_NAMES, VOLUME_NAMES
 from ..wire.nonfinite import encode_values_in_parts
 from ..wire.strict_json import NotJsonError, convert_fields, encode_fields
+from .code_text import clean_code
 from .encoded_variable import EncodedVariable
 
 PROVIDED_NAMES = frozenset(("SUBMIT", *VOLUME_NAMES))  # what all code finds
-FENCE = "```"  # of Markdown, and how one opens that is around code
-FENCES = {FENCE, *(f"{FENCE}{language}" for language in ("py", "python", "python3"))}
 
 
 def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
@@ -27,22 +26,10 @@ def convert_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
         raise ConfigurationError(f"the variables must be JSON: {error}") from None
 
 
-def strip_fence(code: str) -> str:
-    """The code without the Markdown fence that a language model has put around all of it; lines keep their numbers."""
-    text = code.strip()
-    opening, _, rest = text.partition("\n")
-    lines = rest.split("\n")
-    if opening.strip().lower() not in FENCES or not lines or lines.pop().strip() != FENCE:
-        return code
-    if any(line.lstrip().startswith(FENCE) for line in lines):  # several pieces, with words in between
-        return code
-    return "\n" * (1 + code[: code.index(FENCE)].count("\n")) + "\n".join(lines)
-
-
 def check_variable_name(name: object, where: str = "") -> None:
     """Raise ConfigurationError for what no variable can be called; `where` it stands begins the sentence."""
     if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
-        better = re.sub(r"\W+", "_", name).strip("_") if type(name) is str else ""
+        better = re.sub(r"[ .()/%-]+", "_", name).strip("_") if isinstance(name, str) else ""
         better = f"_{better}" if better[:1].isdigit() else f"{better}_" if keyword.iskeyword(better) else better
         advice = f"rename it, as to {better}" if better.isidentifier() else "rename it"
         raise ConfigurationError(f"{where}the variable {name!r} is no name that Python code could use: {advice}")
@@ -72,7 +59,7 @@ def encode_request(
     """
     if type(code) is not str:
         raise ConfigurationError(f"code is a {type(code).__name__}: it is the text of a Python program")
-    code = strip_fence(code)
+    code = clean_code(code)
     for name in (*variables, *(encoded or ()), *(files or ())):
         check_variable_name(name)
         if name in tools or (queries and (name in QUERY_NAMES or name in QUERY_ERROR_NAMES)):

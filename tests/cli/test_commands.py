@@ -48,6 +48,17 @@ def test_a_batch_of_files_prints_a_row_for_each(run, tmp_path):
     assert "the code of 1 never called SUBMIT" in done.stderr
 
 
+def test_a_file_of_code_is_read_in_the_encoding_that_python_reads_it_in(run, tmp_path):
+    (tmp_path / "mark.py").write_bytes(b"\xef\xbb\xbfSUBMIT(x='\xc3\xa9', y=word)\r\n")
+    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nSUBMIT(x='\xe9', y=word)\n")
+    (tmp_path / "windows.py").write_bytes(b"#!python\n# vim: set fileencoding=cp1252 :\nSUBMIT(x='\x80', y=word)\n")
+    (tmp_path / "first.py").write_bytes(b"# coding: latin-1\nword = '\xe8'\n")
+    done = run("batch", "mark.py", "latin.py", "windows.py", "--prepare", "first.py", "--json")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line)["outputs"] for line in done.stdout.splitlines()]
+    assert found == [{"x": letter, "y": "è"} for letter in "éé€"]
+
+
 def test_code_gets_what_options_name_and_what_it_prints_is_seen_as_it_comes(run, tmp_path):
     for name in ("src", "lib"):
         (tmp_path / name).mkdir()

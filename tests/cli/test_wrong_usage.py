@@ -8,7 +8,11 @@ import pytest
     [
         (["batch"], "FILE"),
         (["nosuch"], "nosuch"),
-        (["batch", "slow.py", "odd.jsonl", "--inputs", "odd.jsonl"], "one FILE"),
+        (["batch", "slow.py", "slow.py", "--inputs", "odd.jsonl"], "one FILE"),
+        (
+            ["batch", "odd.jsonl"],
+            "odd.jsonl has data, and here goes Python code: give it with an option, such as --inputs",
+        ),
         (["batch", "slow.py", "--inputs", "odd.jsonl"], "line 2 of {}/odd.jsonl: the variable '2x' is no name"),
         (
             ["batch", "slow.py", "--inputs", "columns.csv", "--types", "zip"],

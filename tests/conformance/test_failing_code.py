@@ -80,16 +80,37 @@ async def test_a_syntax_error_shows_the_line_and_nothing_ran(interpreter: Interp
     assert "driver" not in str(error)
 
 
-async def test_a_markdown_fence_around_code_is_removed_and_lines_keep_their_numbers(interpreter: Interpreter) -> None:
-    for opening in ("```python", "\n  ```", "```PY "):
-        result = await interpreter.execute(f"{opening}\nx = '''\n  t\x0cw\u2028o\n'''\nSUBMIT(x=x)\n```\n")
-        assert result.outputs == {"x": "\n  t\x0cw\u2028o\n"}
+# What models and editors write around code.
+WRAPPED = {
+    "a fence": "```python\n{}\n```",
+    "a fence with an indent": "\n  ```PY \n{}\n```\n",
+    "words around a fence": "Sure, here it is:\n\n```python\n{}\n```\nIt prints 'x'.",
+    "a fence that is cut off": "```python\n{}",
+    "a fence after words in its line": "Sure! ```py3\n{}```",
+    "a fence in a fence": "```\n```python\n{}\n```\n```",
+    "other languages before": "```bash\npip install x\n```\n```\n3.14\n```\nThen:\n```python title='a.py'\n{}\n```",
+    "several fences": "```\n{}\n```\nor\n```\nSUBMIT(x=2)\n```",
+    "a fence of a notebook": "```{{python}}\r\n{}\r\n```\r\n",
+    "a list's item": "1. Run\n   ```repl\n   {}\n   ```\n2. Look",
+    "a byte order mark": "\ufeff{}",
+    "an indent": "\n    if True:\n        {}\n",
+}
+
+
+async def test_code_is_found_in_what_a_model_writes_around_it(interpreter: Interpreter) -> None:
+    for name, text in WRAPPED.items():
+        assert (await interpreter.execute(text.format("SUBMIT(x=1)"))).outputs == {"x": 1}, name
         with pytest.raises(CodeError) as caught:
-            await interpreter.execute(f"{opening}\n\n1 / 0\n```")
-        assert caught.value.line == opening.count("\n") + 3
+            await interpreter.execute(text.format("1 / 0"))
+        assert caught.value.line == text[: text.index("{}")].count("\n") + 1, name
+    within = "x = '''\n```\n  t\x0cw\u2028o\n```\n'''\nSUBMIT(x=x)\n"
+    for text in (within, f"```python\n{within}```"):
+        assert (await interpreter.execute(text)).outputs == {"x": "\n```\n  t\x0cw\u2028o\n```\n"}
+    with pytest.raises(CodeSyntaxError, match="It stands in a Markdown fence of 'sh', which is not Python"):
+        await interpreter.execute("```sh\nls\n```")
 
 
-NO_FENCES = ("```python\nx = 1", "```sh\nls\n```", "```\nx = 1\n```\nthen\n```\ny = 2\n```", "```", "``````")
+NO_FENCES = ("```sh\nls\n```", "```", "``````")
 NO_PYTHON = ("x = 1\0", "(" * 500, "x = '\\N{no such name}'", "return 1", "yield x", "from __future__ import no")
 
 

@@ -16,6 +16,9 @@ def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
 ) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # as a worker sets it
     file, numbers = tmp_path / "slow.py", tmp_path / "numbers.jsonl"
+    unknown, wide = tmp_path / "unknown.py", tmp_path / "wide.py"
+    unknown.write_text("# coding: nonsense\n")
+    wide.write_text("SUBMIT()", encoding="utf-16")
     numbers.write_text("1\n")
     file.write_text("SUBMIT(y=x)\n")
     decorated = "@staticmethod\ndef f(): pass\n"
@@ -25,12 +28,18 @@ def test_code_is_any_file_of_text_by_its_absolute_path_alone_or_in_a_list(
     monkeypatch.setenv("RLM_BATCH_ALLOWED_PATHS", str(tmp_path))
     assert list(executions([decorated, f"@{file}"], None)) == [(decorated, {}), ("SUBMIT(y=x)\n", {})]
     assert texts(["a = 1", f"@{file}\n"]) == ["a = 1", "SUBMIT(y=x)\n"]
+    file.write_bytes(b"# coding: latin-1\nSUBMIT(y='\xe9')\n")
+    assert read_text_reference(f"@{file}") == "# coding: utf-8\nSUBMIT(y='é')\n"
+    file.write_bytes(b"\xef\xbb\xbfSUBMIT(y=x)\r\n")
+    assert read_text_reference(f"@{file}") == "SUBMIT(y=x)\n"
     for place, reason in (
         ("slow.py", r"'slow\.py', which is no absolute path.* @/DIRECTORY/slow\.py"),
         ("./code/slow.txt", "no absolute path"),
         (f"{file}.old", r"the code in /.*slow\.py\.old cannot be read: No such file"),
         (str(tmp_path), "cannot be read: "),
         (str(numbers), "each of its lines is a text"),
+        (str(unknown), r"unknown\.py declares an encoding that Python does not know"),
+        (str(wide), r"wide\.py is UTF-16.*iconv -f UTF-16 -t UTF-8"),
     ):
         for read in (lambda text: list(executions(text, None)), read_text_reference, lambda text: texts([text])):
             with pytest.raises(ConfigurationError, match=reason) as refused:

@@ -52,6 +52,7 @@ def test_a_files_name_in_the_place_of_code_is_refused_before_a_server_is_needed(
         (sequence, {"steps": 3, "python_path": 3}, r"steps.*; python_path: Input should be a valid list"),
         (sweep, {"code": "", "grid": {}, "mounts": ["/data"]}, r"mounts: Input should be a valid dictionary"),
         (chunks, {"code": "", "data": [1], "mounts": {"/usr": "."}}, r"/usr is a place that a sandbox needs"),
+        (batch, {"code": '{"x": 1}\n{"x": 2}\n'}, r"the code is lines of JSON.*pass them as inputs"),
         (batch, {"code": "SUBMIT('\ud800')"}, r"code has text with a lone surrogate"),
         (
             batch,
