@@ -1,12 +1,14 @@
 """What a command prints of outcomes beside their table: what the code has printed, or JSON for another program."""
 
+import codecs
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..sandbox.outcomes.outcome_json import outcome_to_json
-from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
+from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_json, escape_text
 from ..sandbox.result import Outcome, Result
 
 
@@ -32,8 +34,9 @@ def print_json_lines(outcomes: Iterable[Outcome], best: Sequence[Result] = ()) -
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Prints an object as a line of strict JSON."""
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace").decode("utf-8"))
+    """Print an object as a line of strict JSON, whatever the encoding, which a terminal can show."""
+    is_unicode = codecs.lookup(getattr(sys.stdout, "encoding", None) or "ascii").name.startswith("utf-8")
+    print(escape_json(json.dumps(value, ensure_ascii=not is_unicode, allow_nan=False)))
 
 
 def print_outputs(outcomes: Iterable[Outcome]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.result import Failure, Outcome, Result
+from .columns import OUTPUTS, VARIABLES, get_values, name_columns
 from .ledger_reader import LedgerReader
 
 MAX_COLUMNS = 2000  # variables and fields together: the names are the code's, which may make up as many as it likes
@@ -98,8 +99,8 @@ def collect_columns(outcomes: Iterator[Outcome]) -> dict[str, Column]:
     """
     types: dict[tuple[str, str], set[str]] = {}  # that values have, by their source and name
     for outcome in outcomes:
-        for source in ("variables", "outputs"):
-            for name, value in _get_values(outcome, source).items():
+        for source in (VARIABLES, OUTPUTS):
+            for name, value in get_values(outcome, source).items():
                 known_types = types.setdefault((source, name), set())
                 if value is not None:
                     known_types.add(_name_type(value))
@@ -108,22 +109,14 @@ def collect_columns(outcomes: Iterator[Outcome]) -> dict[str, Column]:
                 f"the executions have more than {MAX_COLUMNS} variables and fields, which is no table: read the "
                 "ledger's lines of JSON"
             )
+    variables, fields = ([name for source, name in types if source == wanted] for wanted in (VARIABLES, OUTPUTS))
     columns = {"index": STANDARD_COLUMNS["index"]}
-    for source, name in sorted(types, key=lambda key: key[0] != "variables"):
-        column_name = name
-        while column_name in STANDARD_COLUMNS or column_name in columns:
-            column_name = f"{source}.{column_name}"
+    for column_name, (source, name) in name_columns(variables, fields, STANDARD_COLUMNS).items():
         columns[column_name] = Column(
             _merge_types(types[source, name]),
-            lambda outcome, source=source, name=name: _get_values(outcome, source).get(name),
+            lambda outcome, source=source, name=name: get_values(outcome, source).get(name),
         )
     return columns | STANDARD_COLUMNS
-
-
-def _get_values(outcome: Outcome, source: str) -> dict[str, Any]:
-    if source == "variables":
-        return outcome.meta.variables
-    return outcome.outputs if isinstance(outcome, Result) else {}
 
 
 def _merge_types(types: set[str]) -> str:

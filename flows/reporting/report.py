@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure
 from ...tasks.ledger.run_record import RunRecord
 from .charts.pictures import build_charts
+from .columns import VARIABLES, name_columns
 from .document import Heading, Part, Table, Text, Verbatim
 from .markdown import escape_markdown
 from .summary import MAX_FULL_TEXTS, MAX_ROWS, Cell, Row, RunSummary
 from .text_table import BEST_MARK, PARETO_MARK, format_cell, format_variables
 
+CellT = TypeVar("CellT")
 COLUMNS = ("number", "seconds", "outcome")  # of a table, beside those of variables and fields
 MAX_VARIABLES = 8  # that tell a trial in a line
 
@@ -113,11 +115,11 @@ def describe_front(summary: RunSummary) -> str:
 
 def build_table_rows(summary: RunSummary) -> list[list[str]]:
     """Rows of text, the header first: number, variables, fields, seconds, and what became of it."""
-    variables, fields = _list_columns(summary)
-    rows = [["", *variables, *fields, "seconds", ""]]
+    columns = name_columns(summary.variables, summary.fields, ("seconds",))
+    rows = [["", *columns, "seconds", ""]]
     best_numbers = {result.meta.index for result in summary.best_trials}
     for row in summary.sort_rows():
-        cells = [row.variables.get(name, "") for name in variables] + [row.fields.get(name, "") for name in fields]
+        cells = [_get_cell(row, *place, "") for place in columns.values()]
         seconds = f"{row.seconds:.3g}" if row.seconds else ""
         rows.append([str(row.index), *map(format_cell, cells), seconds, _describe_row(row, best_numbers, summary)])
     return rows
@@ -128,17 +130,14 @@ def build_table_records(summary: RunSummary, limit: int) -> list[dict[str, Any]]
 
     Text has a backslash before what Markdown could act on: Prefect's UI takes it for that.
     """
-    variables, fields = _list_columns(summary)
+    columns = name_columns(summary.variables, summary.fields, COLUMNS)
     best_numbers = {result.meta.index for result in summary.best_trials}
-    taken = {*variables, *fields}
-    number, seconds, outcome = (name if name not in taken else f"{name} ({summary.spec.noun}'s)" for name in COLUMNS)
     return [
         {
-            number: row.index,
-            **{name: _escape_cell(row.variables.get(name)) for name in variables},
-            **{name: _escape_cell(row.fields.get(name)) for name in fields},
-            seconds: round(row.seconds, 3),
-            outcome: escape_markdown(_describe_row(row, best_numbers, summary) or "succeeded"),
+            "number": row.index,
+            **{column: _escape_cell(_get_cell(row, *place, None)) for column, place in columns.items()},
+            "seconds": round(row.seconds, 3),
+            "outcome": escape_markdown(_describe_row(row, best_numbers, summary) or "succeeded"),
         }
         for row in summary.sort_rows()[:limit]
     ]
@@ -148,8 +147,8 @@ def _escape_cell(cell: Cell | None) -> Cell | None:
     return escape_markdown(cell) if isinstance(cell, str) else cell
 
 
-def _list_columns(summary: RunSummary) -> tuple[list[str], list[str]]:
-    return list(summary.variables), [name for name in summary.fields if name not in summary.variables]
+def _get_cell(row: Row, source: str, name: str, default: CellT) -> Cell | CellT:
+    return (row.variables if source == VARIABLES else row.fields).get(name, default)
 
 
 def _describe_row(row: Row, best_numbers: set[int | None], summary: RunSummary) -> str:

@@ -224,7 +224,7 @@ class RunSummary:
         meta = outcome.meta
         self._add_columns(self.variables, meta.variables)
         fields = outcome.outputs if isinstance(outcome, Result) else {}
-        self._add_columns(self.fields, [name for name in fields if name not in self.variables])
+        self._add_columns(self.fields, fields)
         if len(self._rows) >= 2 * MAX_ROWS:
             self._rows = self.sort_rows()
             self._last_rank = self._rows[-1].rank

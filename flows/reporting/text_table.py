@@ -7,6 +7,7 @@ from typing import Any
 
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
+from .columns import OUTPUTS, VARIABLES, get_values, name_columns
 
 CELL = 40  # characters of a value that are shown
 BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of those on the front of several objectives
@@ -37,18 +38,15 @@ def format_rows(
         (result.meta.index or 0, result) for result in best if limit is not None and (result.meta.index or 0) >= limit
     ]
     outcomes = [outcome for _, outcome in numbered]
-    variables = list(dict.fromkeys(name for outcome in outcomes for name in outcome.meta.variables))
-    found = dict.fromkeys(name for outcome in outcomes if isinstance(outcome, Result) for name in outcome.outputs)
-    fields = [name for name in found if name not in variables]
+    names = [dict.fromkeys(n for o in outcomes for n in get_values(o, source)) for source in (VARIABLES, OUTPUTS)]
+    columns = name_columns(*names)
     shows_output = shows_output and any(outcome.meta.stdout.strip() for outcome in outcomes)
-    rows = [["", *variables, *fields, *(["printed last"] if shows_output else []), ""]]
+    rows = [["", *columns, *(["printed last"] if shows_output else []), ""]]
     for number, outcome in numbered:
-        values = [format_cell(outcome.meta.variables.get(name, "")) for name in variables]
+        values = [format_cell(get_values(outcome, source).get(name, "")) for source, name in columns.values()]
         if isinstance(outcome, Result):
-            values += [format_cell(outcome.outputs.get(name, "")) for name in fields]
             note = "pruned" if outcome.meta.pruned else mark if number in best_numbers else ""
         else:
-            values += [""] * len(fields)
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
         if shows_output:
             values.append(format_cell(outcome.meta.stdout.rstrip().rpartition("\n")[2]))

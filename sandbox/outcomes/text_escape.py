@@ -17,6 +17,11 @@ def escape_text(text: str, keep: str = "") -> str:
     return text if _UNSAFE.search(text) is None else text.translate(_build_escapes(keep))
 
 
+def escape_json(text: str) -> str:
+    """Return JSON in which the same characters are JSON's escapes, and a lone surrogate is a question mark."""
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.encode("utf-8", "replace").decode("utf-8"))
+
+
 @functools.cache
 def _build_escapes(keep: str) -> dict[int, str]:
     """The escapes of all unsafe characters but those to keep: a look at each letter takes ten times as long."""

@@ -1,5 +1,6 @@
 """What `rlm-batch report` makes of a run, from its ledger alone."""
 
+import base64
 import csv
 import json
 import math
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from rlm_batch import CodeError, Failure, Result
+from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
+from rlm_batch.flows.reporting.report import build_table_records
 from rlm_batch.sandbox.meta import Meta, QuerySummary
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger
@@ -105,6 +108,31 @@ def test_whole_values_are_json_for_another_program(root: Path, run: Run) -> None
     ]
     assert lines[4]["outputs"] == {"loss": 0.5, "text": "x" * 5000, "curve": [None]}
     assert f"CSV: {root}/trials.csv" in done.stderr
+
+
+def test_a_field_that_is_called_as_a_variable_has_a_column_of_its_own_in_every_table(root: Path, run: Run) -> None:
+    """With an objective of that name it is the field that decides which trial is the best."""
+    trials: list[Outcome] = [
+        Result({"loss": -loss}, Meta(index=index, variables={"loss": loss, "seconds": 7, "x": index}))
+        for index, loss in enumerate((0, 2, 1))
+    ]
+    write_run(root / "first", trials, **SWEEP)
+    done = run("report", "quick-fox", "--csv", root / "t.csv")
+    header, *rows = (line.split() for line in done.stdout.splitlines()[:4])
+    assert header == ["loss", "variables.seconds", "x", "outputs.loss", "seconds"]
+    assert rows == [["1", "2", "7", "1", "-2", "best"], ["2", "1", "7", "2", "-1"], ["0", "0", "7", "0", "0"]]
+    assert "Best loss: -2 in trial 1 with loss=2, seconds=7, x=1" in done.stderr
+    page = (root / "first" / "report.html").read_text()
+    assert "<th>loss</th><th>variables.seconds</th><th>x</th><th>outputs.loss</th><th>seconds</th>" in page
+    assert "<td>1</td><td>2</td><td>7</td><td>1</td><td>-2</td><td></td><td>best</td>" in page
+    pictures = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]*)", page)]
+    assert any("outputs.loss over loss and x" in picture for picture in pictures)
+    assert [row["outputs.loss"] for row in read_csv(root / "t.csv")] == ["0", "-2", "-1"]
+    summary = open_run_ledger(str(root / "first")).summarize()
+    first = build_table_records(summary, 1)[0]
+    assert {name: first[name] for name in ("loss", "outputs.loss", "variables.seconds", "outcome")} == {
+        "loss": 2, "outputs.loss": -2, "variables.seconds": 7, "outcome": "best"
+    }  # fmt: skip
 
 
 def test_the_page_has_the_chart_the_failures_and_nothing_to_fetch(root: Path, run: Run) -> None:

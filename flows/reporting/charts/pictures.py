@@ -7,6 +7,7 @@ from ....sandbox.meta import Meta
 from ....sandbox.result import Result
 from ....tasks.ledger.run_record import Objective
 from ...search.study_export import compute_importances
+from ..columns import OUTPUTS
 from ..document import Part, Picture
 from ..summary import ChartPoint, RunSummary
 from .curves import draw_curves
@@ -58,7 +59,7 @@ def _draw_heat_map(summary: RunSummary, names: list[str]) -> list[Part]:
     if len(names) != 2 or not all(_is_short_value(point.variables.get(name)) for point in points for name in names):
         return []
     across, up = names
-    what = spec.objective or ""
+    what = _name_objective(spec.objective or "", summary)
     title = f"{what} over {across} and {up}"
     heat_map = draw_heat_map(
         [(point.variables.get(across), point.variables.get(up), point.value) for point in points],
@@ -114,7 +115,7 @@ def _draw_parallel(summary: RunSummary) -> list[Part]:
     picture = draw_parallel_coordinates(
         [({name: point.variables.get(name) for name in names}, point.values, point.index in best) for point in points],
         names=names,
-        objectives=[(item.name, item.direction) for item in objectives],
+        objectives=[(_name_objective(item.name, summary), item.direction) for item in objectives],
         title="every trial over its variables",
     )
     return [] if picture is None else [Picture(picture, "every trial over its variables, the best in front")]
@@ -136,6 +137,11 @@ def _draw_fronts(summary: RunSummary) -> list[Part]:
         )
         parts.append(Picture(picture, title))
     return parts
+
+
+def _name_objective(name: str, summary: RunSummary) -> str:
+    """Return the objective as charts have it that name variables too, of which one may have its name."""
+    return f"{OUTPUTS}.{name}" if name in summary.variables else name
 
 
 def _list_varied_names(points: list[ChartPoint]) -> list[str]:

@@ -98,6 +98,19 @@ def test_reports_become_data_frames_and_tables_of_a_notebook():
     assert "<table>" in cut._repr_html_()
 
 
+@pytest.mark.parametrize(("direction", "best"), [("minimize", 1), ("maximize", 0)])
+def test_an_objective_that_is_called_as_a_variable_is_the_field_in_every_form_of_a_report(direction: Any, best: int):
+    report = sweep.sync("SUBMIT(loss=-loss)", {"loss": [1, 3]}, objective="loss", direction=direction)
+    assert report.best.loss == [-1, -3][best]
+    row = [str(best), ["1", "3"][best], ["-1", "-3"][best], "best"]
+    for found in (report, load_report(report.results_path)):
+        lines = [line.split() for line in str(found).splitlines()]
+        assert lines[0] == ["loss", "outputs.loss"]
+        assert lines[1 + best] == row
+        assert "".join(f"<td>{cell}</td>" for cell in row) in found._repr_html_()
+        assert list(found.to_dataframe()["outputs.loss"]) == [-1, -3]
+
+
 def test_a_finished_run_is_read_by_id_name_and_path(results: Path):
     report = sweep.sync(LOSS, GRID, objective="loss")
     by_path = load_report(report.results_path)

@@ -1,0 +1,33 @@
+"""The columns of any table of outcomes: one for each variable, and one for each field that code has submitted."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from ...sandbox.result import Outcome, Result
+
+VARIABLES, OUTPUTS = "variables", "outputs"  # where a column's values come from
+
+
+def name_columns(
+    variables: Iterable[str], fields: Iterable[str], taken: Collection[str] = ()
+) -> dict[str, tuple[str, str]]:
+    """Return the source and the name of each column's values by the column's name, the variables first.
+
+    A name that another column has gets its source before it: a field that is called as the variable `x` has the column
+    `outputs.x`. `taken` are the names of columns beside these.
+    """
+    columns: dict[str, tuple[str, str]] = {}
+    for source, names in ((VARIABLES, variables), (OUTPUTS, fields)):
+        for name in names:
+            column = name
+            while column in columns or column in taken:
+                column = f"{source}.{column}"
+            columns[column] = source, name
+    return columns
+
+
+def get_values(outcome: Outcome, source: str) -> dict[str, Any]:
+    """Return the variables of an execution, or the fields that it submitted."""
+    if source == VARIABLES:
+        return outcome.meta.variables
+    return outcome.outputs if isinstance(outcome, Result) else {}
