@@ -154,9 +154,13 @@ class Interpreter:
         if self._is_shut_down:
             await run_shielded(sandbox.remove())
             raise SandboxLost("this interpreter was shut down while its sandbox was being opened")
-        protocol = self._protocol = DriverProtocol(sandbox)
         try:
-            await self._start_driver(protocol, encode_more)
+            try:
+                await self._start_driver(sandbox, encode_more)
+            except SandboxStartError:
+                if not await sandbox.may_start_again():
+                    raise
+                await self._start_driver(sandbox, encode_more)
         except BaseException as error:
             self._close("its driver did not start")
             self._protocol = self._channel = None
@@ -166,11 +170,13 @@ class Interpreter:
                 raise
             raise SandboxStartError(f"the driver did not start in sandbox {sandbox.id}: {error}") from error
 
-    async def _start_driver(self, protocol: DriverProtocol, encode_more: Callable[[DriverProtocol], bytes]) -> None:
+    async def _start_driver(self, sandbox: Sandbox, encode_more: Callable[[DriverProtocol], bytes]) -> None:
+        protocol = self._protocol = DriverProtocol(sandbox)
+        self._waiters.clear()
         loop = asyncio.get_running_loop()
         ready = self._waiters[0] = asyncio.Event()
         self._sent_at = self._received_at = loop.time()
-        channel = self._channel = await protocol.sandbox.connect(self._receive, self._close)
+        channel = self._channel = await sandbox.connect(self._receive, self._close)
         is_sent = False
         first = protocol.encode_start()
         if self._prepare is None:
@@ -191,7 +197,7 @@ class Interpreter:
         except TimeoutError:
             pass
         protocol.check_ready(is_sent)
-        settings = protocol.sandbox.settings
+        settings = sandbox.settings
         if settings.heartbeat is not None:
             heartbeat = self._send_heartbeats(protocol, channel, settings.heartbeat, settings.silence)
             self._heartbeat = asyncio.create_task(heartbeat)

@@ -47,6 +47,10 @@ class Sandbox(ABC):
 
     def read_stderr_tail(self) -> str:
         """The end of what the driver's process wrote on its standard error; empty where that is not known."""
+    async def may_start_again(self) -> bool:
+        """Whether the driver did not start for a reason that is over, so that `connect` may be called once more."""
+        return False
+
         return ""
 
     def may_run_unheard(self) -> bool:

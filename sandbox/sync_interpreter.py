@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .cancellation import run_shielded
-from .errors import ConfigurationError, SandboxLost
+from .errors import ConfigurationError, SandboxLost, SandboxStartError
 from .intake.collected_files import CollectedFiles, check_patterns
 from .pipe_transport import PipeTransport
 from .protocol import DriverProtocol, resolve_timeout
@@ -196,14 +196,25 @@ class SyncInterpreter:
                             self._session.share_query_limits()
                         run_sync(self._session.start)
                     else:
-                        self._pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
-                        self._pipe.start(self._prepare)
+                        self._pipe = self._start_pipe(sandbox, wire)
                 except BaseException:
                     self._pipe = self._session = None
                     run_sync(sandbox.remove)
                     raise
                 self._sandbox, self._process_id = sandbox, os.getpid()
         return self
+
+    def _start_pipe(self, sandbox: Sandbox, wire: tuple[int, int]) -> PipeTransport:
+        pipe = PipeTransport(DriverProtocol(sandbox), *wire, run_sync)
+        try:
+            pipe.start(self._prepare)
+        except SandboxStartError:
+            again = run_sync(sandbox.attach) if run_sync(sandbox.may_start_again) else None
+            if again is None:
+                raise
+            pipe = PipeTransport(DriverProtocol(sandbox), *again, run_sync)
+            pipe.start(self._prepare)
+        return pipe
 
     def execute(
         self,

@@ -84,7 +84,20 @@ class LocalSandboxHandle(Sandbox):
         self._channel = LocalChannel(writes, closed)
         return self._channel
 
+    async def may_start_again(self) -> bool:
+        return self._process is not None and await self._process.has_lost_zygote()
+
     async def attach(self) -> tuple[int, int]:
+        try:
+            return await self._start()
+        except SandboxStartError:
+            if not await self.may_start_again():
+                raise
+            return await self._start()
+
+    async def _start(self) -> tuple[int, int]:
+        if self._process is not None:  # a start before has failed
+            self._process.close_pipes()
         process = self._process = await self.launch()
         try:
             await self._hold_to_totals(process)

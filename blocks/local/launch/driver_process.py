@@ -27,12 +27,11 @@ class DriverProcess(ABC):
     """A driver that runs: its process, and our ends of its pipes, which do not block.
 
     `boot` is what it has to be sent ahead of the first frame. `is_supervisor`: it is the driver's supervisor itself,
-    and not a process that has the supervisor below it. `was_cut_off`: it ended because what it was forked from did.
+    and not a process that has the supervisor below it.
     """
 
     boot = b""
     is_supervisor = False
-    was_cut_off = False
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
@@ -57,6 +56,10 @@ class DriverProcess(ABC):
     @abstractmethod
     def send_signal(self, number: int) -> None:
         """Sends it a signal; where it has ended that is no error."""
+
+    async def has_lost_zygote(self) -> bool:
+        """Return whether it ended because the zygote that it was forked from did."""
+        return False
 
     def read_stderr_tail(self) -> str:
         """The end of what came on its standard error."""
@@ -106,12 +109,8 @@ class SpawnedProcess(DriverProcess):
         self._process.send_signal(number)
 
 
-def spawn_process(command: list[str], cwd: str, stdin: int, *, is_zygote: bool = False) -> subprocess.Popen[bytes]:
-    """Starts a program with `START_ENVIRONMENT` alone, in a session of its own. Raises SandboxStartError.
-
-    A zygote is in a process group of its own: one that is stopped hears of its host's end by that alone, for then the
-    kernel lets the group go on. What is forked from it goes into sessions of its own.
-    """
+def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[bytes]:
+    """Starts a program with `START_ENVIRONMENT` alone, in a session of its own. Raises SandboxStartError."""
     try:
         return subprocess.Popen(
             command,
@@ -121,8 +120,7 @@ def spawn_process(command: list[str], cwd: str, stdin: int, *, is_zygote: bool =
             cwd=cwd,
             env=START_ENVIRONMENT,
             bufsize=0,
-            start_new_session=not is_zygote,  # Ctrl-C in the terminal is the host's to handle
-            process_group=0 if is_zygote else None,
+            start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
         )
     except OSError as error:
         remedy = SHORTAGE_HINT if error.errno in SHORTAGES else INSTALL_HINT

@@ -28,6 +28,7 @@ from .driver_process import (
 START_TIMEOUT_SECONDS = 20.0  # of a zygote, and of a sandbox from it; a busy machine takes one
 PACKET_BYTES = 32 * 1024
 MAX_REQUEST_BYTES = 64 * 1024  # of which a zygote takes no more
+END_SECONDS = 1.0  # in which it is known that a process has ended, whose descriptors are closed
 STOPPED_SECONDS = 1.0  # in which a sandbox stands, or its zygote may have been stopped
 SEND_RETRY_SECONDS = 0.005  # where its queue is full
 MAX_WORDS_BYTES = 4096
@@ -58,7 +59,7 @@ class Zygote:
         with its_control:
             try:
                 command = [*command, *build_python_command(program)]
-                self._process = spawn_process(command, "/", its_control.fileno(), is_zygote=True)
+                self._process = spawn_process(command, "/", its_control.fileno())
             except SandboxStartError as error:
                 control.close()
                 raise ZygoteError(str(error), is_lasting=not is_shortage(error)) from error
@@ -90,6 +91,10 @@ class Zygote:
     def is_alive(self) -> bool:
         """Whether it can be asked for a sandbox."""
         return self._finalizer.alive and self._process.poll() is None
+
+    async def wait_for_end(self, seconds: float) -> bool:
+        """Return whether it ends within that time."""
+        return not self._handles or await wait_readable(self._handles[0], seconds)
 
     def end(self) -> None:
         """Ends it, and everything that was forked from it."""
@@ -185,7 +190,7 @@ class ForkedProcess(DriverProcess):
         self._handle = -1  # on the process, once it stands
         self._failure = ""  # why it does not
         self.is_refused = False  # by a system that does so each time
-        self.was_cut_off = False  # by the end of its zygote
+        self._was_cut_off = False  # before its zygote has said how it ended
         self._exit_code: int | None = None
         status.setblocking(False)
         zygote.processes.add(self)
@@ -193,7 +198,8 @@ class ForkedProcess(DriverProcess):
 
     def expect_to_stand(self, *, is_first: bool = True) -> None:
         """Look after a second whether it stands, and after each one more: its zygote may have been stopped."""
-        asyncio.get_running_loop().call_later(STOPPED_SECONDS, _wake_zygote, weakref.ref(self), is_first)
+        reference: weakref.ref[ForkedProcess] = weakref.ref(self)
+        asyncio.get_running_loop().call_later(STOPPED_SECONDS, _wake_zygote, reference, is_first)
 
     def wake_zygote(self, *, is_first: bool) -> None:
         """Let the zygote go on where it was stopped, if this does not stand."""
@@ -231,8 +237,8 @@ class ForkedProcess(DriverProcess):
                     self.is_refused = number.isdigit() and int(number) in REFUSALS
                 else:
                     # Where the zygote was killed, so was this by the kernel, or a process of ours kills what it left.
-                    self.was_cut_off = word != "ended"
-                    self._exit_code = -signal.SIGKILL if self.was_cut_off else int(rest)
+                    self._was_cut_off = word != "ended"
+                    self._exit_code = -signal.SIGKILL if self._was_cut_off else int(rest)
 
     @property
     def exit_code(self) -> int | None:
@@ -244,6 +250,9 @@ class ForkedProcess(DriverProcess):
         while self.exit_code is None and time.monotonic() < deadline:
             await wait_readable(self._status.fileno(), deadline - time.monotonic())
         return self.exit_code is not None
+
+    async def has_lost_zygote(self) -> bool:
+        return await self.wait(END_SECONDS) and self._was_cut_off and await self._zygote.wait_for_end(END_SECONDS)
 
     def send_signal(self, number: int) -> None:
         if self._handle >= 0:

@@ -148,6 +148,39 @@ async def test_a_zygote_that_is_killed_takes_its_sandboxes_along_and_the_next_ha
     await wait_until_gone(marked)
 
 
+@pytest.mark.parametrize("is_sync", [False, True])
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_sandbox_that_is_asked_of_a_zygote_that_is_stopped_or_killed_just_then_is_there(
+    local: LocalSandbox, zygotes: Zygotes, is_sync: bool, is_killed: bool
+) -> None:
+    def run_in_script() -> int:
+        with LocalInterpreter(isolation=local.isolation) as interpreter:
+            return interpreter.execute("SUBMIT(2)").output
+
+    async def run() -> int:
+        async with local.interpreter() as interpreter:
+            return (await interpreter.execute("SUBMIT(2)")).output
+
+    async with local.interpreter() as running:
+        await running.execute("x = 1", context="kept")
+        await find_ahead(local)
+        stopped = sorted(find_zygotes(os.getpid()))
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        (zygote,) = zygotes._zygotes.values()
+        count = len(zygote.processes)
+        asked = asyncio.create_task(asyncio.to_thread(run_in_script) if is_sync else run())
+        await wait_until_async(lambda: len(zygote.processes) > count, "a request to the zygote")
+        if is_killed:
+            for pid in reversed(stopped):
+                os.kill(pid, signal.SIGKILL)
+        assert await asked == 2
+        if not is_killed:  # no sandbox is lost for that it was stopped
+            assert (await running.execute("SUBMIT(x)", context="kept")).output == 1
+    zygotes.end()
+    await wait_until_gone(stopped)
+
+
 async def test_what_a_supervisor_leaves_that_is_killed_ends_at_once_and_other_sandboxes_run_on(
     local: LocalSandbox, zygotes: Zygotes, marked: Marked
 ) -> None:
