@@ -412,7 +412,7 @@ import site, sys
 site.addsitedir(sys.argv[1])
 from rlm_batch import LocalInterpreter
 with LocalInterpreter(isolation="bubblewrap") as interpreter:
-    print(interpreter.execute("import os, sys; SUBMIT(python=sys.prefix, names=os.listdir('/tmp'))").outputs)
+    print(interpreter.execute("import os, sys; SUBMIT(python=sys.base_prefix, names=os.listdir('/tmp'))").outputs)
 """
 
 
