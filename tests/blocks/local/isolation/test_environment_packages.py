@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import sys
 import sysconfig
 import uuid
 from pathlib import Path
@@ -47,21 +49,35 @@ def put_package(folder: Path, name: str, version: str = "1.0") -> None:
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
+SCRIPT = "import of_purelib, sys\nprint(of_purelib.VALUE, sys.prefix, sys.argv[1:])\n"
+# As installers begin a script, where the path of the host's Python is short, and where it is long.
+SCRIPT_HEADS = {
+    "short": f"#!{sys.executable}\n",
+    "long": f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n",
+}
+
+
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """The running environment is one of the test's own, that has compiled packages apart."""
     tmp_path.chmod(0o755)
-    folders = {"purelib": tmp_path / "lib", "platlib": tmp_path / "lib64"}
-    for name, folder in folders.items():
+    monkeypatch.setenv("RLM_BATCH_CACHE", str(tmp_path / "cache"))
+    folders = {"purelib": tmp_path / "lib", "platlib": tmp_path / "lib64", "scripts": tmp_path / "bin"}
+    for folder in folders.values():
         folder.mkdir(mode=0o755)
-        put_package(folder, f"of_{name}")
+    for name in ("purelib", "platlib"):
+        put_package(folders[name], f"of_{name}")
+    for name, head in SCRIPT_HEADS.items():
+        (folders["scripts"] / name).write_text(head + SCRIPT)
+        (folders["scripts"] / name).chmod(0o755)
+    shutil.copy("/bin/true", folders["scripts"] / "compiled")
     get_path = sysconfig.get_path
 
     def get_own_path(name: str, *arguments: Any, **options: Any) -> str:
         return str(folders[name]) if name in folders else get_path(name, *arguments, **options)
 
     monkeypatch.setattr(sysconfig, "get_path", get_own_path)
-    return folders
+    return {name: folders[name] for name in ("purelib", "platlib")}
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -112,9 +128,26 @@ def test_code_cannot_change_it_nor_see_anything_beside_it_unless_nothing_is_isol
             assert "add" in found.done if level == "none" else {*found.done} <= {"open to all"}
 
 
-def test_no_installer_runs_for_it(tmp_path: Path, environment: object, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("environment")
+def test_programs_of_packages_run_on_the_sandboxes_python_however_they_are_started(level: Any) -> None:
+    code = """
+import shutil, subprocess, sys
+def start(*words, **options):
+    return subprocess.run(words, capture_output=True, text=True, **options)
+found = {name: start(name, "a b").stdout for name in ("short", "long")}
+found |= {name + " alone": start(shutil.which(name), "a b", env={}).stdout for name in ("short", "long")}
+SUBMIT(found=found, expected=f"42 {sys.prefix} ['a b']\\n", compiled=start("compiled").returncode,
+       pip=start(sys.executable, "-m", "pip", "--version").stderr)
+"""
+    with LocalInterpreter(isolation=level, packages="environment") as interpreter:
+        result = interpreter.execute(code)
+    assert set(result.found.values()) == {result.expected}
+    assert result.compiled == 0
+    assert "No module named pip" in result.pip  # that the Python has which the sandbox's is made of
+
+
+def test_no_installer_runs_for_it(tmp_path: Path, environment: object) -> None:
     cache = tmp_path / "cache"
-    monkeypatch.setenv("RLM_BATCH_CACHE", str(cache))
     with LocalInterpreter(isolation="none", packages=["environment"]) as interpreter:
         assert interpreter.execute("import of_purelib\nSUBMIT(y=of_purelib.VALUE)").y == 42
     assert not (cache / "packages").exists()

@@ -42,6 +42,22 @@ SUBMIT(names=sorted(os.environ), values=list(os.environ.values()), initial=initi
     assert str(box.host.home) not in found["values"]
 
 
+def test_the_codes_user_has_a_name_and_a_home(box: Box) -> None:
+    found = box.outputs("""
+import getpass, pathlib, pwd, subprocess
+ask = "import getpass, os; print(getpass.getuser(), os.path.expanduser('~'))"
+child = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout.split()
+try:
+    entry = pwd.getpwuid(os.getuid()).pw_uid == os.getuid()
+except KeyError:
+    entry = False
+SUBMIT(own=[getpass.getuser(), os.path.expanduser("~")], child=child, home=os.environ["HOME"], entry=entry)
+""")
+    assert found["own"] == found["child"] == ["sandbox", found["home"]]
+    # Without mounts a sandbox has the machine's list of users.
+    assert found["entry"] or box.level == "landlock"
+
+
 PEEK = """
 for name, pid in pids.items():
     pid = pid or os.getppid()
