@@ -17,7 +17,7 @@ from ..sandbox.requests.code_text import decode_code
 
 # Of a variable, as in log:1e-5..0.1 or 32..512:32.
 BOUNDS = re.compile(r"(?P<log>log:)?(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?")
-LIKE_BOUNDS = re.compile(r"log:|[-+]?\.?\d[\de.+-]*?\.\.")  # no text among values, but a slip
+LIKE_BOUNDS = re.compile(r"log:|[-+]?\.?\d[\de.+-]*?(?:\.\.|\u2026)|(?:\.\.|\u2026)[-+]?\.?\d")
 LIKE_SLICE = re.compile(r"[-+.\de]*\d(?::[-+.\de]*\d){1,2}")
 LIKE_CALL = re.compile(r"(?:\w+\.)?(?:a?range|(?:lin|log|geom)space|choice|q?(?:log_?)?uniform|interval|randint)\(")
 TYPOGRAPHIC_QUOTES = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
