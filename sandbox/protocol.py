@@ -344,10 +344,8 @@ class DriverProtocol:
         if pending.listener_error is not None:
             raise pending.listener_error
         header, body = self._note_limit(pending.end)
-        if header["status"] == "unprepared" or "loss" in header:  # what runs goes on
+        if header["status"] == "unprepared" or "loss" in header:  # contexts that there are go on
             self.is_spent = True
-            if not self.pending:
-                self.close(str(header.get("loss", "what prepare had left there is lost")))
         files = () if pending.files == NO_FILES else (yield from _read_file_names(pending.files))
         shown = (yield from decode_shown(pending.value, pending.displays)) if pending.has_shown else {}
         build_meta = functools.partial(pending.build_meta, files=files, **shown)
@@ -376,11 +374,12 @@ class DriverProtocol:
         """An execution's end, with the sandbox's limit that it was killed for if so, and the option for more memory."""
         header, body = end
         if header["status"] != "crashed":
-            return {**header, "memory_option": self.sandbox.memory_option}, body
+            return {**header, "memory_option": self.sandbox.memory_option, "limits": self.sandbox.limits}, body
         limit = self.sandbox.find_exceeded_limit() if header.get("signal") == SIGKILL else ""
         if limit == "disk_mib":  # its files are still there, and whoever comes next would be killed
             self.close("its files took more than its disk_mib")
-        return {**header, "limit": limit, "memory_option": self.sandbox.kill_memory_option}, body
+        memory_option = self.sandbox.kill_memory_option
+        return {**header, "limit": limit, "memory_option": memory_option, "limits": self.sandbox.limits}, body
 
     def check_ready(self, is_sent: bool = False) -> None:
         """Raises SandboxStartError for a driver that has ended, or not answered in time, before it was ready.

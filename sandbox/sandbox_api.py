@@ -1,7 +1,7 @@
 """The interface of a provider's sandbox: an open sandbox, and a channel to the driver in it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from .driver_settings import DriverSettings
@@ -18,6 +18,7 @@ class Sandbox(ABC):
     """One open sandbox. `id` is the provider's; `isolation` and `layers` are what keeps the code in.
 
     `disk_mib` is the most MiB that its files may take together; None where the provider has no such option.
+    `limits` are the provider's options that limit code, with their values, as far as they hold.
     `memory_option` is the provider's option that gives more memory to code that ran into a MemoryError, and
     `kill_memory_option` the one for code that the kernel has killed; empty where no option does.
     """
@@ -28,6 +29,7 @@ class Sandbox(ABC):
     layers: tuple[str, ...]
     settings: DriverSettings
     disk_mib: int | None = None
+    limits: Mapping[str, int] = {}
     memory_option: str = ""
     kill_memory_option: str = ""
 
@@ -45,12 +47,12 @@ class Sandbox(ABC):
         """
         return None
 
-    def read_stderr_tail(self) -> str:
-        """The end of what the driver's process wrote on its standard error; empty where that is not known."""
     async def may_start_again(self) -> bool:
         """Whether the driver did not start for a reason that is over, so that `connect` may be called once more."""
         return False
 
+    def read_stderr_tail(self) -> str:
+        """The end of what the driver's process wrote on its standard error; empty where that is not known."""
         return ""
 
     def may_run_unheard(self) -> bool:

@@ -89,6 +89,11 @@ async def create_container(
     )
     handle = ContainerHandle(engine, name, ready.layers, driver_settings, command, payload, volume)
     handle.disk_mib = settings.disk_limit_mib
+    handle.limits = {
+        "memory_mib": settings.memory_mib,
+        "processes": settings.processes,
+        "disk_mib": settings.disk_limit_mib,
+    }
     return handle
 
 

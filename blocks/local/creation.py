@@ -17,7 +17,7 @@ from ..storage.local_volume import UMASK, find_volume
 from .deletion import FIRST_UID, remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import compute_mark, pick_folder, write_locked_labels
-from .isolation import IsolationLevel, build_confinement, list_layers
+from .isolation import IsolationLevel, build_confinement, list_layers, list_limits
 from .launch.bubblewrap import MODULES_MOUNT, PACKAGES_MOUNT, PYTHON_MOUNT, SCRIPTS_MOUNT, Mount, resolve_mount_point
 from .launch.driver_process import START_ENVIRONMENT, find_python
 from .launch.launcher import Launch
@@ -151,6 +151,7 @@ def create_sandbox(
     handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch.start, volume, lock, group, watched)
     handle.disk_mib = settings.disk_mib
     return handle
+    handle.limits = list_limits(settings, level)
 
 
 @cache

@@ -41,6 +41,22 @@ def list_layers(level: IsolationLevel) -> tuple[str, ...]:
     return (*(["namespaces"] if level == "bubblewrap" else []), *layers, "limits")
 
 
+def list_limits(settings: LocalSettings, level: IsolationLevel) -> dict[str, int]:
+    """Return the options that limit code on a level, with their values."""
+    limits = {"memory_mib": settings.memory_mib, "file_size_mib": settings.file_size_mib}
+    limits["open_files"] = settings.open_files
+    if settings.cpu_seconds is not None:
+        limits["cpu_seconds"] = settings.cpu_seconds
+    if level != "none":
+        has_fewer = settings.total_processes is not None and settings.total_processes < settings.processes
+        option = "total_processes" if has_fewer else "processes"
+        limits[option] = getattr(settings, option)
+    for option in ("total_memory_mib", "total_processes", "disk_mib"):
+        if (value := getattr(settings, option)) is not None:
+            limits.setdefault(option, value)
+    return limits
+
+
 def build_confinement(
     settings: LocalSettings,
     level: IsolationLevel,

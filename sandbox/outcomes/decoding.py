@@ -5,6 +5,8 @@ The code may have written what stands there: nothing in it is taken for what it 
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
@@ -26,17 +28,25 @@ from ..wire.nonfinite import restore_number
 from ..wire.submission import MAX_SUBMIT_DEPTH, SubmissionError, check_submission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..meta import Meta
 
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-SIGXCPU = 24
+SIGXCPU, SIGXFSZ = 24, 25
 SETUP_HINT = "Give the sandbox more of what it lacked, or ask rlm-batch doctor"
 LIMITS = {  # of a sandbox as a whole, by the options: what it did
     "total_memory_mib": "held more memory", "disk_mib": "had more on disk",
     "total_processes": "had more processes and threads", "processes": "had more processes and threads",
 }  # fmt: skip
+HIT_LIMITS = {  # the options, of which the lowest holds, and what code can do, by what its driver calls a limit
+    "processes": (("total_processes", "processes"), "have fewer processes and threads at a time"),
+    "open_files": (("open_files",), "close files that are not needed"),
+    "file_size": (("file_size_mib",), "write smaller files"),
+    "memory": (("memory_mib",), "work on less at a time"),
+    "disk": (("disk_mib",), "remove files that are not needed"),
+    "shm": (("memory_mib",), "keep less in /dev/shm"),
+}
 MAX_TEXT_CHARACTERS = 21_000  # of an error: the driver cuts a text at 20,000 and says so in it
 NUMBERS_AT_ONCE = 200  # that are put back into a submission, which takes no 10 ms
 MAX_SECONDS = 1e9  # that code may have run, thirty years: what says more is no clock of ours
@@ -151,7 +161,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     if status == "unconfined":
         return CodeCrashed(f"the code was not run: {message}. Ask rlm-batch doctor", **details)
     if status == "setup":
-        return SandboxStartError(f"the code was not run: {message}. {SETUP_HINT}")
+        return SandboxStartError(f"the code was not run: {message}{describe_shortage(header, message)}")
     if status == "unprepared":
         return SandboxLost(f"the code was not run, for {message}: run it in a new sandbox")
     if status == "commit":
@@ -184,7 +194,9 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         tag = fence["tag"][:40] if fence else ""
         hint = f". It stands in a Markdown fence of {tag!r}, which is not Python" if tag else ""
         return CodeSyntaxError(f"the code is not valid Python{where}: {message}{hint}\n{traceback}", **details)
-    return CodeError(f"the code raised {name}{where}: {message}\n{traceback}", **details)
+    hint = describe_limit(header, outcome)
+    said = message.rstrip(".") if hint else message
+    return CodeError(f"the code raised {name}{where}: {said}{hint}\n{traceback}", **details)
 
 
 def read_text(outcome: dict[str, Any], name: str) -> str:
@@ -204,14 +216,20 @@ def describe_crash(header: dict[str, Any], subject: str = "the code") -> str:
     if option := header.get("limit"):  # the host's own word
         return (
             f"the sandbox as a whole {LIMITS[option]} than its {option} allows, and {subject} was killed: do less at a "
-            f"time, or set a higher {option}"
+            f"time, or set a higher {option}{_describe_value(header, option)}"
         )
     if header.get("out_of_memory"):
         more = describe_more_memory(header)
         return f"the kernel killed {subject} for want of memory: work on less at a time, or {more}"
     signal, exit_code = read_integer(header, "signal"), read_integer(header, "exit_code")
     if signal == SIGXCPU:
-        return f"{subject} used up its CPU seconds: give the sandbox more, or {subject} less to do"
+        more = "a longer timeout"
+        if "cpu_seconds" in _get_limits(header):
+            more = f"a higher cpu_seconds{_describe_value(header, 'cpu_seconds')}"
+        return f"{subject} used up its CPU seconds: set {more}, or give {subject} less to do"
+    if signal == SIGXFSZ:
+        hint = describe_limit(header, {"limit": "file_size"}) or ": write smaller files"
+        return f"{subject} wrote a file that is too large{hint}"
     if signal is not None:
         name = SIGNALS.get(signal, f"signal {signal}")
         return f"{subject}'s process was killed by {name}: look for native code, or for what sends that signal"
@@ -221,4 +239,29 @@ def describe_crash(header: dict[str, Any], subject: str = "the code") -> str:
 def describe_more_memory(header: dict[str, Any]) -> str:
     """How code gets more memory, with the option for it where its provider has one."""
     option = header["memory_option"]  # the host's own word
-    return f"give the sandbox more with {option}" if option else "give the sandbox more"
+    return (
+        f"give the sandbox more with {option}{_describe_value(header, option)}" if option else "give the sandbox more"
+    )
+
+
+def describe_shortage(header: dict[str, Any], message: str) -> str:
+    """What to do about a process that the driver could not make for code, to follow what it says of that."""
+    is_of_processes = os.strerror(errno.EAGAIN) in message
+    return (describe_limit(header, {"limit": "processes"}) if is_of_processes else "") or f". {SETUP_HINT}"
+
+
+def describe_limit(header: dict[str, Any], outcome: dict[str, Any]) -> str:
+    """The option whose limit an error is about, and what to do, to follow the error's message; empty for none."""
+    limit, limits = outcome.get("limit"), _get_limits(header)
+    options, remedy = HIT_LIMITS.get(limit, ((), "")) if isinstance(limit, str) else ((), "")
+    option = min((option for option in options if option in limits), key=limits.__getitem__, default="")
+    return f". {option} allows {limits[option]:,}: {remedy}, or set a higher {option}" if option else ""
+
+
+def _describe_value(header: dict[str, Any], option: str) -> str:
+    value = _get_limits(header).get(option)
+    return "" if value is None else f" (it is {value:,})"
+
+
+def _get_limits(header: dict[str, Any]) -> Mapping[str, int]:
+    return header.get("limits", {})  # the host's own word: see `DriverProtocol._note_limit`

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ..errors import PrepareError, RlmBatchError, SandboxStartError
 from ..intake.large_json import Parts, read_json
 from ..wire.names import QUERY_NAMES
-from .decoding import SETUP_HINT, describe_crash, describe_more_memory, read_integer, read_text
+from .decoding import (
+    describe_crash,
+    describe_limit,
+    describe_more_memory,
+    describe_shortage,
+    read_integer,
+    read_text,
+)
 
 if TYPE_CHECKING:
     from ..meta import Meta
@@ -35,7 +42,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
     line = read_integer(outcome, "line")
     where = f" (line {line})" if line is not None else ""
     if status == "setup":
-        return SandboxStartError(f"prepare was not run: {message}. {SETUP_HINT}")
+        return SandboxStartError(f"prepare was not run: {message}{describe_shortage(header, message)}")
     if status == "timeout":
         text = (
             f"prepare was still running{where} after its prepare_timeout of {timeout or 0:g} s; give it more, or less "
@@ -64,7 +71,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
         )
         traceback = ""
     else:
-        text = f"prepare raised {name}{where}: {message}"
+        text = f"prepare raised {name}{where}: {message}{describe_limit(header, outcome)}"
         if name == "NameError" and any(f"'{word}'" in message for word in ("SUBMIT", *QUERY_NAMES)):
             text += ". SUBMIT, queries and tools are there when the code runs, and not before"
     return PrepareError(

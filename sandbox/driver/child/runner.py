@@ -31,6 +31,7 @@ from .forking.fork_safety import (
     seed_generators,
 )
 from .imports import MODULES, ImportWatcher, repair_imports
+from .limits import find_limit
 from .main_module import CODE_NAME, MainModule
 from .open_files import OpenFiles
 from .queries import make_query_names
@@ -436,6 +437,7 @@ class CodeRunner:
             "traceback": text,
             "exit_code": code if type(code) is int and abs(code) < 1 << 31 else None,
             "line": line,
+            "limit": find_limit(error),
         }
 
     def _format_traceback(self, error: BaseException) -> str:

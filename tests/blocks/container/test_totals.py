@@ -121,7 +121,7 @@ async def test_code_that_the_kernel_kills_for_want_of_memory_says_which_setting_
     assert isinstance(error, CodeCrashed)
     assert error.out_of_memory
     assert "the kernel killed" in error.summary
-    assert error.summary.endswith("give the sandbox more with memory_mib")
+    assert error.summary.endswith("give the sandbox more with memory_mib (it is 256)")
 
 
 @pytest.mark.full

@@ -1,0 +1,72 @@
+"""An error that comes of a limit of ours names the option that sets it, and its value; other errors do not."""
+
+from textwrap import dedent
+
+import pytest
+
+from rlm_batch import CodeError, LocalSandbox, PrepareError
+from rlm_batch.sandbox.driver_settings import Preparation
+
+from ..infra.requirements import mark_level
+
+pytestmark = pytest.mark.anyio
+
+HINTS = {
+    "processes": "processes allows 40: have fewer processes and threads at a time, or set a higher processes",
+    "open_files": "open_files allows 64: close files that are not needed, or set a higher open_files",
+    "file_size_mib": "file_size_mib allows 5: write smaller files, or set a higher file_size_mib",
+    "memory_mib": "memory_mib allows 4,096: work on less at a time, or set a higher memory_mib",
+    "": "",
+}
+CODE = [
+    ("processes", "import os, time\nfor _ in range(99):\n    os.fork() or time.sleep(1000)"),
+    ("processes", "import subprocess\nall = [subprocess.Popen(['sleep', '1000']) for _ in range(99)]"),
+    ("processes", "import _thread, time\nfor _ in range(99): _thread.start_new_thread(time.sleep, (99,))"),
+    (
+        "processes",
+        """
+        import subprocess
+        try: all = [subprocess.Popen(["sleep", "1000"]) for _ in range(99)]
+        except OSError as error: raise RuntimeError("no workers") from error
+        """,
+    ),
+    (
+        "memory_mib",
+        """
+        from threading import Event, Thread, stack_size
+        stack_size(1 << 30)
+        for _ in range(9): Thread(target=Event().wait, daemon=True).start()
+        """,
+    ),
+    ("memory_mib", "import mmap; mmap.mmap(-1, 8 << 30)"),
+    ("open_files", "all = [open('/dev/null') for _ in range(99)]"),
+    ("file_size_mib", "open('large', 'wb').write(bytes(6 << 20))"),
+    ("file_size_mib", "import subprocess as s\ns.run('dd if=/dev/zero of=x bs=1M count=6', shell=True, check=True)"),
+    ("", "import socket\none, other = socket.socketpair()\none.setblocking(False)\none.recv(1)"),
+    ("", "raise RuntimeError('too many open files')"),
+    ("", "import subprocess\nsubprocess.run(['false'], check=True)"),
+]  # fmt: skip
+
+
+@pytest.fixture(params=[pytest.param(level, marks=mark_level(level)) for level in ("bubblewrap", "landlock")])
+def limited(request: pytest.FixtureRequest) -> LocalSandbox:
+    """The local provider with low limits."""
+    return LocalSandbox(isolation=request.param, processes=40, open_files=64, file_size_mib=5, memory_mib=4096)
+
+
+@pytest.mark.parametrize(("option", "code"), CODE)
+async def test_an_error_names_the_option_whose_limit_the_code_has_hit_and_no_other(
+    limited: LocalSandbox, option: str, code: str
+) -> None:
+    async with limited.interpreter() as interpreter:
+        for context in (None, "stays"):
+            with pytest.raises(CodeError) as failure:
+                await interpreter.execute(dedent(code), context=context)
+            assert failure.value.summary.partition(". ")[2] == HINTS[option]
+        assert (await interpreter.execute("SUBMIT(1)")).output == 1
+
+
+async def test_a_preparation_that_hits_a_limit_names_its_option(limited: LocalSandbox) -> None:
+    preparation = Preparation("all = [open('/dev/null') for _ in range(99)]")
+    with pytest.raises(PrepareError, match="open_files allows 64: close files"):
+        await limited.interpreter(prepare=preparation).execute("1")
