@@ -16,8 +16,9 @@ class DriverSettings:
     """What the driver in a sandbox is told when it starts.
 
     `cwd` is the directory that code runs in (a relative one is below that in which the driver starts); `environment`
-    reaches the code and nothing else; `path` is appended to `sys.path`, and `python_path` stands before all that is
-    there. `executable` is the Python of a directory (`wire/python_directory.py`) that the code's processes start, which
+    reaches the code and nothing else; `temporary` are directories of the sandbox's own that are emptied of what an
+    execution leaves there. `path` is appended to `sys.path`, and `python_path` stands before all that is there.
+    `executable` is the Python of a directory (`wire/python_directory.py`) that the code's processes start, which
     the driver makes where it is missing; None leaves them the driver's own. `heartbeat` is the number of seconds after
     which a side that has said nothing sends a beat, and after `silence` seconds without any frame each side takes the
     other for dead; None where the wire's end is enough.
@@ -31,6 +32,7 @@ class DriverSettings:
     cwd: str
     volume: str | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
+    temporary: list[str] = field(default_factory=list[str])
     path: list[str] = field(default_factory=list[str])
     python_path: list[str] = field(default_factory=list[str])
     executable: str | None = None

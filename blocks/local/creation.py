@@ -127,6 +127,7 @@ def create_sandbox(
         cwd=work,
         volume=volume_path,
         environment=environment,
+        temporary=[tmp, "/dev/shm"] if is_bubblewrap else [tmp],
         path=packages,
         python_path=modules,
         executable=f"{python}/bin/python",
@@ -150,8 +151,8 @@ def create_sandbox(
     layers = (*list_layers(level), *plan.layers)
     handle = LocalSandboxHandle(folder, level, layers, driver_settings, launch.start, volume, lock, group, watched)
     handle.disk_mib = settings.disk_mib
-    return handle
     handle.limits = list_limits(settings, level)
+    return handle
 
 
 @cache

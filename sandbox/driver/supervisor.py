@@ -15,7 +15,7 @@ from .child.environment import enter_environment, needs_new_start
 from .child.forking.fork_safety import import_common_modules
 from .child.fresh_python import write_start_file
 from .child.runner import CODE_NAME, CodeRunner
-from .child_process import NEVER, ChildProcess, Execution, build_child, fork_runner
+from .child_process import NEVER, ChildProcess, Execution, build_child, close_all, fork_child, fork_runner
 from .collection import Collection
 from .collectors import encode_collected, encode_collector_end, fork_collector
 from .confinement import Confinement
@@ -23,7 +23,16 @@ from .event_loop import EventLoop
 from .fork_server import ForkServer
 from .host_wire import HostWire
 from .orphans import ORPHANS_TIMEOUT_SECONDS, OrphanKiller
-from .processes import KILL_GRACE_SECONDS, count_memory_kills, describe_end, kill_session, send_signal, signal
+from .processes import (
+    KILL_GRACE_SECONDS,
+    count_memory_kills,
+    describe_end,
+    kill_session,
+    send_signal,
+    signal,
+    wait_for_end,
+)
+from .shared_folders import REPAIR_SECONDS, SharedFolders
 from .volume_commits import VolumeCommits
 
 TYPE_CHECKING = False
@@ -56,6 +65,7 @@ class Supervisor:
         # Of children that have ended, with their exit status and signal: what they have left is ended first.
         self._ended: list[tuple[ChildProcess, Execution, int | None, int | None]] = []
         self._confinement: Confinement | None = None
+        self._folders: SharedFolders | None = None
         self._settings: dict[str, Any] = {}
         self._wake: tuple[int, ...] = ()
         self._beat_seconds = self._silence_seconds = self._expires_at = NEVER
@@ -177,6 +187,7 @@ class Supervisor:
         enter_environment(settings)  # here once, and inherited
         if starts_python:
             self._start_file = write_start_file(settings)
+        self._folders = SharedFolders(settings["cwd"], settings["temporary"])
         self._confinement = Confinement(settings["confinement"])
         self._confinement.become_supervisor()
         self._memory_kills = count_memory_kills()
@@ -222,6 +233,11 @@ class Supervisor:
         if process is not None and process.execution is not None:
             process.waiting.append((execution, body))  # the last was cancelled, and is about to end
             return
+        if process is None and self._executions > 1:
+            loss = self._put_folders_right()
+            if loss:
+                self._refuse(execution, "unprepared", loss)
+                return
         if self._spare is not None and self._spare.has_ended:
             self._on_signal()  # it has run nothing, and the signal that says so may not have come yet
         try:
@@ -238,6 +254,8 @@ class Supervisor:
             process.context = context
             self._contexts[context] = process
         self._drain(process)  # what earlier executions have left running wrote that before this one
+        if self._folders is not None and self._is_idle:
+            self._folders.note_contents()
         process.begin(execution, body)
         if context is None and self._executions > 1 and self._spare is None:
             # While this one runs: the making of its process is half of what a short execution takes.
@@ -290,6 +308,32 @@ class Supervisor:
             )  # fmt: skip
         self._add_child(process)
         return process
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no code runs, and no context has state."""
+        server = None if self._fork_server is None else self._fork_server.process
+        return all(
+            process is server or (process.execution is None and process.context is None)
+            for process in self._processes.values()
+        )
+
+    def _put_folders_right(self) -> str:
+        """Undoes what executions have done to the folders that all share; why that cannot be, empty where it could."""
+        folders, confinement = self._folders, self._confinement
+        assert folders is not None
+        assert confinement is not None
+        if not folders.is_damaged(is_idle=self._is_idle):
+            return ""
+        try:
+            child = fork_child(folders.repair, confinement, self._loop, self._list_fds())
+        except OSError:
+            return folders.describe_damage()
+        wait_for_end(child.pid, REPAIR_SECONDS)
+        kill_session(child.pid)
+        os.waitpid(child.pid, 0)
+        close_all(child.list_fds())
+        return folders.describe_damage()
 
     def _end_spare(self) -> None:
         """Ends the child that waits for the next execution, if there is one."""
@@ -497,6 +541,8 @@ class Supervisor:
         has_ended = code is not None or number is not None
         if process.context is not None and has_ended:
             header["state_lost"] = True
+        if process.context is None and (loss := self._put_folders_right()):
+            header["loss"] = loss
         if execution.collection is not None and execution.end_cause != "cancelled":
             header["collects"] = True
             self._collect(execution.id, execution.collection)

@@ -192,6 +192,14 @@ async def test_reused_sandboxes_are_as_many_as_the_workers_and_others_one_each()
     assert len({result.meta.sandbox_id for result in fresh}) == 4
 
 
+async def test_a_reused_sandbox_whose_folder_was_removed_is_replaced_before_another_execution_fails_of_it():
+    code = ["import os, shutil; shutil.rmtree(os.getcwd())", "open('x', 'w').close(); SUBMIT(fine=True)"]
+    first, fine = await batch(code, provider="local:none", max_workers=1, reuse_sandboxes=True, retries=0)
+    assert fine.fine
+    assert fine.meta.attempt == 1
+    assert fine.meta.sandbox_id != first.meta.sandbox_id
+
+
 async def test_a_reused_sandbox_whose_supervisor_is_killed_is_replaced():
     code = ["import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(1000)", "SUBMIT(fine=True)"]
     lost, fine = await batch(code, provider="local:none", max_workers=1, reuse_sandboxes=True, on_failure="return")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 16  # of the zygote: twice those eight calls, in some 20 ms
 SETTINGS: dict[str, Any] = {
-    "cwd": "/", "volume": None, "environment": {}, "path": [], "python_path": [], "executable": None,
+    "cwd": "/", "volume": None, "environment": {}, "path": [], "python_path": [], "executable": None, "temporary": [],
     "heartbeat": None, "silence": None, "lifetime": 60.0, "commit": [], "output_cap": 1000, "files": None,
     "confinement": {
         "limits": {"CORE": 0},

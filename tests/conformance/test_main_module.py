@@ -1,0 +1,127 @@
+"""The code's main module is that of `python file.py`: it has a file and lines, and processes can import it."""
+
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rlm_batch.blocks.provider import SandboxProvider
+from rlm_batch.sandbox.driver_settings import Preparation
+from rlm_batch.sandbox.interpreter import Interpreter
+
+from ..infra.waiting import HANG_SECONDS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.local_first]
+
+SOURCES = """
+    import inspect, io, logging, sys, traceback, warnings
+    class Model:
+        def fit(self):
+            return 1  # of the method
+    def fail():
+        raise ValueError  # of the function
+    logged, printed, sys.stderr, stderr = io.StringIO(), io.StringIO(), io.StringIO(), sys.stderr
+    logging.basicConfig(stream=logged, force=True)
+    try:
+        fail()
+    except ValueError:
+        logging.exception("failed")
+        traceback.print_exc(file=printed)
+    warnings.simplefilter("always")
+    warnings.warn("look")  # of the warning
+    warned, sys.stderr = sys.stderr.getvalue(), stderr
+    SUBMIT(
+        model=inspect.getsource(Model), fit=inspect.getsource(Model.fit), fail=inspect.getsource(fail),
+        logged="# of the function" in logged.getvalue(), printed="# of the function" in printed.getvalue(),
+        warned="# of the warning" in warned,
+    )
+    """
+FILE = """
+    import argparse, os, runpy, subprocess, sys
+    from pathlib import Path
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", default=0.5)
+    if __name__ == "__main__" and len(sys.argv) == 1:
+        again = [sys.executable, __file__, "--lr", "3"]
+        SUBMIT(
+            text=Path(__file__).read_text(), here=Path(__file__).resolve().parent == Path.cwd().resolve(),
+            lr=parser.parse_args().lr, again=subprocess.run(again, capture_output=True, text=True).stdout,
+            name=runpy.run_path(__file__)["__name__"], spec=__spec__,
+        )
+    if __name__ == "__main__":
+        print(parser.parse_args().lr)
+    """
+# What a started process has to import: functions, a class, a variable of the execution and a value of the code.
+PROCESSES = """
+    import dataclasses, multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    {await_}
+    @dataclasses.dataclass
+    class Point:
+        x: int
+    factor = given * 2
+    def scale(point):
+        return Point(point.x * factor)
+    {guard}
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context({method!r})) as executor:
+            scaled = [point.x for point in executor.map(scale, [Point(1), Point(2)])]
+        SUBMIT(scaled=scaled)
+    """
+GUARD = 'if __name__ == "__main__":'
+
+
+async def test_inspect_tracebacks_logs_and_warnings_show_the_lines_of_code(interpreter: Interpreter) -> None:
+    expected = {
+        "model": "class Model:\n    def fit(self):\n        return 1  # of the method\n",
+        "fit": "    def fit(self):\n        return 1  # of the method\n",
+        "fail": "def fail():\n    raise ValueError  # of the function\n",
+        "logged": True, "printed": True, "warned": True,
+    }  # fmt: skip
+    for context in (None, "c", "c"):
+        assert (await interpreter.execute(dedent(SOURCES), context=context)).outputs == expected, context
+    code = "import inspect; SUBMIT(model=inspect.getsource(Model), fail=inspect.getsource(fail))"
+    assert (await interpreter.execute(code, context="c")).fail == expected["fail"]
+
+
+async def test_code_finds_its_file_in_its_folder(interpreter: Interpreter) -> None:
+    code = dedent(FILE).lstrip()
+    for context in (None, "c", "c"):
+        fields: dict[str, Any] = (await interpreter.execute(code, context=context)).outputs
+        assert fields == {
+            "text": code, "here": True, "lr": 0.5, "again": "3\n", "name": "<run_path>", "spec": None,
+        }, context  # fmt: skip
+        if context is None:
+            assert (await interpreter.execute("import os; SUBMIT(files=os.listdir())")).files == []
+
+
+def skip_without_semaphores(provider: SandboxProvider) -> None:
+    if getattr(provider, "isolation", None) == "landlock":
+        pytest.skip("this level has no semaphores")
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("guard", [GUARD, "if True:"], ids=["guarded", "not guarded"])
+async def test_processes_that_are_started_anew_find_what_the_code_has_defined(
+    provider: SandboxProvider, method: str, guard: str
+) -> None:
+    skip_without_semaphores(provider)
+    code = dedent(PROCESSES).format(method=method, guard=guard, await_="")
+    awaiting = dedent(PROCESSES).format(method=method, guard=guard, await_="import asyncio; await asyncio.sleep(0)")
+    async with provider.interpreter(timeout=2 * HANG_SECONDS) as interpreter:
+        for text in (code, awaiting):
+            assert (await interpreter.execute(text, {"given": 5})).scaled == [10, 20]
+    async with provider.interpreter(timeout=2 * HANG_SECONDS) as interpreter:
+        definitions, last = code.split(guard)
+        await interpreter.execute(definitions + "\nopen('count', 'a').write('1')\nSUBMIT()", {"given": 5}, context="c")
+        assert (await interpreter.execute(guard + last, context="c")).scaled == [10, 20]
+        assert (await interpreter.execute("SUBMIT(open('count').read())", context="c")).output == "1"
+
+
+@pytest.mark.full
+async def test_processes_of_a_fork_of_what_was_prepared_find_what_that_has_defined(provider: SandboxProvider) -> None:
+    skip_without_semaphores(provider)
+    definitions, last = dedent(PROCESSES).format(method="spawn", guard=GUARD, await_="").split(GUARD)
+    preparation = Preparation("given = 5\n" + definitions)
+    async with provider.interpreter(timeout=2 * HANG_SECONDS, prepare=preparation) as interpreter:
+        for _ in range(2):
+            assert (await interpreter.execute(GUARD + last)).scaled == [10, 20]
