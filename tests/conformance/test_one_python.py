@@ -88,41 +88,52 @@ if __name__ == "__main__":
     assert result.found == {method: [2, 4] for method in methods}
 
 
-# Variables by groups that do not change each other's answers, and what is asked for them.
-STARTS = {
-    "time zone": ({"TZ": "Asia/Tokyo"}, "import time; time.tzname, time.localtime(0).tm_hour"),
-    "hashes": ({"PYTHONHASHSEED": "0"}, "hash('a'), sys.flags.hash_randomization"),
-    "warnings": ({"PYTHONWARNINGS": "error::UserWarning"}, "import warnings; warnings.filters[0][:1]"),
-    "modes": (
-        {"PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "1", "PYTHONUTF8": "1", "PYTHONINTMAXSTRDIGITS": "700"},
-        "sys.flags.dev_mode, sys.flags.optimize, sys.flags.utf8_mode, sys.get_int_max_str_digits(), __debug__",
-    ),
-    "streams": ({"PYTHONIOENCODING": "latin-1:replace"}, "sys.stdout.encoding, sys.stdout.errors"),
-    "unbuffered": ({"PYTHONUNBUFFERED": "1"}, "sys.stdout.write_through"),
-    "path": ({"PYTHONPATH": "/usr/share"}, "'/usr/share' in sys.path"),
-    "bytecode": ({"PYTHONDONTWRITEBYTECODE": "x"}, "sys.dont_write_bytecode"),
-    "locale": ({"LC_ALL": "C"}, "import locale; locale.setlocale(locale.LC_CTYPE), sys.getfilesystemencoding()"),
-    "allocator": ({"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}, "sys._debugmallocstats and 1"),
-    "library": ({"OMP_NUM_THREADS": "1", "HOME": "/x"}, "import os; os.getenv('OMP_NUM_THREADS'), os.getenv('HOME')"),
+ENVIRONMENT = {
+    "TZ": "JST-9", "LC_ALL": "C", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "error::UserWarning",
+    "PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "1", "PYTHONUTF8": "1", "PYTHONINTMAXSTRDIGITS": "700",
+    "PYTHONIOENCODING": "latin-1:replace", "PYTHONUNBUFFERED": "1", "PYTHONPATH": "/usr/share",
+    "PYTHONDONTWRITEBYTECODE": "x", "PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1",
+    "HOME": "/x",
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", STARTS)
-async def test_variables_that_are_read_at_a_start_take_effect_in_the_code_too(
-    provider: SandboxProvider, name: str
-) -> None:
-    environment, question = STARTS[name]
-    *before, asked = question.split("; ")
-    program = "; ".join(["import sys", *before, f"answer = repr(({asked}))"])
-    code = f"""
-import subprocess, sys
-exec({program!r})
-child = subprocess.run([sys.executable, "-c", {program + "; print(answer)"!r}], capture_output=True, text=True)
-SUBMIT(own=answer, child=child.stdout.strip() or child.stderr)
+# What these change, and the machine's time zone, hashes and warnings are others.
+READ_AT_START = """
+import locale, os, sys, time, warnings
+answer = repr({
+    "time zone": (time.tzname, time.localtime(0).tm_hour),
+    "hashes": (hash("a"), sys.flags.hash_randomization),
+    "warnings": [(action, kind.__name__) for action, _, kind, *_ in warnings.filters[:2]],
+    "modes": (sys.flags.dev_mode, sys.flags.optimize, sys.flags.utf8_mode, sys.get_int_max_str_digits(), __debug__),
+    "streams": (sys.stdout.encoding, sys.stdout.errors, sys.stdout.write_through),
+    "path": "/usr/share" in sys.path,
+    "bytecode": sys.dont_write_bytecode,
+    "locale": (locale.setlocale(locale.LC_CTYPE), sys.getfilesystemencoding()),
+    "library": (os.getenv("OMP_NUM_THREADS"), os.path.expanduser("~")),
+})
 """
-    given = provider.model_copy(update={"environment": {key: SecretStr(value) for key, value in environment.items()}})
+
+
+async def test_variables_that_are_read_at_a_start_take_effect_in_the_code_too(provider: SandboxProvider) -> None:
+    code = f"""
+import ast, subprocess, sys
+exec({READ_AT_START!r})
+asked = subprocess.run([sys.executable, "-c", {READ_AT_START + "print(answer)"!r}], capture_output=True, text=True)
+child = ast.literal_eval(asked.stdout)
+own = ast.literal_eval(answer)
+SUBMIT(different={{name: [own[name], child[name]] for name in own if own[name] != child[name]}}, own=own)
+"""
+    given = provider.model_copy(update={"environment": {key: SecretStr(value) for key, value in ENVIRONMENT.items()}})
     for prepare in (None, Preparation("import json")):
         async with given.interpreter(timeout=HANG_SECONDS, prepare=prepare) as interpreter:
             for _ in range(2):
                 result = await interpreter.execute(code)
-                assert result.own == result.child
+                assert result.different == {}
+                assert result.own["time zone"][0] == ["JST", "JST"]
+
+
+async def test_a_time_zone_takes_effect_without_a_new_python(provider: SandboxProvider) -> None:
+    given = provider.model_copy(update={"environment": {"TZ": SecretStr("JST-9")}})
+    async with given.interpreter(timeout=HANG_SECONDS) as interpreter:
+        result = await interpreter.execute(
+            "import datetime\nSUBMIT(zone=datetime.datetime.now().astimezone().tzname())"
+        )
+    assert result.zone == "JST"
