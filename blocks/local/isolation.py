@@ -15,10 +15,8 @@ from .settings import LocalSettings
 
 IsolationLevel = Literal["bubblewrap", "landlock", "none"]
 
-INSTALL_HINT = (
-    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), or use Linux 5.13 or newer with Landlock; "
-    "isolation='none' (provider local:none) runs the code with no isolation at all"
-)
+INSTALL_HINT = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+NONE_HINT = "isolation='none' (provider local:none) runs the code with no isolation at all"
 
 find_landlock_abi = cache(confinement_policy.probe_landlock_abi)
 

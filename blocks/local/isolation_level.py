@@ -14,8 +14,9 @@ from .creation import create_sandbox
 from .deletion import remove_folder
 from .handle import LocalSandboxHandle
 from .inventory import pick_folder
-from .isolation import INSTALL_HINT, IsolationLevel
+from .isolation import INSTALL_HINT, NONE_HINT, IsolationLevel
 from .launch.driver_process import SHORTAGE_HINT, is_shortage
+from .namespace_remedy import find_namespace_remedy
 from .settings import LocalSettings
 
 PROBE = """
@@ -40,11 +41,11 @@ async def resolve_level(isolation: IsolationLevel | Literal["auto"]) -> Isolatio
         return isolation
     if isolation != "auto":
         if reason := await probe_level(isolation):
-            raise ConfigurationError(f"isolation {isolation!r} does not work on this machine: {reason}. {INSTALL_HINT}")
+            raise ConfigurationError(f"isolation {isolation!r} does not work on this machine: {reason}. {NONE_HINT}")
         return isolation
     level, reasons = await find_strongest_level()
     if level is None:
-        raise ConfigurationError(f"this machine cannot isolate local sandboxes ({reasons}). {INSTALL_HINT}")
+        raise ConfigurationError(f"this machine cannot isolate local sandboxes ({reasons}). {NONE_HINT}")
     return level
 
 
@@ -74,9 +75,9 @@ def _find_missing_support(level: IsolationLevel) -> str:
     if confinement_policy.find_architecture() is None:
         return f"there is no system call filter for {os.uname().machine}: x86_64 and aarch64 have one"
     if level == "bubblewrap" and shutil.which("bwrap") is None:
-        return "bwrap is not on the PATH"
+        return f"bwrap is not on the PATH: {INSTALL_HINT}"
     if level == "landlock" and not isolation.find_landlock_abi():
-        return "this kernel offers no Landlock"
+        return "this kernel offers no Landlock: Linux 5.13 and newer have it, where it is not switched off (lsm=)"
     return ""
 
 
@@ -111,7 +112,9 @@ async def try_level(level: IsolationLevel) -> str:
             hint = "" if "ulimit" in error.summary else f". {SHORTAGE_HINT}"
             raise SandboxStartError(f"isolation {level!r} could not be tried: {error.summary}{hint}") from error
         summary, is_cut, _ = error.summary.partition("Traceback (most recent call last):")
-        return summary + str(error).strip().splitlines()[-1] if is_cut else summary
+        failure = summary + str(error).strip().splitlines()[-1] if is_cut else summary
+        remedy = find_namespace_remedy(str(error)) if level == "bubblewrap" else ""
+        return f"the first sandbox of it failed: {failure}" + (f". {remedy}" if remedy else "")
     finally:
         await interpreter.shutdown()
         secret.unlink()

@@ -17,7 +17,7 @@ from ..storage.local_volume import LocalVolume, find_volume, find_volumes_root, 
 from .creation import Libraries, create_sandbox
 from .deletion import delete_sandbox
 from .inventory import FOLDER_PATTERN, list_sandboxes, pick_folder
-from .isolation import INSTALL_HINT, IsolationLevel, list_layers
+from .isolation import NONE_HINT, IsolationLevel, list_layers
 from .isolation_level import find_strongest_level, resolve_level
 from .launch.launcher import Launch, zygotes
 from .mounts import check_mount_places
@@ -79,7 +79,7 @@ class LocalProvider(LocalSettings, SandboxProvider):
             await stand_in.check()
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"this machine cannot isolate local sandboxes ({reasons}). {INSTALL_HINT}. Nor can containers "
+                f"this machine cannot isolate local sandboxes ({reasons}). {NONE_HINT}. Nor can containers "
                 f"stand in: {error.summary}"
             ) from None
         return stand_in

@@ -13,7 +13,6 @@ from typing import IO
 from ....sandbox.driver_bundle import build_driver_code
 from ....sandbox.errors import SandboxStartError
 from ....sandbox.wire.pipes import READ_BYTES, widen_pipe
-from ..isolation import INSTALL_HINT
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # of descriptors, memory, processes
 SHORTAGE_HINT = "Let this process have more (ulimit -n, ulimit -u, ulimit -v), or use fewer workers"
@@ -123,8 +122,8 @@ def spawn_process(command: list[str], cwd: str, stdin: int) -> subprocess.Popen[
             start_new_session=True,  # Ctrl-C in the terminal is the host's to handle
         )
     except OSError as error:
-        remedy = SHORTAGE_HINT if error.errno in SHORTAGES else INSTALL_HINT
-        raise SandboxStartError(f"{command[0]} could not be started: {error.strerror}. {remedy}") from error
+        remedy = f". {SHORTAGE_HINT}" if error.errno in SHORTAGES else ""
+        raise SandboxStartError(f"{command[0]} could not be started: {error.strerror}{remedy}") from error
 
 
 def is_shortage(error: BaseException) -> bool:

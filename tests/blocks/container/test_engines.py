@@ -114,7 +114,7 @@ async def test_local_sandboxes_are_containers_where_the_machine_has_no_isolation
 async def test_without_either_the_error_says_what_to_do_about_both(programs: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         await LocalSandbox().open({})
-    assert "install bubblewrap" in str(caught.value)
+    assert "local isolation needs Linux (WSL2 included)" in str(caught.value)
     assert "install Podman" in str(caught.value)
     with pytest.raises(ConfigurationError, match="does not work on this machine"):  # who names a level gets no other
         await LocalSandbox(isolation="landlock").open({})

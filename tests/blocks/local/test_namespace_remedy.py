@@ -1,0 +1,67 @@
+"""Where bubblewrap is there and makes no namespaces, the error says what forbids them and what allows them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlm_batch.blocks.local.namespace_remedy import find_namespace_remedy
+
+UID_MAP = "bwrap: setting up uid map: Permission denied"
+
+# In a user namespace of its own it has the switch to itself, and is an ordinary user whose capabilities end with the
+# shell.
+FOLLOW_THE_REMEDY = """
+try_level() { setpriv --ambient-caps=-all --inh-caps=-all "$@"; }
+echo 0 > /proc/sys/user/max_user_namespaces
+try_level "$@"
+echo 10000 > /proc/sys/user/max_user_namespaces
+try_level "$@"
+"""
+CHECK = """
+import asyncio
+from rlm_batch import ConfigurationError, LocalSandbox
+try:
+    print(asyncio.run(LocalSandbox(isolation="bubblewrap").check()))
+except ConfigurationError as error:
+    print(error)
+"""
+
+
+@pytest.mark.requires("bubblewrap")
+def test_the_switch_that_forbids_namespaces_is_named_and_the_remedy_works(tmp_path: Path) -> None:
+    words = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps"]
+    tried = subprocess.run([*words, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no user namespace for the test: {tried.stderr.decode()}")
+    command = [*words, "sh", "-c", FOLLOW_THE_REMEDY, "sh", sys.executable, "-c", CHECK]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    refused, allowed = done.stdout.splitlines()
+    assert "the first sandbox of it failed: the driver did not start" in refused
+    assert "user.max_user_namespaces is 0 here, which forbids namespaces: sudo sysctl -w user.max_user" in refused
+    assert "install bubblewrap" not in refused
+    assert allowed.startswith("bubblewrap (namespaces")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "failure", "remedy"),
+    [
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", UID_MAP, "load the AppArmor profile for bwrap"),
+        ("kernel/unprivileged_userns_clone", "0", UID_MAP, "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "0", UID_MAP, "may make no user namespaces|is a container"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "its image is broken", "^$"),
+    ],
+)
+def test_what_a_kernel_says_of_namespaces_is_suggested_where_the_try_failed_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, failure: str, remedy: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text(f"{value}\n")
+    found = find_namespace_remedy(failure, tmp_path)
+    assert re.search(remedy, found), found
