@@ -205,6 +205,8 @@ def _read_preparation(options: Options, provider: SandboxProvider) -> Preparatio
             f"lifetime is {provider.lifetime} s: give it more, or lower prepare_timeout or timeout"
         )
     code = read_text_reference(preparation.code)
+    if "\0" in code:
+        raise ConfigurationError("prepare has a NUL character, which no Python has: remove it")
     if options.shards is not None and (size := len(code.encode("utf-8", "replace"))) > PARAMETER_LIMIT:
         raise ConfigurationError(
             f"prepare has {size:,} bytes, and a shard takes {PARAMETER_LIMIT:,}: put it into the repository or a "

@@ -22,43 +22,57 @@ FILE_NAME = re.compile(r"[\w.~/\\-]+\.py")
 MAX_FILE_NAME = 250  # characters of what may be a file's name
 SUFFIXES_OF_LISTS = (".jsonl", ".ndjson", ".json")  # of files that have a list of codes, as of inputs
 TEXTS = ("code", "reduce", "prepare")  # that are one text, and refer to a file as lists of code do
-INTEGERS = range(-(2**63), 2**64)  # that Prefect's server can list a run with: with another one it lists none at all
+# What Prefect's server cannot hold in parameters: with a larger integer in one run it lists none at all, and on
+# Postgres it takes no run with a NUL.
+INTEGERS = range(-(2**63), 2**64)
+NUL = "\0"
 
 
 def spill_long_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters, with a reference to a file in the place of each list or text that Prefect cannot hold.
+    """Return the parameters, with a reference to a file in the place of each list or text that Prefect cannot hold.
 
-    That is for its length, or for integers of more than 64 bits in it. The files are below the results root, and named
-    after their content. Raises ConfigurationError, also for such integers elsewhere and for text that is no UTF-8.
+    Such a list or text is too long, or has an integer of more than 64 bits or a NUL in it. The files are below the
+    results root, and named after their content.
+
+    Raises:
+        ConfigurationError: Another parameter has such an integer or a NUL, or one has text that is not UTF-8.
     """
     short = dict(parameters)
     for name, value in parameters.items():
-        if not (name in LISTS and isinstance(value, (list, dict))) and _has_large_integer(name, value):
-            raise ConfigurationError(
-                f"{name} has an integer of more than 64 bits, which Prefect's server cannot hold: give it as text, or "
-                "in inputs, points or data"
-            )
+        if name in LISTS and isinstance(value, (list, dict)):
+            continue
+        problem = _find_unstorable(name, value)
+        if problem is not None and not (name in (*TEXTS, "context") and isinstance(value, str)):
+            raise ConfigurationError(f"{name} has {problem}, or give it in inputs, points or data")
     for name in LISTS:
         if isinstance(short.get(name), (list, dict)):
             short[name] = _spill_long_list(short[name], name)
     for name in TEXTS:
-        if _is_long_text(text := short.get(name)):
+        if _needs_file(text := short.get(name)):
             short[name] = f"@{_spill_text(declare_utf8(text))}"
-    if _is_long_text(text := short.get("context")):
+    if _needs_file(text := short.get("context")):
         del short["context"]
         short["context_file"] = _spill_text(text)
     return short
 
 
-def _has_large_integer(name: str, value: Any) -> bool:
-    """Whether the value, which is JSON, has one that Prefect's server cannot hold.
+def _find_unstorable(name: str, value: Any) -> str | None:
+    """Return what Prefect's server cannot hold in the value, which is JSON, and a remedy; None if it can hold all.
 
     Raises ConfigurationError for text that is no UTF-8, which neither Prefect nor a sandbox takes.
     """
     scalars = list(_list_scalars(value))
-    if any(isinstance(scalar, str) and not _is_utf8(scalar) for scalar in scalars):
-        raise ConfigurationError(f"{name} has text with a lone surrogate, which is not UTF-8: replace or drop it")
-    return any(isinstance(scalar, int) and scalar not in INTEGERS for scalar in scalars)
+    texts = [scalar for scalar in scalars if isinstance(scalar, str)]
+    if not all(map(_is_utf8, texts)):
+        raise ConfigurationError(
+            f"{name} has text with a lone surrogate, which is not UTF-8: replace it, as "
+            "text.encode('utf-8', 'replace').decode() does"
+        )
+    if any(isinstance(scalar, int) and scalar not in INTEGERS for scalar in scalars):
+        return "an integer of more than 64 bits, which Prefect's server cannot hold: give it as text"
+    if any(NUL in text for text in texts):
+        return "a NUL character, which Prefect's server cannot hold on Postgres: leave it out"
+    return None
 
 
 def _list_scalars(value: Any) -> Iterator[Any]:
@@ -76,8 +90,9 @@ def _is_utf8(text: str) -> bool:
     return text.isascii() or text == text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _is_long_text(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str) and len(value) > PARAMETER_LIMIT // 4  # a character has 4 bytes at most
+def _needs_file(value: Any) -> TypeGuard[str]:
+    # A character has 4 bytes at most.
+    return isinstance(value, str) and (len(value) > PARAMETER_LIMIT // 4 or NUL in value)
 
 
 def _spill_long_list(value: list[Any] | dict[Any, Any], name: str) -> list[Any] | dict[Any, Any] | str:
@@ -89,7 +104,7 @@ def _spill_long_list(value: list[Any] | dict[Any, Any], name: str) -> list[Any] 
         lines = [json.dumps(item, separators=(",", ":")) + "\n" for item in items]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} must be JSON, and is not: {error}") from None
-    if sum(map(len, lines)) <= PARAMETER_LIMIT and not _has_large_integer(name, value):
+    if sum(map(len, lines)) <= PARAMETER_LIMIT and _find_unstorable(name, value) is None:
         return value
     path = _write_once("".join(lines).encode("ascii"), ".jsonl")
     return f"@{path}" if name in LISTS_OF_CODE else path

@@ -59,7 +59,19 @@ def test_a_files_name_in_the_place_of_code_is_refused_before_a_server_is_needed(
             {"code": "SUBMIT()", "inputs": [{"x": 2**64, "y": ["\ud800"]}]},
             r"inputs has text with a lone surrogate",
         ),
-        (sweep, {"code": "", "grid": {"x": [1, 2**64]}}, r"grid has an integer of more than 64 bits"),
+        (
+            sweep,
+            {"code": "", "grid": {"x": [1, 2**64]}},
+            r"grid has an integer of more than 64 bits.*: give it as text",
+        ),
+        (sweep, {"code": "", "grid": {"x": ["\0"]}}, r"grid has a NUL character.*: leave it out, or give it in inputs"),
+        (sweep, {"code": "", "points": "a\0.csv"}, r"points has a NUL character"),
+        (batch, {"code": "", "results_path": "a\0"}, r"results_path has a NUL character"),
+        (
+            batch,
+            {"code": "", "provider_options": {"environment": {"A": "\0"}}},
+            r"provider_options has a NUL character",
+        ),
     ],
 )
 def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused_before_a_server_is_needed(
@@ -119,12 +131,12 @@ def test_the_remedy_for_a_value_is_taken_when_it_is_followed(flow: Any, name: st
 
 
 @pytest.mark.anyio
-async def test_integers_of_any_size_leave_the_servers_list_of_runs_readable(server: str, results: Path) -> None:
-    """With one of more than 64 bits in the parameters of one run, Prefect's server would list none."""
-    large = 10**30
+@pytest.mark.parametrize("value", [10**30, "a\0b", {"\0": 1}], ids=["integer", "NUL", "name"])
+async def test_what_the_server_cannot_hold_goes_by_a_file(value: Any, server: str, results: Path) -> None:
+    """Prefect's server lists no run at all once one has an integer of more than 64 bits; Postgres holds no NUL."""
     with temporary_settings({PREFECT_API_URL: server}):
-        found = await batch("SUBMIT(x=x)", [{"x": large}, {"x": -large}])
-        assert [result.x for result in found] == [large, -large]
+        found = await batch("SUBMIT(x=x)", [{"x": value}, {"x": [value]}])
+        assert [result.x for result in found] == [value, [value]]
         async with get_client() as client:
             assert (await client.read_flow_run(find_run_id(results))).parameters["inputs"].startswith("/")
             assert await client.read_flow_runs(limit=1)
