@@ -19,7 +19,7 @@ from ..sandbox.outcomes.text_escape import LINE_CHARACTERS, escape_text
 from ..sandbox.result import Result
 from ..sandbox.sync_interpreter import SyncInterpreter
 from ..sandbox.wire.names import QUERY_NAMES
-from .language_model.litellm_client import INSTALL_HINT, use_bundled_prices
+from .language_model.litellm_client import INSTALL_HINT, prepare_litellm_import
 
 try:
     from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
@@ -169,7 +169,7 @@ class InterpreterFactory:
     )
 
     def __init__(self, interpreter: Callable[[], SyncInterpreter]) -> None:
-        use_bundled_prices()
+        prepare_litellm_import()
         self._make_interpreter = interpreter
 
     def __call__(self) -> DSPyInterpreter:

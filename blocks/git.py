@@ -64,12 +64,19 @@ def build_sign_in_environment(token: SecretStr | None, number: int = 0) -> dict[
 
 
 async def run_git(*arguments: str, token: SecretStr | None = None, timeout: float = ANSWER_TIMEOUT_SECONDS) -> str:
-    """Runs git on the host and returns its output. Raises ConfigurationError with its error output."""
+    """Run git on the host and return its output.
+
+    It runs in `/`: in the working directory it would obey the configuration of a repository there, which can name
+    programs, and four plain files that code may have left make a directory one.
+
+    Raises:
+        ConfigurationError: Git failed; the message has its error output.
+    """
     if shutil.which("git") is None:
         raise ConfigurationError("git is not on the PATH, and repo_url needs it: install git on this machine")
     action = arguments[2] if arguments[0] == "-C" else arguments[0]
     try:
-        done = await run_command("git", *arguments, timeout=timeout, environment=build_environment(token))
+        done = await run_command("git", *arguments, timeout=timeout, environment=build_environment(token), cwd="/")
     except TimeoutError:
         raise ConfigurationError(f"git {action} did not end within {timeout:.0f} s: is the server there?") from None
     if done.returncode:

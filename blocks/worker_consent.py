@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..sandbox.errors import ConfigurationError
+from .storage.data_dirs import resolve_data_dir
 
 ALLOW_NO_ISOLATION = "RLM_BATCH_ALLOW_NO_ISOLATION"
 ALLOWED_PATHS = "RLM_BATCH_ALLOWED_PATHS"
@@ -92,6 +93,24 @@ def check_path(path: Path, below: Path | None = None) -> Path:
             f"to a directory that it is in, after links are followed (several with {os.pathsep!r} between them)"
         )
     return real
+
+
+def check_writable_directory(path: Path) -> None:
+    """Raise ConfigurationError if a deployment's run may not have code write to the directory.
+
+    The worker's own processes run what is in Python's directories, in PREFECT_HOME and in the user's home, and Prefect
+    unpickles files of the results root.
+    """
+    if not is_deployment_run():
+        return
+    home = Path(os.path.expanduser("~"))
+    prefect_home = os.environ.get("PREFECT_HOME") or home / ".prefect"
+    own = {sys.prefix, *sys.path, prefect_home, resolve_data_dir("results", "RLM_BATCH_RESULTS")}
+    closed = [Path(os.path.realpath(place)) for place in own if os.path.isabs(place)]
+    if any(path.is_relative_to(place) or place.is_relative_to(path) for place in closed) or home.is_relative_to(path):
+        raise ConfigurationError(
+            f"runs of deployments have no volume in {path}, where the worker's own files are: name another directory"
+        )
 
 
 def resolve_links(path: Path) -> Path | None:

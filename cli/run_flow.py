@@ -23,6 +23,7 @@ from ..flows.validation import load_flow, open_flow_inputs
 from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Outcome, Result
+from ..tasks.host_tools import load_tools
 from ..tasks.server_errors import describe_server_error
 from .outcome_output import OutputFormat, print_json, print_json_lines, print_outputs
 from .progress import ProgressDisplay, print_reading
@@ -34,10 +35,15 @@ DELIVERY_SECONDS = 10.0  # for a server that only failed once
 def run_flow(flow: str, files: list[str], output: OutputFormat, parameters: dict[str, Any]) -> int:
     """Runs the flow of that name, prints what it has come to, and returns the exit status.
 
-    `files` are those that its code was in. Tools are found in the working directory too, behind all else.
+    `files` are those that its code was in. Tools are found in the working directory too, behind all else: while they
+    are imported, and not any more when a library looks for an optional module that is not installed.
     """
     if parameters.get("tools") is not None:
         sys.path.append(os.getcwd())
+        try:
+            load_tools(parameters["tools"])
+        finally:
+            sys.path.remove(os.getcwd())
     match flow:
         case "sweep":
             return _run_sweep(output, parameters)

@@ -11,9 +11,11 @@ import signal
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
+from typing import Any
 
 POLL_INTERVAL_SECONDS = 0.2  # between two looks at who the parent is
 END_GRACE_SECONDS = 0.5  # from SIGTERM to SIGKILL, for what nobody waits for any more
@@ -38,14 +40,52 @@ def build_module_command(*words: object, parent: int | None = None) -> list[str]
 def build_safe_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with settings by which no Python process imports from its working directory.
 
-    Processes of these processes, such as a worker's flow runs, inherit the settings. Of PYTHONPATH only absolute
-    directories stay: an empty entry, which a leading or trailing colon makes, means the working directory to Python.
+    Processes of these processes, such as a worker's flow runs, inherit the settings. Of PYTHONPATH and PATH only
+    absolute directories stay: an empty entry, which a leading or trailing colon makes, means the working directory.
     """
     safe = {**environment, "PYTHONSAFEPATH": "1"}
-    entries = [path for path in safe.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
-    if entries:
-        safe["PYTHONPATH"] = os.pathsep.join(entries)
+    for name in ("PYTHONPATH", "PATH"):
+        if directories := keep_absolute(safe.pop(name, "")):
+            safe[name] = directories
     return safe
+
+
+def keep_absolute(directories: str) -> str:
+    """Return a list such as PATH's without its relative entries."""
+    return os.pathsep.join(path for path in directories.split(os.pathsep) if os.path.isabs(path))
+
+
+def ignore_settings_files() -> list[str]:
+    """Make Prefect ignore its settings files in the working directory, which a model may have written.
+
+    Prefect reads `prefect.toml`, `.env` and `pyproject.toml` there, whose settings can run code: by a configuration of
+    logging, or by another PREFECT_HOME. Prefect is imported only where such a file exists.
+
+    Returns:
+        The names of the files that are ignored, empty where there are none.
+    """
+    names = [name for name in ("prefect.toml", ".env", "pyproject.toml") if _has_settings(Path(name))]
+    if names:
+        with chdir("/"):  # Prefect reads its settings first when it is imported.
+            from prefect.settings import sources
+
+        def read_nothing(*_arguments: object) -> dict[str, Any]:
+            return {}
+
+        # It reads them again when a part of a program changes some, and has no setting for where.
+        sources.TomlConfigSettingsSourceBase._read_files = read_nothing  # type: ignore[method-assign]
+        sources.FilteredDotEnvSettingsSource._read_env_files = read_nothing  # type: ignore[method-assign]
+    return names
+
+
+def _has_settings(path: Path) -> bool:
+    """Return whether a file that Prefect reads settings from has some."""
+    try:
+        if path.name == "pyproject.toml":
+            return "prefect" in tomllib.loads(path.read_text("utf-8")).get("tool", {})
+        return path.name == "prefect.toml" or b"prefect_" in path.read_bytes().lower()
+    except (OSError, ValueError):
+        return False
 
 
 def read_failure_reason(log: Path, offset: int) -> str:
@@ -97,6 +137,7 @@ def _main() -> None:
     # A shell starts what is in its background with SIGINT ignored, and a Prefect worker that inherits that never ends.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(GARBAGE_THRESHOLD)
+    ignore_settings_files()
     parent = int(sys.argv[1]) or os.getppid()
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     del sys.argv[:2]

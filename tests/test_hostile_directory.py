@@ -5,21 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .infra.hostile_modules import fill_with_modules
+from .infra.hostile_files import fill_with_hostile_files
 from .infra.prefect_database import make_prefect_home
 
 COMMAND = str(Path(sys.executable).with_name("rlm-batch"))
 
 
-def test_no_process_of_a_batch_imports_a_module_of_the_working_directory(tmp_path: Path, no_process_left: None) -> None:
+def test_no_process_of_a_batch_runs_a_file_of_the_working_directory(tmp_path: Path, no_process_left: None) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
-    mark = fill_with_modules(folder)
+    mark = fill_with_hostile_files(folder)
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     environment |= {
         "PREFECT_HOME": str(make_prefect_home(tmp_path / "home")),
         "RLM_BATCH_RESULTS": str(tmp_path / "results"),
-        "PYTHONPATH": ":",  # its empty entries mean the working directory
+        "PYTHONPATH": ":",  # Empty entries mean the working directory.
+        "PATH": f":.:{os.environ['PATH']}",
     }
     # The user starts the command itself. -I keeps PYTHONPATH from it, and its children inherit the variable.
     command = [sys.executable, "-I", COMMAND, "batch", "calendar.py"]
@@ -28,3 +29,6 @@ def test_no_process_of_a_batch_imports_a_module_of_the_working_directory(tmp_pat
     )
     assert not mark.exists(), mark.read_text()
     assert done.returncode == 0, done.stderr
+    assert (
+        "Prefect's settings in prefect.toml, .env, pyproject.toml of the working directory are not read" in done.stderr
+    )

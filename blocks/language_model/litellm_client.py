@@ -38,14 +38,19 @@ ADDRESS_VARIABLES = ("{}_API_BASE", "{}_BASE_URL")
 INSTALL_HINT = "queries need LiteLLM and DSPy, which are not installed: pip install 'rlm-batch[rlm]'"
 
 
-def use_bundled_prices() -> None:
-    """Tells LiteLLM to read its own list of prices: it asks the network otherwise, when it is imported, for 10 s."""
+def prepare_litellm_import() -> None:
+    """Set what LiteLLM reads while it is imported, unless a person has set it.
+
+    It would ask the network for prices, for 10 s, and put the variables of a `.env` file of the project or the working
+    directory into this process's environment, where LD_PRELOAD and PYTHONPATH have the host run what they name.
+    """
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
 
 
 async def import_in_thread(name: str) -> Any:
     """A module of this room's, or another, that imports LiteLLM or DSPy. Raises ConfigurationError."""
-    use_bundled_prices()
+    prepare_litellm_import()
     try:
         return await asyncio.to_thread(importlib.import_module, name, __package__)
     except ImportError as error:

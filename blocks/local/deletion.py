@@ -171,7 +171,7 @@ def remove_folder(folder: Path) -> bool:
     the folder has gone; if not, the log says so, and the next reap goes on with it.
     """
     end = time.monotonic() + REMOVAL_SECONDS
-    environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{os.defpath}"}
+    environment = {**os.environ, "PATH": os.defpath}  # A relative entry of the user's would be the working directory.
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         if folder.exists():
             with suppress(subprocess.TimeoutExpired):

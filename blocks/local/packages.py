@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import sys
 import sysconfig
 from contextlib import suppress
@@ -66,31 +67,42 @@ async def install_packages(requirements: list[str]) -> Path:
             for name, value in os.environ.items()
             if INSTALLER_VARIABLES.fullmatch(name) and not BUILD_VARIABLES.fullmatch(name)
         }
-        # Code that runs as a user of its own reads them.
-        for command in ((*_find_installer(), *arguments), ("chmod", "-R", "a+rX", str(folder))):
-            try:
-                done = await run_command(
-                    *command,
-                    timeout=INSTALL_TIMEOUT_SECONDS,
-                    environment=environment,
-                    merge_stderr=True,
-                    cwd=folder,  # which is empty: a file of this process's folder may have a package's name
-                )
-            except TimeoutError:
-                raise ConfigurationError(
-                    f"the packages were not installed within {INSTALL_TIMEOUT_SECONDS:.0f} s"
-                ) from None
-            if done.returncode:
-                last_lines = done.stdout.strip().splitlines()[-10:]
-                raise ConfigurationError(
-                    "the packages could not be installed, from wheels alone (one that the index has as source only "
-                    "would have to be built, which would run its code on this machine): " + "\n".join(last_lines)
-                )
+        try:
+            done = await run_command(
+                *_find_installer(),
+                *arguments,
+                timeout=INSTALL_TIMEOUT_SECONDS,
+                environment=environment,
+                merge_stderr=True,
+                cwd=folder,  # It is empty: a file of this process's folder may have a package's name.
+            )
+        except TimeoutError:
+            raise ConfigurationError(
+                f"the packages were not installed within {INSTALL_TIMEOUT_SECONDS:.0f} s"
+            ) from None
+        if done.returncode:
+            last_lines = done.stdout.strip().splitlines()[-10:]
+            raise ConfigurationError(
+                "the packages could not be installed, from wheels alone (one that the index has as source only "
+                "would have to be built, which would run its code on this machine): " + "\n".join(last_lines)
+            )
+        await asyncio.to_thread(_make_readable, folder)
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
 
     parts = [sys.version, platform.machine(), SCRIPTS, *sorted(requirements)]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     return await make_once(resolve_cache_root() / "packages" / name, install)
+
+
+def _make_readable(folder: Path) -> None:
+    """Let code that runs as a user of its own read the files and enter the directories."""
+    for directory, _, names in os.walk(folder):
+        os.chmod(directory, 0o755)
+        for name in names:
+            path = os.path.join(directory, name)
+            mode = os.lstat(path).st_mode
+            if stat.S_ISREG(mode):
+                os.chmod(path, stat.S_IMODE(mode) | (0o555 if mode & stat.S_IXUSR else 0o444))
 
 
 def find_environment_packages() -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...sandbox.errors import ConfigurationError, VolumeError
 from ..volume import NAME, VolumeFile, VolumeStore, check_volume_name, is_reserved_name, split_volume_path
-from ..worker_consent import check_path
+from ..worker_consent import check_path, check_writable_directory
 from .data_dirs import resolve_data_dir
 from .safe_paths import enter_directory_below, read_file_below, replace_file_below
 
@@ -44,7 +44,7 @@ def find_volume(named: str | None, name: str) -> "LocalVolume":
     """
     volume = LocalVolume(find_volumes_root(named), name)
     if named is not None:
-        check_path(volume.path, below=resolve_data_dir("volumes", "RLM_BATCH_VOLUMES"))
+        check_writable_directory(check_path(volume.path, below=resolve_data_dir("volumes", "RLM_BATCH_VOLUMES")))
     return volume
 
 

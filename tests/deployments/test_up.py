@@ -18,7 +18,7 @@ import pytest
 from rlm_batch.deployments.up import find_allowed_paths
 
 from ..infra.csrf import get_csrf_headers
-from ..infra.hostile_modules import fill_with_modules
+from ..infra.hostile_files import fill_with_hostile_files
 from ..infra.logged_process import choose_port
 from ..infra.postgres import Postgres
 from ..infra.prefect_database import make_prefect_home
@@ -40,7 +40,7 @@ class Up:
         self.home = home
         self.here = home / "here"
         self.here.mkdir(exist_ok=True)
-        self._imported = fill_with_modules(self.here)
+        self._imported = fill_with_hostile_files(self.here)
         self.port = choose_port()
         self.said = ""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}

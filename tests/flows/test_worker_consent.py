@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,7 @@ from rlm_batch.flows.inputs.spilling import read_text_reference, spill_long_para
 from rlm_batch.flows.rlm import question
 from rlm_batch.flows.sequence import texts
 from rlm_batch.flows.sweep import list_points
+from rlm_batch.tasks.ledger.result_index import get_results_root
 
 from ..infra.deployed import Deployed
 from ..infra.logged_process import run_logged_process
@@ -298,7 +300,9 @@ async def test_a_deployments_run_writes_no_results_elsewhere(results: Path, tmp_
     assert state.is_completed()
     assert list((results / "mine").glob("part-*"))
     # Whoever asks the server for its result gets its report, by a reference; here it is what the flow returned.
-    (reference,) = (results / "mine").glob("result-*")
+    # Code may write to the ledger's directory, and Prefect would unpickle what it puts there.
+    assert not list((results / "mine").glob("result-*"))
+    (reference,) = (get_results_root() / str(run.run.id)).glob("result-*")
     assert reference.stat().st_size < 1500
     async with get_client() as client:
         stored = (await client.read_flow_run(run.run.id)).state
@@ -343,6 +347,12 @@ async def test_a_block_has_volumes_where_the_worker_has_its_own_or_allows_it(
     assert below.path == volumes / "mine" / "v"  # type: ignore[attr-defined]
     monkeypatch.setenv(ALLOWED, str(tmp_path))
     assert (await block.volume()).path == root / "v"  # type: ignore[attr-defined]
+    # The worker's own processes run or unpickle what is in these.
+    site_packages = Path(sysconfig.get_path("purelib"))
+    monkeypatch.setenv(ALLOWED, "/")
+    for path in (site_packages, site_packages.parent, Path.home(), get_results_root() / "run"):
+        with pytest.raises(ConfigurationError, match="the worker's own files"):
+            await LocalSandbox(volume_root=str(path.parent)).volume(path.name)
 
 
 @pytest.mark.usefixtures("as_worker")

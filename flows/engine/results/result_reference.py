@@ -1,7 +1,6 @@
 """What Prefect keeps as the result of a deployment's run: a reference to its ledger, from which the report is read."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
@@ -13,7 +12,6 @@ from prefect.results import (  # public there, though its own type checks do not
 from prefect.serializers import JSONSerializer
 
 from ....blocks.storage.location import write_file
-from ....blocks.storage.location_parsing import is_remote
 from ....tasks.ledger.result_index import get_results_root
 from ....tasks.ledger.run_record import RunRecord
 from ...reporting.run_report import load_reference
@@ -24,17 +22,16 @@ DECODER = f"{load_reference.__module__}.{load_reference.__name__}"
 async def with_reference(value: Any, record: RunRecord) -> Any:
     """The value, or for a deployment's run a record of Prefect's that has it here, and the run's report elsewhere.
 
-    The reference is a file of some 400 bytes in the ledger, or of a remote one below the results root. Where it cannot
-    be written, the run has no result elsewhere.
+    The reference is a file of some 400 bytes below the results root. It is not in the ledger, which may be on a volume:
+    Prefect unpickles the result if the file says so, and code could have exchanged the file. Where it cannot be
+    written, the run has no result elsewhere.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
         return value
-    place = record.results_path
-    folder = get_results_root() / record.flow_run_id if is_remote(place) else Path(place)
-    path = folder / f"result-{record.flow_run_id}.json"
+    path = get_results_root() / record.flow_run_id / f"result-{record.flow_run_id}.json"
     metadata = ResultRecordMetadata(storage_key=str(path), serializer=JSONSerializer(object_decoder=DECODER))
-    reference = {"flow_run_id": record.flow_run_id, "results_path": place}
+    reference = {"flow_run_id": record.flow_run_id, "results_path": record.results_path}
     try:
         data = ResultRecord[Any](metadata=metadata, result=reference).serialize()
         await asyncio.to_thread(write_file, path, data)

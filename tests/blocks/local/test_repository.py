@@ -23,6 +23,8 @@ from rlm_batch.blocks.git import resolve_commit, run_git
 from rlm_batch.blocks.host_files.cache import check_out_repository
 from rlm_batch.blocks.local.packages import install_packages
 
+from ...infra.hostile_files import fill_with_hostile_files
+
 pytestmark = pytest.mark.anyio
 Commit = Callable[[str], str]
 
@@ -73,6 +75,18 @@ SUBMIT(answer=ANSWER, numbers=numbers)
     for _ in range(2):  # each has a copy of its own
         async with provider.interpreter() as interpreter:
             assert (await interpreter.execute(code)).outputs == {"answer": "first", "numbers": [1, 2, 3]}
+
+
+async def test_git_obeys_no_configuration_of_the_working_directory(
+    repository: Path, commit: Commit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = commit("first")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    mark = fill_with_hostile_files(folder)
+    monkeypatch.chdir(folder)
+    assert await resolve_commit(f"file://{repository}", None, None) == first
+    assert not mark.exists(), mark.read_text()
 
 
 async def test_a_branch_a_tag_a_commit_and_by_default_the_head(repository: Path, commit: Commit) -> None:
