@@ -13,15 +13,16 @@ HEAD = b"""#!/bin/sh
 """
 # What installers begin a script with: the path of a Python, or a shell's way to one whose path is long or has blanks.
 PYTHON_HEADS = re.compile(rb"#![^\n]*python[^\n]*\n|#!/bin/sh\n'''exec'[^\n]*\n' '''\n")
-OWN_NAMES = re.compile(r"python[0-9.]*t?|[Aa]ctivate.*")  # of an environment, which a sandbox's is not
-SYSTEM = "/usr/"  # whose other programs a sandbox has anyway
+# An environment's own programs: a sandbox has its own Python.
+OWN_NAMES = re.compile(r"python[0-9.]*t?|[Aa]ctivate.*")
+SYSTEM = "/usr/"  # A sandbox has the compiled programs below it anyway.
 MAX_HEAD_BYTES = 4096
 
 
 def write_scripts(source: Path, folder: Path) -> None:
-    """Writes the programs of one directory to another, which is made where it is missing, open to every user.
+    """Write the programs of `source` to `folder`, open to every user; make `folder` where it is missing.
 
-    What is no script of Python is the same file under another name, or a copy of it. Raises OSError.
+    Other programs than Python scripts are linked, or copied where they cannot be linked. Raises OSError.
     """
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)

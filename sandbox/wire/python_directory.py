@@ -30,7 +30,7 @@ def write_python_directory(
     scripts: str | None = None,
     files: dict[str, bytes] | None = None,
 ) -> None:
-    """Makes the directory `folder`, open to every user, for an executable of the Python that calls this.
+    """Make the directory `folder`, open to every user, for the Python version that calls this.
 
     Args:
         folder: the new directory. Its `bin` has the executables.
@@ -62,7 +62,7 @@ def write_python_directory(
 
 
 def _make_directories(path: str, *names: str) -> None:
-    """Makes what is missing of a path, open to every user whatever this process's umask is."""
+    """Make the missing directories of a path, open to every user whatever this process's umask is."""
     for name in ("", *names):
         path = f"{path}/{name}" if name else path
         if not os.path.isdir(path):

@@ -41,9 +41,9 @@ def enter_environment(settings: dict[str, Any]) -> None:
 
 
 def _use_python(executable: str, python_path: list[str]) -> None:
-    """Makes the calling process look as if this executable had started it, and have its own processes start it.
+    """Set what code sees of its Python (`sys.executable`, PATH) to this executable, which its processes start then.
 
-    On another machine the directory of the executable is made here, for the Python that the machine has.
+    On another machine this makes the executable's directory, for the Python that the machine has.
     """
     prefix = os.path.dirname(os.path.dirname(executable))
     if not os.path.lexists(executable):
@@ -64,10 +64,9 @@ def _use_python(executable: str, python_path: list[str]) -> None:
 
 
 def hide_missing_site() -> None:
-    """Clears the flag that says that this Python started without `site`, as the driver's does on its own machine.
+    """Clear the flag that this Python started without `site`, as the driver of a local sandbox does.
 
-    Python's library hands its flags to the processes that it starts (`multiprocessing`, joblib), and they would import
-    no packages.
+    `multiprocessing` and joblib hand Python's flags to the processes that they start, which would import no packages.
     """
     if sys.flags.no_site:
         import ctypes
@@ -104,7 +103,7 @@ def open_streams() -> dict[str, Any]:
 
 
 def _open_output(fd: int, encoding: dict[str, Any]) -> Any:
-    """A text stream, which writes each line at once, or each text where Python is told to."""
+    """Open a text stream that writes each line at once, or each text with PYTHONUNBUFFERED."""
     if os.environ.get("PYTHONUNBUFFERED"):
         import io
 

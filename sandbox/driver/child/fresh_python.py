@@ -1,7 +1,7 @@
-"""A Python of its own for code whose environment Python and the C library read when they start.
+"""A new Python for code whose environment has variables that Python or the C library reads when it starts.
 
-The confined child becomes it by `exec`. The supervisor never has these variables while it starts: they may name a
-library or modules that other code has written, and would run them outside the child's walls.
+The confined child becomes this Python by `exec`. The supervisor does not start with these variables: they may name a
+library or a module that other code has written, which would run outside the child's walls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-driver_parts: Any = ()  # what loads the driver sets it to all that it loads
+driver_parts: Any = ()  # The loader sets it to the names and code of all modules.
 LOWEST_DESCRIPTOR = 10  # clear of where a child puts what is its own
 
 PROGRAM = f"""# rlm-batch: a sandbox's code
@@ -44,7 +44,7 @@ load(parts).run_code(settings, supervisor, is_forked_on)
 
 
 def write_start_file(settings: dict[str, Any]) -> int:
-    """A descriptor of what a child needs in order to start a Python of its own. Raises OSError."""
+    """Return the descriptor of a file with all that a child needs to start a new Python. Raises OSError."""
     names = [name for name, _ in driver_parts]
     parts = driver_parts[: names.index(__name__.partition(".")[2]) + 1]
     made = os.memfd_create("driver")
@@ -57,21 +57,21 @@ def write_start_file(settings: dict[str, Any]) -> int:
 
 
 def start_fresh_python(supervisor: int, *, is_forked_on: bool) -> NoReturn:
-    """Makes the calling process, a confined child, a new Python that waits for an execution. Raises OSError.
+    """Replace the calling process, a confined child, by a new Python that waits for an execution. Raises OSError.
 
-    It takes the start file from behind the descriptors of a child.
+    The start file's descriptor is the first one behind those that a child has in fixed places.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until there is something that handles it
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # The new Python has no handler yet.
     _set_inheritable(True, is_forked_on=is_forked_on)
     arguments = [FORK_REQUESTS + is_forked_on, supervisor, int(is_forked_on)]
     os.execve(sys.executable, [sys.executable, "-c", PROGRAM, *map(str, arguments)], os.environ)
 
 
 def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> None:
-    """Waits for an execution, in a Python that has just started. With `is_forked_on` its forks do, once it is ready."""
+    """Wait for an execution, in a Python that has just started. With `is_forked_on` its forks wait, after `prepare`."""
     _set_inheritable(False, is_forked_on=bool(is_forked_on))
     confinement = Confinement.after_start(settings["confinement"])
-    confinement.close_to_others()  # until it has an execution of its own
+    confinement.close_to_others()  # An execution opens it again.
     runner = CodeRunner()
     runner.enter_process()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -85,6 +85,6 @@ def run_code(settings: dict[str, Any], supervisor: int, is_forked_on: int) -> No
 
 
 def _set_inheritable(is_inheritable: bool, *, is_forked_on: bool) -> None:
-    """Has what the calling process executes keep a child's descriptors, or lose them."""
+    """Let a program that the calling process becomes keep the descriptors of a child, or close them."""
     for fd in (CHANNEL_IN, CHANNEL_OUT, *([FORK_REQUESTS] if is_forked_on else [])):
         os.set_inheritable(fd, is_inheritable)
