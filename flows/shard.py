@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 from typing import Annotated
 
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
 from pydantic import Field
 
 from ..sandbox.errors import ConfigurationError
@@ -15,9 +17,10 @@ from .engine.events import OutcomeRecorder
 from .engine.execution_labels import LABELS, execution_label
 from .engine.executor import LaneExecutor
 from .engine.results.result_cache import ResultCache
+from .engine.termination import cancel_at_termination
 from .inputs.host_paths import locate_ledger
 from .parameters import Options, VolumeName
-from .sharding.heartbeat import HeartbeatTask
+from .sharding.heartbeat import HeartbeatTask, ShardCancelled
 
 
 @batch_flow("shard")
@@ -28,53 +31,65 @@ async def shard(
     files_digest: Annotated[
         str | None, Field(None, description="A hash of the files of its host that the job was begun with")
     ] = None,
-) -> None:
+) -> State[None] | None:
     """Runs the executions of one shard, and writes their outcomes to the ledger of its job, which gathers them.
 
-    It ends Completed whatever became of the executions: their failures are the job's to tell. Raises NotRun where the
-    job has begun this shard anew meanwhile, and ConfigurationError where it cannot be run on this worker.
+    It ends Completed whatever became of the executions: their failures are the job's to tell. It ends Cancelled where
+    the job has cancelled it, also before this process began. Raises NotRun where the job has begun this shard anew
+    meanwhile, and ConfigurationError where it cannot be run on this worker.
     """
     files = ShardFiles.from_work_path(work)
     files = replace(files, ledger=locate_ledger(files.ledger))
-    async with HeartbeatTask(files) as heartbeat:
-        header, executions = files.read_work()
-        provider = await resolve_provider_with_volume(options, volume_name)
-        if header.commit is not None:
-            provider.pin(header.commit)
-        if files_digest != await provider.compute_files_digest():
-            named = [*(options.python_path or ()), *map(str, (options.mounts or {}).values())]
-            raise ConfigurationError(
-                "this worker has other files in python_path or mounts than the job was begun with: bring the same to "
-                f"every worker's machine, mounts with their times ({', '.join(named)})"
-            )
-        isolation = await provider.check()
-        assert options.results_path is not None
-        ledger = Ledger(locate_ledger(options.results_path), header.part_prefix)
-        try:
-            await asyncio.to_thread(ledger.create)
-        except ConfigurationError as error:
-            raise OSError(str(error)) from error  # of this worker, or for now: the parent could make it
-        label = LABELS.get(header.what, execution_label)
-        context = await open_run_context(provider, options, label, ledger, header.total, header.part_prefix)
-        heartbeat.context = context
-        lines = await asyncio.to_thread(ledger.load_latest_lines, header.part_prefix)
-        context.log.info(
-            "shard %d of %d: %d executions on %s: %s; results in %s",
-            header.shard + 1,
-            header.shards,
-            header.total,
-            provider.provider_name,
-            isolation,
-            ledger.path,
+    try:
+        with cancel_at_termination():
+            async with HeartbeatTask(files) as heartbeat:
+                await _run_executions(files, heartbeat, options, volume_name, files_digest)
+    except ShardCancelled as error:
+        return Cancelled(message=str(error))
+    return None
+
+
+async def _run_executions(
+    files: ShardFiles, heartbeat: HeartbeatTask, options: Options, volume_name: str | None, files_digest: str | None
+) -> None:
+    header, executions = files.read_work()
+    provider = await resolve_provider_with_volume(options, volume_name)
+    if header.commit is not None:
+        provider.pin(header.commit)
+    if files_digest != await provider.compute_files_digest():
+        named = [*(options.python_path or ()), *map(str, (options.mounts or {}).values())]
+        raise ConfigurationError(
+            "this worker has other files in python_path or mounts than the job was begun with: bring the same to "
+            f"every worker's machine, mounts with their times ({', '.join(named)})"
         )
-        recorder = OutcomeRecorder(context, heartbeat.add_outcome)
-        cache = ResultCache(ledger, lambda key: lines.pop(key, None))
-        try:
-            async with open_capacity(context) as slots:
-                executor = LaneExecutor(context=context, slots=slots, recorder=recorder)
-                await executor.execute_all(executions, cache.find_result)
-        except BaseException:
-            await context.flush_ledger_after_error()
-            raise
-        recorder.log_unlogged_failures()
-        await asyncio.to_thread(ledger.close)
+    isolation = await provider.check()
+    assert options.results_path is not None
+    ledger = Ledger(locate_ledger(options.results_path), header.part_prefix)
+    try:
+        await asyncio.to_thread(ledger.create)
+    except ConfigurationError as error:
+        raise OSError(str(error)) from error  # of this worker, or for now: the parent could make it
+    label = LABELS.get(header.what, execution_label)
+    context = await open_run_context(provider, options, label, ledger, header.total, header.part_prefix)
+    heartbeat.context = context
+    lines = await asyncio.to_thread(ledger.load_latest_lines, header.part_prefix)
+    context.log.info(
+        "shard %d of %d: %d executions on %s: %s; results in %s",
+        header.shard + 1,
+        header.shards,
+        header.total,
+        provider.provider_name,
+        isolation,
+        ledger.path,
+    )
+    recorder = OutcomeRecorder(context, heartbeat.add_outcome)
+    cache = ResultCache(ledger, lambda key: lines.pop(key, None))
+    try:
+        async with open_capacity(context) as slots:
+            executor = LaneExecutor(context=context, slots=slots, recorder=recorder)
+            await executor.execute_all(executions, cache.find_result)
+    except BaseException:
+        await context.flush_ledger_after_error()
+        raise
+    recorder.log_unlogged_failures()
+    await asyncio.to_thread(ledger.close)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -25,12 +25,14 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.deployments.flow_runs import arun_deployment
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelling, Crashed
+from prefect.states import Cancelled, Cancelling, Crashed
 
 from ...blocks.storage.location import PathOrLocation
+from ...sandbox.errors import ConfigurationError
 from ...tasks.execution import Execution
 from ...tasks.ledger.shard_files import Heartbeat, ShardFiles, ShardHeader
 from ..cleanup.orphans import PAGE_SIZE, read_flow_runs
+from ..inputs.host_paths import locate_ledger
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -66,6 +68,11 @@ class Shard:
         return self.is_deleted or (self.state is not None and self.state.is_final())
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the attempt has ended its work, although its worker may still run hooks and report the state."""
+        return self.is_final or (self.heartbeat is not None and self.heartbeat.ended)
+
+    @property
     def has_started(self) -> bool:
         """Whether a worker has taken the attempt's flow run."""
         return self.state is not None and self.state.type in STARTED_STATES
@@ -95,7 +102,7 @@ class AttemptRuns:
         files = self.locate_files(shard)
         run = await self._find_run(files)
         if run is None:
-            if await asyncio.to_thread(files.read_heartbeat) is None:
+            if await asyncio.to_thread(lambda: files.read_heartbeat() is None and not files.is_cancelled()):
                 shard.attempt -= 1  # its work was written, and no run was made of it
         elif run.state is None or not (run.state.is_final() or run.state.is_cancelling()):
             return run
@@ -150,13 +157,16 @@ class AttemptRuns:
             await self.client.set_flow_run_state(shard.run_id, Crashed(message=reason), force=True)
 
     async def cancel(self, shard: Shard) -> None:
-        """Asks the server to cancel the attempt, also one whose flow run was just being made."""
+        """Cancels the attempt, also one whose flow run was just being made."""
+        if shard.files is not None:
+            with suppress(OSError):
+                await asyncio.to_thread(shard.files.mark_cancelled)
         with suppress(httpx.HTTPError, ObjectNotFound):
             if shard.run_id is None and shard.files is not None:
                 run = await self._find_run(shard.files)
                 shard.run_id = run.id if run is not None else None
             if shard.run_id is not None:
-                await self.client.set_flow_run_state(shard.run_id, Cancelling())
+                await _cancel_run(self.client, await self.client.read_flow_run(shard.run_id))
 
     async def _find_run(self, files: ShardFiles) -> FlowRun | None:
         key = FlowRunFilterIdempotencyKey(any_=[self._build_idempotency_key(files)])
@@ -166,6 +176,16 @@ class AttemptRuns:
     def _build_idempotency_key(self, files: ShardFiles) -> str:
         # Two ledgers may have the same job, each its own shards; and one may be removed and be made anew.
         return f"rlm-batch {self.ledger_id} {files.job} {files.shard} {files.attempt}"
+
+
+async def _cancel_run(client: PrefectClient, run: FlowRun) -> None:
+    """Sets a flow run that runs to Cancelling, for which its worker ends the process, and any other to Cancelled.
+
+    A worker overlooks Cancelling while it starts the process (Prefect 3.8), and the run would keep that state. A
+    process that starts all the same finds the mark of its `ShardFiles`, and ends.
+    """
+    has_begun = run.state_type not in (StateType.SCHEDULED, StateType.PENDING)
+    await client.set_flow_run_state(run.id, Cancelling() if has_begun else Cancelled())
 
 
 async def cancel_shards(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -182,9 +202,12 @@ async def cancel_shards(flow: Flow[Any, Any], flow_run: FlowRun, state: State[An
     asked = set[UUID]()
     async with get_client() as client:
         while runs := await client.read_flow_runs(flow_run_filter=only, limit=PAGE_SIZE):
-            if not (new := [run.id for run in runs if run.id not in asked]):
+            if not (new := [run for run in runs if run.id not in asked]):
                 break
-            for run_id in new:
-                asked.add(run_id)
+            for run in new:
+                asked.add(run.id)
+                with suppress(ConfigurationError, OSError):
+                    files = ShardFiles.from_work_path(run.parameters.get("work", ""))
+                    await asyncio.to_thread(replace(files, ledger=locate_ledger(files.ledger)).mark_cancelled)
                 with suppress(ObjectNotFound):
-                    await client.set_flow_run_state(run_id, Cancelling())
+                    await _cancel_run(client, run)

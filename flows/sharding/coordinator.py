@@ -309,7 +309,8 @@ class ShardingExecutor:
             message = f"{error[0]}: {error[1]}" if error is not None else state.message or state.name
             self._settle_attempt(shard, f"{state.name}: {message}" if message != state.name else message)
             return True
-        silence = asyncio.get_running_loop().time() - shard.changed_at
+        # Not until now: gathering the outcomes of another shard may have taken a minute, in which nobody looked.
+        silence = self._polled_at - shard.changed_at
         start_timeout = self.plan.work_pool.start_timeout_seconds
         timeout = HEARTBEAT_TIMEOUT_SECONDS if shard.heartbeat is not None else start_timeout
         if "server" not in self._outages and shard.has_started and silence > timeout:
@@ -371,7 +372,7 @@ class ShardingExecutor:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
             with suppress(httpx.HTTPError):
                 await self._poll_shards(runs, running)
-            running = {number: shard for number, shard in running.items() if not shard.is_final}
+            running = {number: shard for number, shard in running.items() if not shard.has_ended}
         for shard in running.values():
             text = "shard %d was cancelled, and has not ended within %.0f s"
             self.context.log.warning(text, shard.number + 1, CANCEL_TIMEOUT_SECONDS)

@@ -15,10 +15,15 @@ HEARTBEAT_INTERVAL_SECONDS = 10.0
 HEARTBEAT_TIMEOUT_SECONDS = 60.0  # without one, after which a running shard is taken for dead
 
 
+class ShardCancelled(NotRun):
+    """The job has cancelled the shard."""
+
+
 class HeartbeatTask:
     """Writes the heartbeat at intervals. An async context manager, which ends when the attempt is given up.
 
-    Raises NotRun where a later attempt at the same shard has begun: nobody waits for this one any more.
+    Raises ShardCancelled where the job has cancelled the attempt, and NotRun where a later attempt at the same shard
+    has begun: nobody waits for this one any more.
     """
 
     def __init__(self, files: ShardFiles) -> None:
@@ -31,13 +36,14 @@ class HeartbeatTask:
 
     def add_outcome(self, _execution: Execution, outcome: Outcome) -> None:
         """Counts the outcome of an execution; who wants the outcome itself reads it from the ledger."""
-        if isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded):
-            self._heartbeat.late += 1  # no ledger has these
+        if isinstance(outcome, Failure) and isinstance(outcome.error, DeadlineExceeded | NotRun):  # no ledger has these
+            self._heartbeat.late += isinstance(outcome.error, DeadlineExceeded)
             return
         self._heartbeat.done += 1
         self._heartbeat.failed += isinstance(outcome, Failure)
 
     async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._check_if_wanted)  # before it opens a sandbox
         await self._group.__aenter__()
         self._task = self._group.create_task(self._write_regularly())
         return self
@@ -53,6 +59,7 @@ class HeartbeatTask:
                 self._heartbeat.error = (type(cause).__name__, str(cause))
             raise cause from None
         finally:
+            self._heartbeat.ended = True
             with suppress(OSError):
                 await asyncio.shield(asyncio.to_thread(self._write))
 
@@ -60,14 +67,16 @@ class HeartbeatTask:
         while True:
             with suppress(OSError):  # where it cannot be written, nor can results, and those tell
                 await asyncio.to_thread(self._write)
-            if await asyncio.to_thread(self._is_replaced):
-                raise NotRun("this shard was silent for so long that its job has begun it anew: this attempt ends")
+            await asyncio.to_thread(self._check_if_wanted)
             await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
 
-    def _is_replaced(self) -> bool:
+    def _check_if_wanted(self) -> None:
+        """Raise NotRun if the job waits for this attempt no more."""
         with suppress(OSError):
-            return self._files.next_attempt.has_work()
-        return False
+            if self._files.is_cancelled():
+                raise ShardCancelled("the job has cancelled this shard")
+            if self._files.next_attempt.has_work():
+                raise NotRun("this shard was silent for so long that its job has begun it anew: this attempt ends")
 
     def _write(self) -> None:
         with self._lock:  # a heartbeat that is still on its way must not come after the last

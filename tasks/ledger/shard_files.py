@@ -2,7 +2,8 @@
 
 They are in `shards/<job>/`. `<shard>-<attempt>.jsonl` is the work: a header, and then an execution a line, whose code
 is that of the line before where it has none. `<shard>-<attempt>.beat` is the heartbeat, with the attempt's progress.
-A later attempt's work means that nobody waits for the earlier ones any more.
+`<shard>-<attempt>.cancelled` says that the job has cancelled the attempt. A later attempt's work means that nobody
+waits for the earlier ones any more.
 """
 
 import json
@@ -61,6 +62,7 @@ class Heartbeat:
     cost: float | None = 0.0
     late: int = 0  # executions that were not done by the deadline
     error: tuple[str, str] | None = None
+    ended: bool = False  # this is the last heartbeat: no sandbox of the attempt is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,22 @@ class ShardFiles:
     def has_work(self) -> bool:
         """Whether this attempt's work was written."""
         return bool(list_names(self.directory, self.work_path.name))
+
+    def mark_cancelled(self) -> None:
+        """Tell the attempt to end, even if its process has not started yet. Raises OSError."""
+        write_file(self._cancelled_path, b"cancelled\n")
+
+    def is_cancelled(self) -> bool:
+        """Return whether `mark_cancelled` was called. Raises OSError."""
+        try:
+            self._cancelled_path.read_bytes()
+        except FileNotFoundError:
+            return False
+        return True
+
+    @property
+    def _cancelled_path(self) -> PathOrLocation:
+        return self.directory / f"{self.shard:05}-{self.attempt}.cancelled"
 
     def write_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Writes the heartbeat, in one piece. Raises OSError."""

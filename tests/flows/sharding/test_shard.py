@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.exceptions import CancelledRun
 
 from rlm_batch import ConfigurationError, LocalSandbox, PrepareError
 from rlm_batch.blocks.storage.location import list_names
@@ -81,6 +82,26 @@ async def test_a_shard_that_was_begun_anew_elsewhere_ends_and_leaves_no_sandbox(
     files_of(results, "import time; time.sleep(1000)", attempt=2)
     with pytest.raises(NotRun, match="begun it anew"):
         await asyncio.wait_for(running, 90)
+    assert values(files) == {}
+
+
+async def test_a_shard_that_its_job_has_cancelled_ends_also_where_its_process_starts_later(
+    results, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(heartbeat_task, "HEARTBEAT_INTERVAL_SECONDS", 0.2)
+    files = files_of(results, f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(1000)")
+    running = asyncio.create_task(run(files, timeout=1000))
+    await wait_until_async((tmp_path / "begun").exists)
+    files.mark_cancelled()
+    with pytest.raises(CancelledRun, match="the job has cancelled this shard"):
+        await asyncio.wait_for(running, 90)
+    heartbeat = files.read_heartbeat()
+    assert heartbeat is not None
+    assert heartbeat.ended
+    later = files_of(results, "SUBMIT(y=1)", attempt=2)
+    later.mark_cancelled()
+    with pytest.raises(CancelledRun):
+        await run(later)
     assert values(files) == {}
 
 

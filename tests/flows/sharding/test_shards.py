@@ -210,6 +210,27 @@ async def test_a_shard_whose_process_is_killed_is_begun_again_with_the_rest(work
 
 
 @pytest.mark.full
+async def test_a_job_that_is_cancelled_while_its_shards_start_leaves_none_of_them_running(worker, shared):
+    parameters: dict[str, Any] = {"inputs": [{"x": x} for x in range(2)], "shards": 2, "results_path": str(shared)}
+    job = asyncio.create_task(batch("import time; time.sleep(1000)", provider="local:none", timeout=1000, **parameters))
+
+    async def is_starting() -> bool:
+        if not list(shared.glob("run-*.json")):
+            return False
+        return any(run.state.is_pending() for run in await shards_of(read_job_id(shared)))
+
+    await wait_until_async(is_starting)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    runs = {str(run.id) for run in await shards_of(read_job_id(shared))}
+    await wait_until_async(
+        lambda: not runs & set(worker.flow_runs().values())
+    )  # one that started all the same has ended
+    assert {run.state_name for run in await shards_of(read_job_id(shared))} == {"Cancelled"}
+
+
+@pytest.mark.full
 async def test_a_job_that_is_killed_and_run_again_takes_over_its_shards(server, shared, tmp_path):
     program = tmp_path / "job.py"
     program.write_text(
