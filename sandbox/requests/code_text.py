@@ -73,32 +73,36 @@ def _take_fenced(code: str) -> str:
 
     What follows triple quotes may be a text of the code's, which has a fence of its own.
     """
-    bare = None
+    texts = min((place for place in map(code.find, QUOTES) if place >= 0), default=len(code))
+    found = None
     opening = FENCE_LINE.search(code)
-    while opening is not None:
-        before = code[: opening.start()]
-        if any(quotes in before for quotes in QUOTES):
-            break
-        end, after = _find_end(code, opening.end())
-        inner = FENCE_LINE.match(code, opening.end() + 1)
+    while opening is not None and opening.start() < texts:
+        start = opening.end() + 1
+        inner = FENCE_LINE.match(code, start)
         if inner is not None and inner["tag"]:  # a fence around a fence
             opening = inner
             continue
-        block = "\n" * code.count("\n", 0, opening.end() + 1) + code[opening.end() + 1 : end]
-        if block.strip():
-            tag = opening["tag"].strip("{.}").lower()
-            if tag in PYTHON_TAGS:
-                return block
-            if not tag and bare is None:
-                bare = block
+        end, after = _find_end(code, start)
+        tag = opening["tag"].strip("{.}").lower()
+        if code[start:end].strip() and (tag in PYTHON_TAGS or (not tag and found is None)):
+            found = start, end
+            if tag:
+                break
         opening = FENCE_LINE.search(code, after)
-    return code if bare is None else bare
+    if found is None:
+        return code
+    start, end = found
+    return "\n" * code.count("\n", 0, start) + code[start:end]
 
 
 def _find_end(code: str, start: int) -> tuple[int, int]:
     """Return where the block ends that begins there, and where what follows its closing fence begins."""
+    counts, place = [0] * len(QUOTES), start
     for closing in FENCE_LINE.finditer(code, start):
-        inside = code[start : closing.start()]
-        if not closing["tag"] and not any(inside.count(quotes) % 2 for quotes in QUOTES):
+        counts = [
+            count + code.count(quotes, place, closing.start()) for count, quotes in zip(counts, QUOTES, strict=True)
+        ]
+        place = closing.start()
+        if not closing["tag"] and not any(count % 2 for count in counts):
             return closing.start("mark"), closing.end()
     return start + len(code[start:].rstrip().rstrip("`")), len(code)  # cut off
