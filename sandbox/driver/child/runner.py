@@ -18,7 +18,7 @@ from .channel import Channel, InterruptShield
 from .code_settings import DRIVER_DEPTH, CodeSettings
 from .displays import PYPLOT, Displays, replace_show
 from .environment import open_streams
-from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, await_codes
+from .evaluation.coroutines import IS_COROUTINE, CoroutineRunner, await_codes, silence_own_errors
 from .evaluation.last_expression import compile_code
 from .file_changes import report_missing_files
 from .forking.fork_safety import (
@@ -96,6 +96,7 @@ class CodeRunner:
         for name, stream in self._streams.items():
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+        watcher.actions["asyncio.base_events"] = silence_own_errors
         watcher.actions[PYPLOT] = lambda pyplot: replace_show(pyplot, self._show_figures)
         sys.meta_path.insert(0, watcher)
         import builtins

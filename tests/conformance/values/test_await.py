@@ -127,3 +127,17 @@ async def test_garbage_of_an_earlier_execution_does_not_disturb_the_compiling_of
             1,
             {"a": [2, [3, 3]]},
         ]
+
+
+async def test_a_task_that_submits_and_that_no_one_awaits_leaves_no_words_to_later_executions(
+    interpreter: Interpreter,
+) -> None:
+    submit = "import asyncio as a\nasync def submit():\n    SUBMIT(x=1)\n"
+    ways = (
+        "task = a.create_task(submit())\nawait a.sleep(1000)",
+        "async def f():\n global task\n task = a.create_task(submit())\n await a.sleep(9)\na.run(f())",
+    )
+    for way in ways:
+        assert (await interpreter.execute(submit + way, context="c")).x == 1
+        result = await interpreter.execute("import gc\ndel task\ngc.collect()\n1", context="c")
+        assert (result.meta.value, result.meta.stderr) == (1, "")

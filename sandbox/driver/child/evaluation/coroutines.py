@@ -128,6 +128,17 @@ class CoroutineRunner:
         return True
 
 
+def silence_own_errors(base_events: Any) -> None:
+    """Has event loops say nothing of tasks that SUBMIT or an interrupt has ended: that is no error of the code's."""
+    handle = base_events.BaseEventLoop.default_exception_handler
+
+    def default_exception_handler(self: Any, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), (Submitted, Interrupted)):
+            handle(self, context)
+
+    base_events.BaseEventLoop.default_exception_handler = default_exception_handler
+
+
 class _Outcome:
     value: Any = None
     error: BaseException | None = None
