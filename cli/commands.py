@@ -1,9 +1,11 @@
 """The commands and their options."""
 
+import sys
 from typing import Annotated, Any, Unpack
 
 from cyclopts import App, Parameter
 
+from ..flows.docstrings import read_docstring
 from ..flows.parameters import RlmParameters, SequenceParameters, SharedParameters, Types
 from ..sandbox.errors import ConfigurationError
 from . import argument_parsing as arguments
@@ -365,3 +367,17 @@ def doctor(*, json: Json = False) -> int:
     from .doctor import run_doctor
 
     return run_doctor(is_json=json)
+
+
+def _restore_help(commands: App) -> None:
+    """Give commands below this one their docstrings, which are their help."""
+    for name in commands:
+        if not name.startswith("-"):
+            command = commands[name]
+            if command.default_command is not None:
+                command.default_command.__doc__ = read_docstring(command.default_command)
+            _restore_help(command)
+
+
+if sys.flags.optimize >= 2:
+    _restore_help(app)

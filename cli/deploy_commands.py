@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from ..flows.docstrings import read_docstring
 from ..sandbox.errors import ConfigurationError
 from .parameter_options import build_flow_command
 
@@ -66,7 +67,7 @@ def build_deploy_app(flow_commands: Iterable[Callable[..., int]]) -> App:
     app.default(deploy_package)
     commands = {command.__name__: _build_deploy_command(command) for command in flow_commands}
     for name, command in {**commands, "reap": deploy_reap}.items():
-        purpose = inspect.cleandoc(command.__doc__ or "").partition("\n")[0]
+        purpose = inspect.cleandoc(read_docstring(command)).partition("\n")[0]
         app.command(command, name=name, help=f"Make or update a deployment: {purpose[0].lower()}{purpose[1:]}")
     return app
 

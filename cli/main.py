@@ -10,6 +10,8 @@ import signal
 import sys
 import warnings
 
+from .standard_streams import open_standard_streams
+
 # Before Prefect is imported: its log lines would drown ours, and go to the server all the same. Its internal ones do
 # not, and have a page for each event that a server which is away has not got.
 QUIET_PREFECT = {
@@ -21,6 +23,12 @@ QUIET_PREFECT = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command that the arguments (by default the process's) name, and exits with its status."""
+    with open_standard_streams():
+        sys.exit(_run_until_interrupted(arguments))
+
+
+def _run_until_interrupted(arguments: list[str] | None) -> int:
+    """Runs the command, and returns the exit status, that of an interrupt too."""
     message = ""
     try:
         status = _run_command(arguments)
@@ -34,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     if can_be_interrupted:
         # All is closed, but for what Prefect does at the end of a process: who does not wait for that may go.
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
-    sys.exit(status)
+    return status
 
 
 def _run_command(arguments: list[str] | None) -> int:
@@ -45,9 +53,15 @@ def _run_command(arguments: list[str] | None) -> int:
     logging.raiseExceptions = False
     # The commands that need Prefect's directory say so themselves, with what to do.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
-    from ..flows.child_process import GARBAGE_THRESHOLD
+    from ..flows.child_process import GARBAGE_THRESHOLD, ignore_settings_files, keep_absolute
 
     gc.set_threshold(GARBAGE_THRESHOLD)
+    os.environ["PATH"] = keep_absolute(os.environ.get("PATH", os.defpath))  # Programs are not those of this directory.
+    if ignored := ignore_settings_files():
+        _print_error(
+            f"Prefect's settings in {', '.join(ignored)} of the working directory are not read, because they can run "
+            "code: set them as variables of the environment, or in a profile (prefect config set)"
+        )
     from cyclopts import CycloptsError
 
     from ..sandbox.errors import RlmBatchError
@@ -56,6 +70,8 @@ def _run_command(arguments: list[str] | None) -> int:
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
+        if (error := getattr(sys.stdout, "error", None)) is not None:
+            _print_error(f"standard output could not be written ({error.strerror}), and some or all of it is missing")
     except CycloptsError as error:
         _print_error(f"{error} (rlm-batch --help says how it is used)")
         return 2

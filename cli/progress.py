@@ -16,7 +16,9 @@ from ..sandbox.errors import NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Failure, Outcome, Result
 from ..tasks.ledger.run_record import Objective
+from ..tasks.redrawn_lines import RedrawnLines
 
+MAX_LINE_CHARACTERS = 100_000  # of a line that the only execution prints
 PLAIN_INTERVAL_SECONDS = 5.0  # seconds between two lines where there is no terminal
 
 
@@ -45,11 +47,11 @@ class ProgressDisplay(FlowListener):
             transient=True,
         )
         self._task = self._progress.add_task("starting", total=None, counts="")
-        self._total = self._done = self._failed = self._skipped = self._cached = self._running = 0
-        self._pruned = 0
+        self._total = self._done = self._failed = self._skipped = self._cached = self._pruned = 0
+        self._running: set[int] = set()
         self._started_at = self._printed_at = time.monotonic()
         self.results_path = ""
-        self._partial_lines = {"stdout": "", "stderr": ""}  # of what the only execution writes
+        self._lines = {stream: RedrawnLines(MAX_LINE_CHARACTERS) for stream in ("stdout", "stderr")}  # if it is one
         self.orphans: list[OrphanedSandbox] = []  # that the reap flow removed, or would
 
     def __enter__(self) -> Self:
@@ -80,22 +82,19 @@ class ProgressDisplay(FlowListener):
         self._print(escape_text(text))
 
     def on_execution_start(self, index: int) -> None:
-        self._running += 1
-        if self._live:
-            self._refresh()
+        self._running.add(index)
+        self._refresh()
 
     def on_output(self, index: int, stream: str, text: str) -> None:
         if self._total != 1:
             return
-        *lines, self._partial_lines[stream] = (self._partial_lines[stream] + text).split("\n")
-        for line in lines:
+        for line in self._lines[stream].feed(text):
             self._print_output(line)
 
     def on_outcome(self, outcome: Outcome, *, cached: bool) -> None:
-        for stream, rest in self._partial_lines.items():
-            if rest:
-                self._partial_lines[stream] = ""
-                self._print_output(rest)
+        for lines in self._lines.values():
+            for line in filter(None, lines.finish()):
+                self._print_output(line)
         self._done += 1
         was_skipped = isinstance(outcome, Failure) and isinstance(outcome.error, NotRun)
         self._skipped += was_skipped
@@ -105,8 +104,10 @@ class ProgressDisplay(FlowListener):
         for best in (self._best, self._front):
             if best is not None and isinstance(outcome, Result):
                 best.consider(outcome)
-        self._running -= not cached
-        self._refresh()
+        self._running.discard(-1 if outcome.meta.index is None else outcome.meta.index)
+        # The lane starts its next execution now: a line that is printed before that counts one too few.
+        if self._live or cached or self._done + len(self._running) >= self._total:
+            self._refresh()
 
     def on_orphans(self, orphans: Sequence[OrphanedSandbox]) -> None:
         self.orphans = list(orphans)
@@ -125,7 +126,7 @@ class ProgressDisplay(FlowListener):
             self._print(line)
 
     def _counts(self) -> str:
-        counts = f"{self._failed} failed, {self._running} running"
+        counts = f"{self._failed} failed, {len(self._running)} running"
         if self._pruned:
             counts = f"{self._pruned} pruned, {counts}"
         if self._best is not None and self._best.score is not None:
@@ -144,8 +145,7 @@ class ProgressDisplay(FlowListener):
         return f"{self._done} of {self._total} done in {seconds:.1f} s: {counts}"
 
     def _print_output(self, line: str) -> None:
-        # What redraws a line with carriage returns, as progress bars do, is shown as it was last.
-        self._print(escape_text(line.rstrip("\r").rpartition("\r")[2], keep="\t"))
+        self._print(escape_text(line, keep="\t"))
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

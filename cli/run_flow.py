@@ -24,6 +24,7 @@ from ..sandbox.errors import ConfigurationError, ExecutionsFailed, NotRun
 from ..sandbox.outcomes.text_escape import escape_text
 from ..sandbox.result import Outcome, Result
 from ..tasks.host_tools import load_tools
+from ..tasks.redrawn_lines import redraw_lines
 from ..tasks.server_errors import describe_server_error
 from .outcome_output import OutputFormat, print_json, print_json_lines, print_outputs
 from .progress import ProgressDisplay, print_reading
@@ -189,7 +190,7 @@ def _print_end(
         for failure in failures[:10]:
             print(f"\n{failure.meta.index}: {type(failure.error).__name__}: {failure.error}", file=sys.stderr)
             printed = failure.meta.stderr.rstrip() or failure.meta.stdout.rstrip()
-            for line in printed.splitlines()[-5:]:
+            for line in redraw_lines(printed)[-5:]:
                 print("  |", escape_text(line, keep="\t"), file=sys.stderr)
         if count > 10:
             print(f"\n... and {count - 10} more, in the ledger", file=sys.stderr)

@@ -21,6 +21,7 @@ from ..sandbox.errors import ConfigurationError, RlmBatchError
 from ..tasks.task_log import install_task_run_log_filter, tells_of_cancellation
 from ..tasks.tracing.run_trace import open_run_trace
 from .cleanup.orphans import remove_sandboxes
+from .docstrings import read_docstring
 from .engine.events import FlowListener, find_listener
 from .engine.results.result_reference import with_reference
 from .engine.run_outcome import RunOutcome
@@ -179,7 +180,7 @@ def _positional(function: Callable[..., Any]) -> inspect.Signature:
 
 def _document_parameters(function: Callable[..., Any]) -> str:
     """The docstring with a section on the parameters: Prefect's schema takes their descriptions from there."""
-    lines = [inspect.cleandoc(function.__doc__ or ""), "", "Args:"]
+    lines = [inspect.cleandoc(read_docstring(function)), "", "Args:"]
     for parameter in inspect.signature(function).parameters.values():
         field = field_of(parameter.annotation)
         if field is not None and field.description:

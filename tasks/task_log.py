@@ -13,6 +13,7 @@ from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
 from ..sandbox.outcomes.text_escape import escape_text
+from .redrawn_lines import RedrawnLines
 
 EXECUTE_TASK_NAME = "execute"
 QUERY_TASK_NAME = "query"
@@ -42,22 +43,18 @@ class OutputLog:
         self._logger = logger or _get_output_logger()
         self._remaining_lines = MAX_LINES
         self._omitted_count = 0
-        self._partial_lines = dict.fromkeys(LEVELS, "")
+        self._lines = {stream: RedrawnLines(MAX_LINE_CHARACTERS + 1) for stream in LEVELS}
 
     def write(self, stream: str, text: str) -> None:
         """Logs the lines that are complete, and keeps the rest for later."""
-        *lines, rest = (self._partial_lines[stream] + text).split("\n")
-        # No line break for long: what is kept is bounded too.
-        self._partial_lines[stream] = rest[: MAX_LINE_CHARACTERS + 1]
-        for line in lines:
+        for line in self._lines[stream].feed(text):
             self._log_line(stream, line)
 
     def close(self) -> None:
         """Logs what came without a line's end, and how many lines were left out."""
-        for stream, rest in self._partial_lines.items():
-            if rest:
-                self._log_line(stream, rest)
-                self._partial_lines[stream] = ""
+        for stream, lines in self._lines.items():
+            for line in lines.finish():
+                self._log_line(stream, line)
         if self._omitted_count and self._logger is not None:
             self._logger.log(
                 logging.INFO,
@@ -74,8 +71,7 @@ class OutputLog:
             return
         self._remaining_lines -= 1
         self._budget.remaining_lines -= 1
-        # What redraws a line with carriage returns, as progress bars do, is logged as it was last.
-        line = escape_text(line.rstrip("\r").rpartition("\r")[2][: MAX_LINE_CHARACTERS + 1], keep="\t")
+        line = escape_text(line, keep="\t")
         self._logger.log(
             LEVELS[stream],
             "%s%s",

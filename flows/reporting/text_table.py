@@ -7,6 +7,7 @@ from typing import Any
 
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
+from ...tasks.redrawn_lines import redraw_lines
 from .columns import OUTPUTS, VARIABLES, get_values, name_columns
 
 CELL = 40  # characters of a value that are shown
@@ -49,7 +50,7 @@ def format_rows(
         else:
             note = f"{type(outcome.error).__name__}: {outcome.error.summary}"
         if shows_output:
-            values.append(format_cell(outcome.meta.stdout.rstrip().rpartition("\n")[2]))
+            values.append(format_cell("".join(redraw_lines(outcome.meta.stdout)[-1:])))
         rows.append([str(number), *values, note])
     return [[escape_text(cell) for cell in row] for row in rows]
 

@@ -1,0 +1,71 @@
+"""Standard output and standard error that decide nothing: what cannot be written there fails no run."""
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class StandardStream(io.TextIOWrapper):
+    """Standard output or error in a command.
+
+    A character that the encoding lacks is written as an escape. After the first error, such as a full disk, the rest
+    is discarded, and `error` has it. A reader of standard output that has gone raises BrokenPipeError.
+    """
+
+    error: OSError | None = None
+
+    def write(self, text: str, /) -> int:
+        """Write the text, or discard it after an error."""
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._discard_after(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, or discard it after an error."""
+        try:
+            super().flush()
+        except OSError as error:
+            self._discard_after(error)
+
+    def _discard_after(self, error: OSError) -> None:
+        if isinstance(error, BrokenPipeError) and self is sys.stdout:
+            raise error
+        self.error = error
+        # What is buffered would be tried again, and fail again, at the end of the process.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
+
+
+@contextmanager
+def open_standard_streams() -> Iterator[None]:
+    """Put such streams in the place of the process's own; a stream that is closed is opened on /dev/null first."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the whole process
+    originals = sys.stdout, sys.stderr
+    for stream in originals:
+        stream.flush()
+    sys.stdout, sys.stderr = map(_wrap, originals)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, StandardStream):
+                stream.flush()
+                stream.detach()
+        sys.stdout, sys.stderr = originals
+
+
+def _wrap(stream: object) -> object:
+    """Return the stream as it is where it is no file, as in a program that has put another in its place."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    return StandardStream(
+        stream.buffer, stream.encoding, "backslashreplace",
+        line_buffering=stream.line_buffering, write_through=stream.write_through,
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""Lines of output of which some are drawn anew, as progress bars are: each as it was last."""
+
+import re
+
+# A return to the line's beginning, a step back, and the terminal's commands that move the cursor, erase or hide it.
+_MOVE = re.compile(r"[\r\n\b]|\x1b\[(?:\?[\d;]*[hl]|(\d*)([A-HJK]))")
+_UNFINISHED = re.compile(r"\x1b(?:\[[?\d;]*)?\Z")
+MAX_TAIL_CHARACTERS = 20_000  # of output whose last lines are shown
+MAX_KEPT_LINES = 100  # that a cursor may go up to
+
+
+class RedrawnLines:
+    """Takes output in pieces and returns its lines, each at most `max_characters` long, once they are complete.
+
+    Where the output has moved the cursor up by some lines, so many lines wait for what is drawn over them.
+    """
+
+    def __init__(self, max_characters: int) -> None:
+        self._max_characters = max_characters
+        self._lines = [""]
+        self._row = 0
+        self._back = 0  # characters between the cursor and the line's end
+        self._kept_count = 1  # lines that the cursor has been known to go back to
+        self._unfinished = ""
+
+    def feed(self, text: str) -> list[str]:
+        """Return the lines that are complete now."""
+        text = self._unfinished + text
+        unfinished = _UNFINISHED.search(text)
+        self._unfinished = unfinished[0] if unfinished is not None else ""
+        text = text[: len(text) - len(self._unfinished)]
+        complete: list[str] = []
+        end = 0
+        for match in _MOVE.finditer(text):
+            self._put(text[end : match.start()])
+            self._move(match, complete)
+            end = match.end()
+        self._put(text[end:])
+        return complete
+
+    def finish(self) -> list[str]:
+        """Return the lines that are left, and forget them."""
+        self._put(self._unfinished)
+        lines, self._lines, self._row, self._back, self._unfinished = self._lines, [""], 0, 0, ""
+        return lines
+
+    def _put(self, text: str) -> None:
+        if text:
+            line = self._lines[self._row]
+            self._lines[self._row] = (line[: len(line) - self._back] + text)[: self._max_characters]
+            self._back = 0
+
+    def _move(self, match: re.Match[str], complete: list[str]) -> None:
+        count, command = int((match[1] or "1")[:6]), match[2] or match[0]
+        line = self._lines[self._row]
+        if command == "\n":
+            self._go_to_row(self._row + 1)
+            while len(self._lines) > self._kept_count:
+                complete.append(self._lines.pop(0))
+                self._row -= 1
+        elif command == "\b":
+            self._back = min(self._back + 1, len(line))
+        elif command == "\r" or (command == "G" and count == 1):
+            self._back = len(line)
+        elif command in "AF":
+            self._go_to_row(self._row - count)
+        elif command in "BE":
+            self._go_to_row(min(self._row + count, len(self._lines) - 1))
+        elif command == "H":
+            self._go_to_row(0)
+        elif command in "JK":
+            self._lines[self._row] = line[: len(line) - self._back] if match[1] in ("", "0") else ""
+            self._back = 0
+            if command == "J":
+                del self._lines[self._row + 1 :]
+
+    def _go_to_row(self, row: int) -> None:
+        """Put the cursor at the beginning of that row, below the last or above the first too."""
+        if row < 0:  # The lines there are complete and gone: what is drawn over them is new.
+            missing = min(-row, MAX_KEPT_LINES - len(self._lines))
+            self._lines[:0] = [""] * max(0, missing)
+            self._kept_count = max(self._kept_count, len(self._lines))
+            row = 0
+        elif row == len(self._lines):
+            self._lines.append("")
+        self._row = row
+        self._back = len(self._lines[row])
+
+
+def redraw_lines(text: str) -> list[str]:
+    """Return the last lines of some output, each as it was last, without blank ones."""
+    lines = RedrawnLines(MAX_TAIL_CHARACTERS)
+    return [line for line in lines.feed(text[-MAX_TAIL_CHARACTERS:]) + lines.finish() if line.strip()]
