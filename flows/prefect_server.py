@@ -10,7 +10,9 @@ server/origin_guard.py).
 """
 
 import asyncio
+import atexit
 import contextvars
+import logging
 import os
 import signal
 import sys
@@ -204,6 +206,9 @@ def _start_server(started: "Future[SubprocessASGIServer]") -> None:
                 server = GuardedSubprocessServer()
             if isinstance(server, GuardedSubprocessServer):
                 server.start(launched=launched)  # rather than one of Prefect's own, which is there already
+                # At the end of the process Prefect logs that it stops the server, also where the stream for that is
+                # closed, as in pytest: that is an error of logging on the terminal.
+                atexit.register(logging.getLogger("prefect").setLevel, logging.WARNING)
         except Exception as cause:  # noqa: BLE001 - it is raised where the server was asked for
             if launched is not None:
                 launched.process.kill()

@@ -1,6 +1,7 @@
 """What a person gets who calls our flows and tasks from flows, tasks and scripts of their own."""
 
 import asyncio
+import os
 import pickle
 import subprocess
 import sys
@@ -259,3 +260,13 @@ def test_tasks_of_other_task_runners_use_our_flows_and_results(
         )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "([0, 0], {'y': 4})" in done.stdout.splitlines()
+
+
+def test_a_pytest_session_that_runs_a_flow_ends_without_an_error_of_logging(tmp_path: Path):
+    file = tmp_path / "test_mine.py"
+    file.write_text("import rlm_batch\ndef test_mine():\n    assert rlm_batch.batch.sync(['SUBMIT(y=1)'])[0].y == 1\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "Logging error" not in done.stdout + done.stderr
