@@ -83,7 +83,7 @@ def _has_settings(path: Path) -> bool:
     try:
         if path.name == "pyproject.toml":
             return "prefect" in tomllib.loads(path.read_text("utf-8")).get("tool", {})
-        return path.name == "prefect.toml" or b"prefect_" in path.read_bytes().lower()
+        return b"prefect_" in path.read_bytes().lower() or path.name == "prefect.toml"
     except (OSError, ValueError):
         return False
 
