@@ -171,7 +171,9 @@ def remove_folder(folder: Path) -> bool:
     the folder has gone; if not, the log says so, and the next reap goes on with it.
     """
     end = time.monotonic() + REMOVAL_SECONDS
-    environment = {**os.environ, "PATH": os.defpath}  # A relative entry of the user's would be the working directory.
+    # A relative directory of PATH would be one below the working directory, where code may have put a program.
+    directories = [*os.environ.get("PATH", "").split(":"), *os.defpath.split(":")]
+    environment = {**os.environ, "PATH": ":".join(filter(os.path.isabs, directories))}
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         if folder.exists():
             with suppress(subprocess.TimeoutExpired):

@@ -26,6 +26,19 @@ def name_columns(
     return columns
 
 
+def list_new_fields(outcome: Outcome) -> list[str]:
+    """Return the names of the submitted fields, without those that repeat the variable of that name.
+
+    Code often submits its variables together with what it made of them; a table shows these values once.
+    """
+    variables, fields = (get_values(outcome, source) for source in (VARIABLES, OUTPUTS))
+    return [name for name, value in fields.items() if name not in variables or not _are_same(variables[name], value)]
+
+
+def _are_same(variable: Any, field: Any) -> bool:
+    return type(variable) is type(field) and (variable == field or (variable != variable and field != field))
+
+
 def get_values(outcome: Outcome, source: str) -> dict[str, Any]:
     """Return the variables of an execution, or the fields that it submitted."""
     if source == VARIABLES:

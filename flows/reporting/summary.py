@@ -9,6 +9,7 @@ from ...sandbox.queries.budget import Usage
 from ...sandbox.result import Failure, Outcome, Result
 from ...tasks.ledger.run_record import ReportSpec
 from .best_trial import BestTrial, is_nonfinite, is_score
+from .columns import list_new_fields
 from .displays import ShownDisplays
 from .pareto_front import ParetoFront
 from .text_table import format_cell
@@ -224,14 +225,14 @@ class RunSummary:
         meta = outcome.meta
         self._add_columns(self.variables, meta.variables)
         fields = outcome.outputs if isinstance(outcome, Result) else {}
-        self._add_columns(self.fields, fields)
+        self._add_columns(self.fields, list_new_fields(outcome))
         if len(self._rows) >= 2 * MAX_ROWS:
             self._rows = self.sort_rows()
             self._last_rank = self._rows[-1].rank
         if self._last_rank is not None and rank > self._last_rank:
             return  # there are enough that come before it, so that it needs no cells
         variables = {name: _shorten(value) for name, value in meta.variables.items() if name in self.variables}
-        cells = {name: _shorten(value) for name, value in fields.items() if name in self.fields}
+        cells = {name: _shorten(value) for name, value in fields.items() if name in self.fields | self.variables}
         self._rows.append(Row(rank, index, variables, cells, meta.seconds, note))
 
     def _add_columns(self, columns: dict[str, None], names: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ...sandbox.outcomes.text_escape import escape_text
 from ...sandbox.result import Outcome, Result
 from ...tasks.redrawn_lines import redraw_lines
-from .columns import OUTPUTS, VARIABLES, get_values, name_columns
+from .columns import VARIABLES, get_values, list_new_fields, name_columns
 
 CELL = 40  # characters of a value that are shown
 BEST_MARK, PARETO_MARK = "best", "Pareto"  # notes of the best trial, and of those on the front of several objectives
@@ -39,8 +39,8 @@ def format_rows(
         (result.meta.index or 0, result) for result in best if limit is not None and (result.meta.index or 0) >= limit
     ]
     outcomes = [outcome for _, outcome in numbered]
-    names = [dict.fromkeys(n for o in outcomes for n in get_values(o, source)) for source in (VARIABLES, OUTPUTS)]
-    columns = name_columns(*names)
+    variables = dict.fromkeys(name for outcome in outcomes for name in get_values(outcome, VARIABLES))
+    columns = name_columns(variables, dict.fromkeys(name for outcome in outcomes for name in list_new_fields(outcome)))
     shows_output = shows_output and any(outcome.meta.stdout.strip() for outcome in outcomes)
     rows = [["", *columns, *(["printed last"] if shows_output else []), ""]]
     for number, outcome in numbered:

@@ -49,9 +49,8 @@ async def test_files_are_beside_the_ledger_by_their_execution_and_in_its_report(
         main(["report", str(ledger)])
     assert "Report:" in capsys.readouterr().out
     page = (ledger / "report.html").read_text()
-    assert re.findall(r'(?:src|href)="(\./files/1/[^"]*)"', page) == ["./files/1/a%20b.png"] * 3 + [
-        "./files/1/out/x.txt"
-    ]
+    links = re.findall(r'(?:src|href)="(\./files/1/[^"]*)"', page)
+    assert links == ["./files/1/a%20b.png", "./files/1/a%20b.png", "./files/1/out/x.txt"]
 
 
 @pytest.mark.full
