@@ -125,7 +125,7 @@ def test_failures_are_shown_with_what_the_code_wrote_and_nothing_of_it_is_a_comm
     assert r"\ud800" in done.stdout
     assert "2 of 4 failed:" in done.stderr
     assert r"ValueError: \x1b[31m\u2067" in done.stderr
-    assert r"  | \x1b[2J\u202eturned" in done.stderr
+    assert r"  | \u202eturned" in done.stderr
     assert "1 succeeded, 2 failed, 1 not run" in done.stderr
     assert "1 more, the first number 3: not run: 2 of 4 executions have failed, and max_failures is 2" in done.stderr
     assert "rlm_batch" not in done.stderr, "a traceback of ours"

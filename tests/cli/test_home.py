@@ -12,7 +12,14 @@ from .conftest import COMMAND
 
 
 @pytest.mark.requires("bubblewrap")
-@pytest.mark.parametrize("home", [None, "", "/nonexistent"], ids=["no HOME", "empty HOME", "missing directory"])
+@pytest.mark.parametrize(
+    "home",
+    [
+        pytest.param(None, id="no HOME"),
+        pytest.param("", id="empty HOME", marks=pytest.mark.full),
+        pytest.param("/nonexistent", id="missing directory", marks=pytest.mark.full),
+    ],
+)
 def test_no_home_is_one_sentence_whose_remedies_work(tmp_path: Path, home: str | None) -> None:
     bwrap = shutil.which("bwrap")
     assert bwrap is not None

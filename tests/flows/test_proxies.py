@@ -67,11 +67,18 @@ def run_command(tmp_path: Path, settings: Mapping[str, str], *words: str) -> sub
 @pytest.mark.parametrize(
     "settings",
     [
-        {"http_proxy": "http://PROXY", "HTTPS_PROXY": "PROXY", "ALL_PROXY": "http://user:password@PROXY"},
-        {"ALL_PROXY": "socks5://PROXY", "HTTP_PROXY": "socks5h://PROXY", "NO_PROXY": "example.org [::1], fd00::/8"},
-        {"all_proxy": "socks://PROXY/", "no_proxy": "", "NO_PROXY": "*.example.org"},
+        pytest.param(
+            {"http_proxy": "http://PROXY", "HTTPS_PROXY": "PROXY", "ALL_PROXY": "http://user:password@PROXY"},
+            id="http",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            {"ALL_PROXY": "socks5://PROXY", "HTTP_PROXY": "socks5h://PROXY", "NO_PROXY": "example.org [::1], fd00::/8"},
+            id="socks5",
+            marks=pytest.mark.full,
+        ),
+        pytest.param({"all_proxy": "socks://PROXY/", "no_proxy": "", "NO_PROXY": "*.example.org"}, id="socks"),
     ],
-    ids=["http", "socks5", "socks"],
 )
 def test_a_proxy_is_asked_for_nothing_on_this_machine_and_code_sees_none_of_it(
     tmp_path: Path, proxy: Proxy, settings: dict[str, str]
@@ -87,6 +94,7 @@ def test_a_proxy_is_asked_for_nothing_on_this_machine_and_code_sees_none_of_it(
 
 def test_a_remote_server_is_asked_through_the_proxy(tmp_path: Path, proxy: Proxy) -> None:
     settings = {"http_proxy": f"http://{proxy.address}", "PREFECT_API_URL": "http://prefect.invalid:4200/api"}
+    settings["PREFECT_CLIENT_MAX_RETRIES"] = "0"
     done = run_command(tmp_path, settings, "deploy")
     assert "does not answer" in done.stderr
     assert proxy.requests[0] == "http://prefect.invalid:4200/api/health"
@@ -96,8 +104,20 @@ def test_a_remote_server_is_asked_through_the_proxy(tmp_path: Path, proxy: Proxy
     ("name", "value", "told", "remedy"),
     [
         ("ALL_PROXY", "foo://user:password@h:1", "ALL_PROXY is foo://***@h:1, which is", "socks5://127.0.0.1:9"),
-        ("https_proxy", "'http://127.0.0.1:9'", "https_proxy is 'http://127.0.0.1:9', which is", "http://127.0.0.1:9"),
-        ("HTTP_PROXY", "user:password@h:port", "HTTP_PROXY is ***@h:port, which is", "http://127.0.0.1:9"),
+        pytest.param(
+            "https_proxy",
+            "'http://127.0.0.1:9'",
+            "https_proxy is 'http://127.0.0.1:9', which is",
+            "http://127.0.0.1:9",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            "HTTP_PROXY",
+            "user:password@h:port",
+            "HTTP_PROXY is ***@h:port, which is",
+            "http://127.0.0.1:9",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_value_that_is_no_proxy_is_one_sentence_whose_remedy_works(

@@ -57,7 +57,8 @@ users = [len(set(status.get(name, "").split())) for name in ("Uid", "Gid")]
 SUBMIT(names=names, state=[
     os.getcwd().rpartition("/")[2], sorted(os.environ), [path for path in sys.path if "rlm-batch-" not in path],
     len(sys.path), len(sys.argv), sorted(sys.modules), [type(finder).__name__ for finder in sys.meta_path],
-    gc.isenabled(), sorted(os.sched_getaffinity(0)), str(signal.getsignal(signal.SIGINT)).partition(" at ")[0], fds, users,
+    gc.isenabled(), sorted(os.sched_getaffinity(0)), str(signal.getsignal(signal.SIGINT)).partition(" at ")[0],
+    fds, users,
     os.getpid() == os.getpgrp() == os.getsid(0), [status.get(name) for name in kept], threading.active_count(),
     parent.f_locals.get("self")._executions,
 ])
