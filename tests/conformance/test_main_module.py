@@ -1,10 +1,11 @@
 """The code's main module is that of `python file.py`: it has a file and lines, and processes can import it."""
 
-from textwrap import dedent
+from textwrap import dedent, indent
 from typing import Any
 
 import pytest
 
+from rlm_batch import CodeError
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 from rlm_batch.sandbox.interpreter import Interpreter
@@ -83,6 +84,23 @@ async def test_inspect_tracebacks_logs_and_warnings_show_the_lines_of_code(inter
     assert (await interpreter.execute(code, context="c")).fail == expected["fail"]
 
 
+async def test_lines_are_those_of_python_and_of_the_newest_definition(interpreter: Interpreter) -> None:
+    with pytest.raises(CodeError) as failed:
+        await interpreter.execute("import sys\n\x0cdef f():\n    raise KeyError('x' + '\u2028')\n\nf()")
+    assert failed.value.traceback.index("    f()\n") < failed.value.traceback.index("    raise KeyError(")
+    await interpreter.execute("class A:\r\n    x = 1\r\n", context="c")
+    with pytest.raises(CodeError):
+        await interpreter.execute("def (", context="c")
+    source = "import inspect; SUBMIT(inspect.getsource(A))"
+    assert (await interpreter.execute(source, context="c")).output == "class A:\n    x = 1\n"
+    newest = "class A:\n    x = 2\n"
+    assert (await interpreter.execute(newest + source, context="c")).output == newest
+    for changed in ("linecache.cache = None", "vars(linecache).clear()"):
+        await interpreter.execute(f"import linecache; {changed}", context="d")
+        with pytest.raises(CodeError, match="KeyError: 'own'"):
+            await interpreter.execute("{}['own']", context="d")
+
+
 async def test_code_finds_its_file_in_its_folder(interpreter: Interpreter) -> None:
     code = dedent(FILE).lstrip()
     for context in (None, "c", "c"):
@@ -114,7 +132,13 @@ async def test_processes_that_are_started_anew_find_what_the_code_has_defined(
             assert (await interpreter.execute(text, {"given": 5})).scaled == [10, 20]
     async with provider.interpreter(timeout=2 * HANG_SECONDS) as interpreter:
         definitions, last = code.split(guard)
-        await interpreter.execute(definitions + "\nopen('count', 'a').write('1')\nSUBMIT()", {"given": 5}, context="c")
+        # The folder may be closed, and definitions may depend on what there is.
+        definitions = f"import os; os.chmod('.', 0o555)\ntry:\n{indent(definitions, '  ')}\nexcept ImportError:\n  pass"
+        await interpreter.execute(
+            definitions + "\nos.chmod('.', 0o755)\nopen('count', 'a').write('1')\nos.chmod('.', 0o555)\nSUBMIT()",
+            {"given": 5},
+            context="c",
+        )
         assert (await interpreter.execute(guard + last, context="c")).scaled == [10, 20]
         assert (await interpreter.execute("SUBMIT(open('count').read())", context="c")).output == "1"
 

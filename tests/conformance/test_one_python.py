@@ -91,7 +91,7 @@ if __name__ == "__main__":
 ENVIRONMENT = {
     "TZ": "JST-9", "LC_ALL": "C", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "error::UserWarning",
     "PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "1", "PYTHONUTF8": "1", "PYTHONINTMAXSTRDIGITS": "700",
-    "PYTHONIOENCODING": "latin-1:replace", "PYTHONUNBUFFERED": "1", "PYTHONPATH": "/usr/share",
+    "PYTHONIOENCODING": "latin-1:replace", "PYTHONUNBUFFERED": "1", "PYTHONPATH": "/usr/share", "PYTHONSAFEPATH": "1",
     "PYTHONDONTWRITEBYTECODE": "x", "PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1",
     "HOME": "/x",
 }  # fmt: skip
@@ -103,8 +103,9 @@ answer = repr({
     "hashes": (hash("a"), sys.flags.hash_randomization),
     "warnings": [(action, kind.__name__) for action, _, kind, *_ in warnings.filters[:2]],
     "modes": (sys.flags.dev_mode, sys.flags.optimize, sys.flags.utf8_mode, sys.get_int_max_str_digits(), __debug__),
-    "streams": (sys.stdout.encoding, sys.stdout.errors, sys.stdout.write_through),
-    "path": "/usr/share" in sys.path,
+    "streams": [(stream.encoding, stream.errors) for stream in (sys.stdin, sys.stdout, sys.stderr)],
+    "unbuffered": sys.stdout.write_through,
+    "path": ("/usr/share" in sys.path, os.getcwd() in sys.path),
     "bytecode": sys.dont_write_bytecode,
     "locale": (locale.setlocale(locale.LC_CTYPE), sys.getfilesystemencoding()),
     "library": (os.getenv("OMP_NUM_THREADS"), os.path.expanduser("~")),

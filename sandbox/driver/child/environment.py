@@ -87,13 +87,19 @@ def open_streams() -> dict[str, Any]:
     try:
         for fd in (1, 2):
             os.dup2(pipe[1], fd)
-        encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
-        if "PYTHONIOENCODING" in os.environ:
-            encoding = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
+        is_chosen = "PYTHONIOENCODING" in os.environ
+        stdin, stdout, stderr = (
+            (stream.encoding, stream.errors) if is_chosen else ("utf-8", errors)
+            for stream, errors in (
+                (sys.stdin, "replace"),
+                (sys.stdout, "backslashreplace"),
+                (sys.stderr, "backslashreplace"),
+            )
+        )
         return {
-            "stdin": open(0, encoding="utf-8", errors="replace", closefd=False),
-            "stdout": _open_output(1, encoding),
-            "stderr": _open_output(2, encoding),
+            "stdin": open(0, encoding=stdin[0], errors=stdin[1], closefd=False),
+            "stdout": _open_output(1, *stdout),
+            "stderr": _open_output(2, *stderr),
         }
     finally:
         for copy, fd in zip(kept, (1, 2)):
@@ -102,10 +108,11 @@ def open_streams() -> dict[str, Any]:
             os.close(fd)
 
 
-def _open_output(fd: int, encoding: dict[str, Any]) -> Any:
+def _open_output(fd: int, encoding: str, errors: str | None) -> Any:
     """Open a text stream that writes each line at once, or each text with PYTHONUNBUFFERED."""
     if os.environ.get("PYTHONUNBUFFERED"):
         import io
 
-        return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), write_through=True, **encoding)  # type: ignore[arg-type]
-    return open(fd, "w", buffering=1, closefd=False, **encoding)
+        raw: Any = io.FileIO(fd, "w", closefd=False)
+        return io.TextIOWrapper(raw, encoding, errors, write_through=True)
+    return open(fd, "w", 1, encoding, errors, closefd=False)

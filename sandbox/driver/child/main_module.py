@@ -27,6 +27,10 @@ def _load(data, namespace):
     import ast, linecache, marshal, traceback
     path, sources, variables, functions = marshal.loads(data)
     kept = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign
+    def keeps(statement):
+        parts = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody", "handlers")]
+        nested = isinstance(statement, (ast.If, ast.Try, ast.ExceptHandler)) and all(map(keeps, sum(parts, [])))
+        return nested or isinstance(statement, (*kept, ast.Pass))
     class Submitted(SystemExit):
         pass
     def make(name):
@@ -43,11 +47,11 @@ def _load(data, namespace):
     namespace.update({name: make(name) for name in functions}, __file__=path)
     namespace.update(variables)
     for number, (name, source) in enumerate(sources, 1):
-        lines = [line + "\\n" for line in source.splitlines()]
+        lines = [line + "\\n" for line in source.split("\\n")]
         linecache.cache[name] = (len(source), None, lines, name)
         if number < len(sources):
             for statement in ast.parse(source).body:
-                if isinstance(statement, kept):
+                if keeps(statement):
                     try:
                         run(ast.Module([statement], []), name)
                     except Exception:
@@ -98,7 +102,7 @@ class MainModule:
         self._process_id = 0
 
     def begin(self, folder: str, name: str, source: str) -> None:
-        """Makes a source known that is about to run; `folder` is where its file is, as far as the code can tell."""
+        """Makes a compiled source known that is about to run; `folder` is where its file seems to be."""
         process_id = os.getpid()
         if process_id != self._process_id:  # a fork has a file of its own
             self._process_id, self._files = process_id, set()
@@ -106,7 +110,7 @@ class MainModule:
             sys.argv = [self._path]
             vars(self.module)["__file__"] = self._path
         self._start_path = ""
-        self.sources[name] = source
+        self.sources[name] = source.replace("\r\n", "\n").replace("\r", "\n")
         if len(self.sources) > MAX_SOURCES:
             del self.sources[next(iter(self.sources))]
         self.show_lines(name)
@@ -123,11 +127,14 @@ class MainModule:
         linecache: Any = MODULES.get("linecache")
         if linecache is None or not self._path:
             return  # most code that starts in a new Python needs none: `install` has it done when it is imported
-        for name in names or self.sources:
-            _add_lines(linecache, name, self.sources[name])
-        # `inspect` looks there for classes: by their names among those of all executions, or by the numbers of lines.
-        texts = list(self.sources.values())
-        _add_lines(linecache, self._path, "\n".join(texts) if sys.version_info < (3, 13) else texts[-1])
+        try:
+            for name in names or self.sources:
+                _add_lines(linecache, name, self.sources[name])
+            # `inspect` looks there for classes: by their names, where the newest counts, or by the numbers of lines.
+            texts = list(self.sources.values())[::-1]
+            _add_lines(linecache, self._path, "\n".join(texts) if sys.version_info < (3, 13) else texts[0])
+        except BaseException:
+            pass  # The code has changed that module, and does without the lines.
 
     def remove_files(self) -> None:
         """Removes the files that this process has written."""
@@ -138,13 +145,15 @@ class MainModule:
                 except OSError:
                     pass  # the code has removed it
 
-    def _write(self, path: str, data: bytes) -> None:
+    def _write(self, path: str, data: bytes) -> bool:
+        """Writes a file; returns False where the folder is closed or full: code that opens the file is told."""
         self._files.add(path)
         try:
             with open(path, "wb") as file:
                 file.write(data)
         except OSError:
-            pass  # a folder that is closed or full: who opens the file is told
+            return False
+        return True
 
     def _replace_preparation(self, spawn: Any) -> None:
         """Has processes that `multiprocessing.spawn` starts find the code's functions and variables."""
@@ -154,8 +163,14 @@ class MainModule:
             data: dict[str, Any] = prepare(name)
             if data.get("init_main_from_path") == self._path:
                 if not self._start_path:  # once, for the processes that were started before read it
-                    self._start_path = f"{self._path[:-3]}-{len(self._files)}.py"
-                    self._write(self._start_path, self._build_start_program())
+                    import tempfile
+
+                    program, name = self._build_start_program(), f"{self._path[:-3]}-{len(self._files)}.py"
+                    for path in (name, f"{tempfile.gettempdir()}/{os.path.basename(name)}"):
+                        if not self._start_path and self._write(path, program):
+                            self._start_path = path
+                    if not self._start_path:
+                        raise OSError("no file for the processes' program can be written: free some disk")
                 data["init_main_from_path"] = self._start_path
             return data
 
@@ -177,7 +192,5 @@ class MainModule:
 
 
 def _add_lines(linecache: Any, name: str, source: str) -> None:
-    lines = source.splitlines(True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
+    lines = [f"{line}\n" for line in source.removesuffix("\n").split("\n")]
     linecache.cache[name] = (len(source), None, lines, name)

@@ -135,7 +135,8 @@ class CodeRunner:
             self._volume = Volume(settings["volume"], is_shared, self._shield)
             self._provided_names.clear()
         # Last: what an execution leaves there does not stand for a module of the library.
-        sys.path.append(settings["cwd"])
+        if not os.environ.get("PYTHONSAFEPATH"):
+            sys.path.append(settings["cwd"])
         self._folder = settings["cwd"]
         # Here and not in the supervisor, which would run such a module in the place of one of the library.
         sys.path[:0] = settings["python_path"]
@@ -304,10 +305,10 @@ class CodeRunner:
 
     def _compile_and_run(self, source: str) -> Any:
         """Runs the code; returns the value of its last statement, None where that is no expression."""
-        self._main.begin(self._folder, self._file_name, source)
         gc.disable()  # Python 3.11 raises SystemError where a finalizer parses text in the middle of this
         parts, expression = compile_code(source, self._file_name)
         self._is_compiled = True
+        self._main.begin(self._folder, self._file_name, source)
         namespace = self._module.__dict__
         codes = parts if expression is None else [*parts, expression]
         self._settings.enter()
@@ -466,7 +467,7 @@ class CodeRunner:
         """The line of the code that failed: the innermost that is the code's own."""
         if isinstance(error, SyntaxError) and not self._is_compiled:
             return error.lineno
-        line, trace = None, error.__traceback__
+        line, trace = None, get_traceback(error)
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == self._file_name:
                 line = trace.tb_lineno
@@ -483,6 +484,10 @@ class CodeRunner:
             os._exit(0)
 
 
+# A class of the code's may have a property of that name.
+get_traceback: Any = BaseException.__dict__["__traceback__"].__get__
+
+
 def _has_filled_memory() -> bool:
     """Whether the process has held most of the memory that it may have."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -492,7 +497,7 @@ def _has_filled_memory() -> bool:
 
 def _clear_frames(error: BaseException) -> None:
     """Lets go of the local variables on the way of an error, so that there is memory to report with."""
-    trace = error.__traceback__
+    trace = get_traceback(error)
     while trace is not None:
         try:
             trace.tb_frame.clear()
@@ -504,7 +509,7 @@ def _clear_frames(error: BaseException) -> None:
 def _format_traceback(error: BaseException) -> str:
     import traceback
 
-    first = error.__traceback__
+    first = get_traceback(error)
     while first is not None and first.tb_frame.f_code.co_filename.startswith(DRIVER_FILE_PREFIX):
         first = first.tb_next
     trace = first
@@ -525,12 +530,12 @@ def _format_traceback(error: BaseException) -> str:
 def _format_plainly(error: BaseException, sources: dict[str, str]) -> str:
     """A traceback of the code's own frames that takes nothing of Python's library."""
     lines = ["Traceback (most recent call last):"]
-    trace = error.__traceback__
+    trace = get_traceback(error)
     while trace is not None:
         code = trace.tb_frame.f_code
         if not code.co_filename.startswith(DRIVER_FILE_PREFIX):
             lines.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
-            source = sources.get(code.co_filename, "").splitlines()
+            source = sources.get(code.co_filename, "").split("\n")
             lines += [f"    {line.strip()}" for line in source[trace.tb_lineno - 1 : trace.tb_lineno]]
         trace = trace.tb_next
     try:
