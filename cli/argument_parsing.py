@@ -5,21 +5,26 @@ import json
 import math
 import re
 import shlex
+import unicodedata
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..blocks.storage.location_parsing import make_absolute
-from ..flows.inputs.cells import parse_json, read_word
+from ..flows.inputs.cells import JSON, parse_json, read_word
 from ..flows.inputs.text_files import TextFile
 from ..sandbox.errors import ConfigurationError
 from ..sandbox.requests.code_text import decode_code
 
 # Of a variable, as in log:1e-5..0.1 or 32..512:32.
 BOUNDS = re.compile(r"(?P<log>log:)?(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?")
-LIKE_BOUNDS = re.compile(r"log:|[-+]?\.?\d[\de.+-]*?(?:\.\.|\u2026)|(?:\.\.|\u2026)[-+]?\.?\d")
+LIKE_BOUNDS = re.compile(
+    r"log:|(?:log|int|float)?[:\s]*[-+]?\.?\d[\de.+-]*?\s*(?:\.\.|\u2026)|(?:\.\.|\u2026)\s*[-+]?\.?\d"
+)
 LIKE_SLICE = re.compile(r"[-+.\de]*\d(?::[-+.\de]*\d){1,2}")
-LIKE_CALL = re.compile(r"(?:\w+\.)?(?:a?range|(?:lin|log|geom)space|choice|q?(?:log_?)?uniform|interval|randint)\(")
+LIKE_CALL = re.compile(
+    r"(?:np|numpy)\.\w+\(|(?:\w+\.)?(?:a?range|(?:lin|log|geom)space|choice|q?(?:log_?)?uniform|interval|randint)\("
+)
 TYPOGRAPHIC_QUOTES = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
 QUOTES_AND_BRACKETS = (*"\"'[{(", *map(chr, TYPOGRAPHIC_QUOTES))
 
@@ -74,7 +79,7 @@ def parse_space(words: list[str]) -> Any:
     for name, values in _split_words("--space", words, example).items():
         if isinstance(whole := read_word(values), dict):  # bounds as in a file of JSON
             space[name] = whole
-        elif (match := BOUNDS.fullmatch(values)) is not None:
+        elif whole == values and (match := BOUNDS.fullmatch(values)) is not None:
             space[name] = _parse_bounds(name, values, match)
         else:
             space[name] = _parse_values("--space", name, values)
@@ -105,36 +110,33 @@ def _parse_values(option: str, name: str, values: str) -> list[Any]:
     whole = read_word(values)
     if isinstance(whole, list):
         return whole  # type: ignore[reportUnknownVariableType]
-    pieces = [values] if LIKE_CALL.match(values) else _split_values(values)
-    if "" in pieces:
-        _refuse_values(
-            option,
-            name,
-            values,
-            "a comma has no value beside it",
-            [p for p in pieces if p],
-            [p or '""' for p in pieces],
-        )
     found: list[Any] = []
-    for number, piece in enumerate(pieces):
+    reasons: list[str] = []
+    meant: list[str] | None = []  # None where a word's meaning does not show
+    as_text: list[str] = []
+    for piece in _split_values(values):
         found.append(read_word(piece))
-        if found[-1] == piece and (slip := _find_slip(option, name, values, piece)) is not None:
-            reason, meant = slip
-            before, after = pieces[:number], pieces[number + 1 :]
-            as_text = json.dumps(piece, ensure_ascii=False)
-            _refuse_values(
-                option, name, values, reason, [*before, *meant, *after] if meant else [], [*before, as_text, *after]
-            )
+        slip = _find_slip(option, name, piece, is_alone=piece == values) if found[-1] == piece else None
+        spelled: list[str] | None = [piece]
+        if slip is not None:
+            reason, spelled = slip
+            reasons.append(reason)
+        meant = None if meant is None or spelled is None else [*meant, *spelled]
+        as_text.append(piece if slip is None else json.dumps(piece, ensure_ascii=False))
+    if reasons:
+        _refuse_values(option, name, values, reasons[0], meant, as_text)
     return found
 
 
-def _refuse_values(option: str, name: str, values: str, reason: str, meant: list[str], as_text: list[str]) -> NoReturn:
+def _refuse_values(
+    option: str, name: str, values: str, reason: str, meant: list[str] | None, as_text: list[str]
+) -> NoReturn:
     spellings = [shlex.quote(f"{name}={','.join(pieces)}") for pieces in (meant, as_text) if pieces]
     raise ConfigurationError(f"{option} {name}={values}: {reason}; write {', or '.join(spellings)} for the text")
 
 
 def _split_values(values: str) -> list[str]:
-    """Return the texts between commas, but for commas within quotes, lists and objects."""
+    """Return the texts between commas, but for commas within quotes, lists, objects and calls such as f(1,2)."""
     pieces: list[str] = []
     begin = 0
     while begin <= len(values):
@@ -145,38 +147,71 @@ def _split_values(values: str) -> list[str]:
                 end = parse_json(values, begin)[1]
             except (ValueError, RecursionError):
                 end = len(values)
-        end = len(values) if (comma := values.find(",", end)) < 0 else comma
+        depth = 0
+        while end < len(values) and (depth or values[end] != ","):
+            if values[end] in "[({" and (depth or values[begin:end].rstrip()[-1:].isalnum()):
+                depth += 1
+            elif values[end] in "])}" and depth:
+                depth -= 1
+            end += 1
         pieces.append(values[begin:end].strip())
         begin = end + 1
     return pieces
 
 
-def _find_slip(option: str, name: str, values: str, text: str) -> tuple[str, list[str]] | None:
-    """Return why a text is surely not what was meant, and the values that were, if they show; None where it was."""
+def _find_slip(option: str, name: str, text: str, *, is_alone: bool) -> tuple[str, list[str] | None] | None:
+    """Return why a text is surely not what was meant, and the words that were, None if they do not show.
+
+    Return None for a text that may well be meant.
+    """
+    if not text:
+        return "a comma has no value beside it", []
     if text.startswith(QUOTES_AND_BRACKETS):
-        return f"{text} begins like JSON and is none", _spell_json(text, is_alone=text == values)
-    if LIKE_CALL.match(text):
-        return "values are listed, as in 1,2,3, or drawn from bounds with --space", []
-    if LIKE_BOUNDS.match(text) or (text == values and LIKE_SLICE.fullmatch(text)):
+        return f"{text} begins like JSON and is none", _spell_json(text, is_alone=is_alone)
+    plain = _replace_lookalikes(text)
+    if plain != text and not isinstance(read_word(plain), str):
+        return f"{json.dumps(text)} has characters that only look like ASCII's", [plain]
+    if "," in text or LIKE_CALL.match(text):
+        return f"{text} is not computed: values are listed, as in 1,2,3, or drawn from bounds with --space", None
+    if LIKE_BOUNDS.match(plain) or (is_alone and LIKE_SLICE.fullmatch(plain)):
+        bounds = _spell_bounds(plain)
         if option == "--grid":
-            bounds = text if BOUNDS.fullmatch(text) else "LOW..HIGH"
-            return f"a grid lists its values; --space {name}={bounds} with --trials draws from bounds", []
-        return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, and stand alone", []
-    parts = re.split(r"[\s;|]+", text)
+            spelled = shlex.quote(f"{name}={bounds or 'LOW..HIGH'}")
+            return f"a grid lists its values; --space {spelled} with --trials draws from bounds", None
+        return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, and stand alone", [
+            bounds
+        ] if bounds and is_alone else None
+    parts = re.split(r"[\s;|,]+", plain)
     if len(parts) > 1 and all(isinstance(read_word(part), (int, float)) for part in parts):
         return f"{text} is like a list, and values have commas between them", parts
     number = _read_as_python(text)
     if number is None:
         return None
-    return f"{text} is like a number, and is written as none", [repr(number)] if math.isfinite(number) else []
+    return f"{text} is like a number, and is written as none", [repr(number)] if math.isfinite(number) else None
 
 
-def _spell_json(text: str, *, is_alone: bool) -> list[str]:
+def _replace_lookalikes(text: str) -> str:
+    """Return the text with ASCII's digits and minus in the place of other ones, and without invisible characters."""
+    plain = unicodedata.normalize("NFKC", text.replace("\u2026", "..").replace("\u2212", "-"))
+    kinds = [(character, unicodedata.category(character)) for character in plain]
+    return "".join("-" if kind == "Pd" else character for character, kind in kinds if kind != "Cf").strip()
+
+
+def _spell_bounds(text: str) -> str | None:
+    """Return LOW..HIGH, with its step or log, as `parse_space` takes it, or None."""
+    found = re.fullmatch(r"(?:(log)|int|float)?:?(.*?\.\..*)", re.sub(r"\s", "", text))
+    bounds = found and f"{'log:' if found[1] else ''}{found[2]}"
+    match = BOUNDS.fullmatch(bounds or "")
+    numbers = [read_word(match[word] or "0") for word in ("low", "high", "step")] if match else [""]
+    return bounds if all(type(number) in (int, float) for number in numbers) else None
+
+
+def _spell_json(text: str, *, is_alone: bool) -> list[str] | None:
     """Return the JSON that was meant by literals of Python, an open quote or bracket, or texts without quotes.
 
-    Where the text is alone, a list has its values. Nothing where the meaning does not show.
+    Where the text is alone, a list has its values. None where the meaning does not show.
     """
-    text = text.translate(TYPOGRAPHIC_QUOTES)
+    text = re.sub(r"(?<=['\"])\s+(?=['\"])", ",", text.translate(TYPOGRAPHIC_QUOTES))  # numpy's texts have no commas
     is_list = text.startswith("[")
     for end in ("", *"]})\"'"):
         try:
@@ -185,8 +220,14 @@ def _spell_json(text: str, *, is_alone: bool) -> list[str]:
             return [json.dumps(item, allow_nan=False) for item in ([value] if is_list or is_alone else value)]
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             pass
-    items = _split_values(text[1:-1]) if is_list and text.endswith("]") else []
-    return [json.dumps([read_word(item) for item in items])] if items and all(items) else []
+    words: list[str] = []
+    for item in _split_values(text[1:-1]) if is_list and text.endswith("]") else [""]:
+        slip = _find_slip("", "", item, is_alone=False) if read_word(item) == item else None
+        spelled = slip[1] if slip else [item]
+        if not spelled or "]" in "".join(word for word in spelled if read_word(word) == word):
+            return None
+        words += spelled
+    return [json.dumps([read_word(word) for word in words])]
 
 
 def _read_as_python(text: str) -> float | None:
@@ -203,14 +244,17 @@ def _parse_bounds(name: str, values: str, match: re.Match[str]) -> dict[str, Any
     numbers = {word: read_word(text) for word in ("low", "high", "step") if (text := match[word]) is not None}
     for number in numbers.values():
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            forms = "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH"
-            raise ConfigurationError(f"--space {name}={values}: {number!r} is no number; {forms}")
+            reason = f"{number!r} is no number; bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH"
+            bounds = _spell_bounds(_replace_lookalikes(values))
+            _refuse_values(
+                "--space", name, values, reason, [bounds] if bounds else None, [json.dumps(values, ensure_ascii=False)]
+            )
     return {**numbers, **({"log": True} if match["log"] else {})}
 
 
 def _read_json(file: str) -> Any:
     try:
-        return json.loads(TextFile(Path(file).expanduser(), Path(file)).read())
+        return JSON.decode(TextFile(Path(file).expanduser(), Path(file)).read())
     except OSError as error:
         raise ConfigurationError(f"the file {file} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -133,6 +133,8 @@ def build_flow_command(
             given["python_path"] = [str(path) for path in locate_directories(given["python_path"])]
         if given.get("mounts") is not None:
             given["mounts"] = _read_mounts(given["mounts"])
+        if given.get("types") is not None:
+            given["types"] = _read_types(given["types"])
         if given.get("tools") is not None:
             given["tools"] = _read_tools(given["tools"])
         check_patterns(given.get("collect"))
@@ -170,10 +172,11 @@ def _make_option(parameter: inspect.Parameter) -> inspect.Parameter:
     assert field is not None
     kind = get_args(parameter.annotation)[0]
     if parameter.name == "types":
-        words = "COLUMN=TYPE once for each, or json"
-        details = Parameter(help=f"{field.description}: {words}.", negative=(), converter=_read_types)
-    elif parameter.name == "mounts":
         kind = list[str] | None  # of a dict's the command line takes one
+        words = "COLUMN=TYPE once for each, or json"
+        details = Parameter(help=f"{field.description}: {words}.", negative=(), converter=_read_words)
+    elif parameter.name == "mounts":
+        kind = list[str] | None
         help_text = f"{field.description}: TARGET=PATH, once for each."
         details = Parameter(help=help_text, negative=(), converter=_read_words)
     elif parameter.name == "tools":
@@ -188,20 +191,21 @@ def _make_option(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(name=_get_option_name(parameter.name), annotation=Annotated[kind, details])
 
 
-def _read_types(_kind: Any, tokens: Sequence[Token]) -> dict[str, str] | str | None:
-    """The types of columns, from words such as `zip=str`; a word of its own stands for all of them."""
-    words = [token.value for token in tokens]
-    if words == ["json"] or words == ["none"]:
-        return "json" if words == ["json"] else None
+def _read_types(words: Sequence[str]) -> dict[str, str] | str:
+    """Return the types of columns, from words such as `zip=str`; a word of its own stands for all of them."""
+    if words == ["json"]:
+        return "json"
     types: dict[str, str] = {}
-    for word in words:
-        name, equals, kind = word.rpartition("=")
+    for word in ",".join(words).split(","):
+        name, equals, kind = map(str.strip, word.rpartition("="))
         if not equals or not name:
             raise ConfigurationError(f"--types {word}: it is a column and its type, as in zip=str; or json for all")
         if kind not in get_args(ColumnType):
             raise ConfigurationError(
                 f"--types {word}: there is no type {kind!r}, but {', '.join(get_args(ColumnType))}"
             )
+        if name in types:
+            raise ConfigurationError(f"--types {word}: {name} is named twice")
         types[name] = kind
     return types
 

@@ -30,6 +30,14 @@ def read_whole(text: str) -> int:
     return int(text)
 
 
+def read_float(text: str) -> float:
+    """Return Python's number. Raises ValueError for digits of which it would make inf or 0."""
+    value = float(text)
+    if (not value or math.isinf(value)) and re.search("[1-9]", re.split("[eE]", text)[0]):
+        raise ValueError(f"{text} is {'too small' if not value else 'more than a number can be'}")
+    return value
+
+
 def read_decimal(text: str) -> float:
     """Return a number that a float holds with all digits that the text has. Raises ValueError.
 
@@ -37,12 +45,11 @@ def read_decimal(text: str) -> float:
     """
     if DECIMAL.fullmatch(text) is None or (text[0] == "+" and text[1:].isdigit()):
         raise ValueError(f"{text!r} is no decimal number")
-    value = float(text)
+    value = read_float(text)
     if "." in text and len(text) <= 16 and "e" not in text and "E" not in text:
         return value  # Every float keeps 15 digits.
     digits = re.split("[eE]", text)[0].lstrip("+-").replace(".", "").strip("0")
-    is_kept = math.isfinite(value) and bool(value) == bool(digits) and len(digits) <= MOST_DIGITS
-    if not is_kept or (digits and Decimal(f"{value:.{len(digits) - 1}e}") != Decimal(text)):
+    if len(digits) > MOST_DIGITS or (digits and Decimal(f"{value:.{len(digits) - 1}e}") != Decimal(text)):
         raise ValueError(f"{text!r} has more digits than a number can hold")
     return value
 
@@ -54,18 +61,12 @@ def read_boolean(text: str) -> bool:
     return value
 
 
+JSON = json.JSONDecoder(parse_float=read_float)
+
+
 def parse_json(text: str, begin: int = 0) -> tuple[Any, int]:
     """Return the JSON value that begins there, and where it ends. Raises ValueError and RecursionError."""
-    return _decoder.raw_decode(text, begin)
-
-
-def _read_finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is more than a number can be")
-    return value
-
-
-_decoder = json.JSONDecoder(parse_float=_read_finite)
+    return JSON.raw_decode(text, begin)
 
 
 def read_word(text: str) -> Any:
@@ -134,4 +135,4 @@ def read_cell(kind: ColumnType | None, cell: str) -> Any:
         raise ValueError(text)
     if kind == "bool":
         return bool(int(text)) if text in ("0", "1") else read_boolean(text)
-    return int(text) if kind == "int" else float(text)
+    return int(text) if kind == "int" else read_float(text)

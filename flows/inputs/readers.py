@@ -14,7 +14,7 @@ from ...blocks.storage.mirror import LocalMirror
 from ...sandbox.errors import ConfigurationError
 from ...sandbox.requests.execution_request import check_variable_name
 from ...tasks.ledger.run_record import list_run_records
-from .cells import ColumnType, read_word
+from .cells import JSON, ColumnType, read_word
 from .host_paths import locate_input, pin_file
 from .table_files import CsvTable, ParquetTable, Table
 from .text_files import COMPRESSED, SPREADSHEET, Report, TextFile
@@ -59,6 +59,8 @@ class InputFile:
         suffix = self.path.suffix.lower()
         if suffix not in (*JSON_LINES, *CSV, ".parquet"):
             advice = f"it is {OTHER_FILES[suffix]}" if suffix in OTHER_FILES else "rename or convert it"
+            if isinstance(self.path, Path) and not self.path.exists():
+                advice = "there is no such file, and a text is the path of one"
             raise ConfigurationError(
                 f"{self.path} is neither JSON lines (.jsonl) nor CSV (.csv) nor Parquet (.parquet): {advice}"
             )
@@ -139,7 +141,7 @@ class InputFile:
 
     def _parse_line(self, line: str, number: int) -> Any:
         try:
-            value = json.loads(line)
+            value = JSON.decode(line)
         except ValueError as error:
             raise ConfigurationError(
                 f"line {number} of {self.path} is not JSON: {error}{self._advise_lines(line)}"
@@ -183,6 +185,8 @@ class VariablesFile(InputFile):
                     ", as pandas writes its index: save without it, to_csv(index=False)" if number == 1 else ": drop it"
                 )
                 raise ConfigurationError(f"{where}: column {number} has no name{index}, or name the column")
+            if name.startswith("__index_level_"):
+                raise ConfigurationError(f"{where}: {name} is pandas' index: save without it, to_parquet(index=False)")
             if name.startswith(("{", "[")):
                 raise ConfigurationError(f"{where} is {name}: if the file is JSON lines, call it NAME.jsonl")
             if not any(isinstance(read_word(part), str) for part in name.split()):
@@ -232,8 +236,11 @@ class Grid:
 
 
 def read_inputs(inputs: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:
-    """Return a flow's inputs, of a list or a path. Raises ConfigurationError for an empty list or file."""
-    return _require_values(open_or_take(VariablesFile, inputs, types, report), inputs, "inputs")
+    """Return a flow's inputs, of a list or a path. Raises ConfigurationError for none, and for a wrong name."""
+    found = _require_values(open_or_take(VariablesFile, inputs, types, report), inputs, "inputs")
+    if not isinstance(found, InputFile):
+        check_variable_names(dict.fromkeys(name for variables in found for name in variables), "inputs: ")
+    return found
 
 
 def read_points(points: list[Variables] | str, types: TypesOfColumns = None, report: Report | None = None) -> Inputs:

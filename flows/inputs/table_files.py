@@ -13,6 +13,7 @@ from .text_files import FileCopy, Report, TextFile
 
 BATCH_ROWS = 2000  # So many rows of Parquet are in memory at one time.
 CELL_CHARACTERS = 64 * 1024 * 1024  # Data may be long, but a quote that nothing closes must not read the whole file.
+WITH_POINT = "c.replace(',', '.') if re.fullmatch('[-+]?[0-9]*,[0-9]+([eE][-+]?[0-9]+)?', c.strip()) else c"
 OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -76,15 +77,24 @@ class CsvTable:
             yield {name: read_cell(self.types.get(name), cell) for name, cell in zip(self.names, row, strict=True)}
 
     def _read_data(self, report: Report | None = None) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows below the header, each with the number of its last line."""
+        """Yield the rows below the header, each with the number of its last line.
+
+        Rows of several cells that are all empty, as spreadsheets write them below a table, are left out at the end.
+        """
         rows = self._read_rows(report)
         next(rows, None)
+        empty: list[tuple[int, list[str]]] = []
         for line, row in rows:
             if len(row) != len(self.names):
                 raise ConfigurationError(
                     f"line {line} of {self._path} has not as many cells as the header: {len(row)}, and there "
                     f"{len(self.names)}: {', '.join(self.names)}"
                 )
+            if len(row) > 1 and not "".join(row).strip():
+                empty.append((line, row))
+                continue
+            yield from empty
+            empty.clear()
             yield line, row
 
     def _read_rows(self, report: Report | None = None) -> Iterator[tuple[int, list[str]]]:
@@ -100,15 +110,22 @@ class CsvTable:
         for name in self.names:
             if self.names.count(name) > 1 and name:
                 raise ConfigurationError(f"the header of {self._path} has {name!r} twice: rename one of the columns")
+        if self.names and self.names[0].lower().startswith("sep="):
+            raise ConfigurationError(f"line 1 of {self._path}, {self.names[0]}, is for Excel alone: delete it")
         mark = next((mark for mark in OTHER_DELIMITERS if mark in "".join(self.names)), None)
         if len(self.names) != 1 or mark is None:
             return
-        program = f"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={mark!r}))"
+        rows = f"csv.reader(open(sys.argv[1], encoding='{self._file.encoding}', newline=''), delimiter={mark!r})"
+        points = ""
+        if mark == ";":  # Where cells have semicolons between them, numbers often have commas.
+            rows = f"([{WITH_POINT} for c in r] for r in {rows})"
+            points = ", with 0,5 as 0.5"
+        program = f"import csv, re, sys; csv.writer(sys.stdout).writerows({rows})"
         path = Path(str(self._path))
-        files = f"< {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.commas.csv')))}"
+        files = f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.commas.csv')))}"
         raise ConfigurationError(
             f"{path} has {OTHER_DELIMITERS[mark]} between its cells, and CSV has commas, and points in numbers. "
-            f'Convert it: python3 -c "{program}" {files}'
+            f'Convert it{points}: python3 -c "{program}" {files}'
         )
 
     def _check_cell(self, name: str, cell: str, line: int) -> None:

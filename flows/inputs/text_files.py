@@ -90,15 +90,18 @@ class TextFile:
         with self.copy.open() as stream:
             head = stream.read(4096)
         is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        self._encoding = "utf-16" if is_utf16 else "utf-8-sig"
+        self.encoding = "utf-16" if is_utf16 else "utf-8-sig"
         for beginning, kind in BINARY.items():
             if head.startswith(beginning):
                 raise ConfigurationError(f"{path} is {kind}")
-        if b"\0" in head and not is_utf16:
-            encoding = "utf-16le" if head[1:2] == b"\0" else "utf-16be"
+        if head[1:4:2] == b"\0\0" or head[:4:2] == b"\0\0":
+            encoding = "utf-16le" if head[1] == 0 else "utf-16be"
             raise ConfigurationError(
                 f"{path} has null characters, as UTF-16 without its mark has. {self._advise_conversion(encoding)}"
             )
+        if b"\0" in head and not is_utf16:
+            command = self._spell_command("tr -d '\\000' <")
+            raise ConfigurationError(f"{path} has null characters, which text has not. Remove them: {command}")
 
     def read_lines(self, report: Report | None = None) -> Iterator[str]:
         """Yield the lines with their ends, and report how far a large file has been read.
@@ -108,7 +111,7 @@ class TextFile:
         if report is not None and self.copy.size >= LARGE_BYTES:
             report(f"reading {self.path}, {self.copy.size / 1e6:.0f} MB")
         reported_at = time.monotonic()
-        with self.copy.open() as stream, io.TextIOWrapper(stream, self._encoding, newline="") as text:
+        with self.copy.open() as stream, io.TextIOWrapper(stream, self.encoding, newline="") as text:
             try:
                 for number, line in enumerate(text, 1):
                     yield line
@@ -123,7 +126,7 @@ class TextFile:
         return "".join(self.read_lines())
 
     def _describe_encoding(self, error: UnicodeDecodeError) -> ConfigurationError:
-        if self._encoding == "utf-16":
+        if self.encoding == "utf-16":
             return ConfigurationError(f"{self.path} is no UTF-16, as its first bytes say: {error.reason}")
         where, shown, advice = str(self.path), "", self._advise_conversion("windows-1252")
         with self.copy.open() as stream:
@@ -135,6 +138,8 @@ class TextFile:
         return ConfigurationError(f"{where} is not UTF-8 ({error.reason}): {shown!r}. {advice}")
 
     def _advise_conversion(self, encoding: str) -> str:
-        converted = Path(str(self.path)).with_suffix(f".utf8{Path(str(self.path)).suffix}")
-        command = f"iconv -f {encoding} -t utf-8 {shlex.quote(str(self.path))} > {shlex.quote(str(converted))}"
-        return f"If it is {encoding}, convert it: {command}"
+        return f"If it is {encoding}, convert it: {self._spell_command(f'iconv -f {encoding} -t utf-8')}"
+
+    def _spell_command(self, program: str) -> str:
+        path = Path(str(self.path))
+        return f"{program} {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix(f'.utf8{path.suffix}')))}"

@@ -48,6 +48,15 @@ def test_a_sweep_tries_words_with_the_types_that_they_are_read_as(run: Run, tmp_
     assert [line.get("best", False) for line in lines].index(True) == 1
 
 
+def test_each_column_of_a_file_has_the_type_that_an_option_names(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("SUBMIT(seen=[x, y, z])")
+    (tmp_path / "in.csv").write_text("x,y,z\n1,2,3\n")
+    for words in (["x=float", "--types", "y=str"], ["x=float, y=str"]):
+        done = run("batch", "code.py", "--inputs", "in.csv", "--types", *words, "--json", "--isolation", "none")
+        assert json.loads(done.stdout)["outputs"]["seen"] == [1.0, "2", 3]
+    assert "twice" in run("batch", "code.py", "--inputs", "in.csv", "--types", "x=int,x=str").stderr
+
+
 @pytest.mark.parametrize("word", VALUES)
 def test_each_word_between_commas_is_a_value_of_its_own(word: str) -> None:
     expected = repr(VALUES[word])
@@ -80,11 +89,24 @@ SLIPS: dict[str, list[Any]] = {
     '"a': ["a"],
     "\u201ca\u201d": ["a"],
     '"a"b': ['"a"b'],
-    "[1e999]": ["1e999"],
+    "[1e999]": ["[1e999]"],
+    "0x10,01,,[a,b]": [16, 1, ["a", "b"]],
+    "0x10,range(3)": ["0x10", "range(3)"],
+    "[0.1 0.2  0.3]": [0.1, 0.2, 0.3],
+    "['a' 'b']": ["a", "b"],
+    "[[1 2] [3 4]]": ["[[1 2] [3 4]]"],
+    "[a, 1..5]": ["[a, 1..5]"],
+    "[np.float64(1), 2]": ["[np.float64(1), 2]"],
+    "\u22121,\u22120.5,1e\u20133": [-1, -0.5, 0.001],
+    "\uff11\uff12,\ufeff5,True\u200b": [12, 5, True],
+    "\uff11\uff0c\uff12": [1, 2],
+    "[\u22121]": [-1],
+    "np.array([1,2]),3": ["np.array([1,2])", 3],
+    "suggest_float(1e-4,1e-1)": ["suggest_float(1e-4,1e-1)"],
+    "prompt (a, [b,c]),d": ["prompt (a, [b,c])", "d"],
     "range(1,5)": ["range(1,5)"],
     "np.logspace(-4,-1,4)": ["np.logspace(-4,-1,4)"],
     "1..5,7": ["1..5", 7],
-    "1e-4\u20261e-1": ["1e-4\u20261e-1"],
 }
 SLIPS_OF_GRIDS: dict[str, list[Any]] = {
     "1e-4..1e-1": ["1e-4..1e-1"],
@@ -92,6 +114,17 @@ SLIPS_OF_GRIDS: dict[str, list[Any]] = {
     "32..512:32": ["32..512:32"],
     "0:10": ["0:10"],
     "..5": ["..5"],
+    "1e-4\u20261e-1": ["1e-4\u20261e-1"],
+}
+# Each with the bounds that were meant: a grid's refusal names them for --space, which takes or names them itself.
+BOUNDS = {
+    "log:1e-4..1e-1": {"low": 1e-4, "high": 0.1, "log": True},
+    "log1e-4..1e-1": {"low": 1e-4, "high": 0.1, "log": True},
+    "1e-4 .. 1e-1": {"low": 1e-4, "high": 0.1},
+    "1..9 : 2": {"low": 1, "high": 9, "step": 2},
+    "int:1..5": {"low": 1, "high": 5},
+    "\u22121\u20265": {"low": -1, "high": 5},
+    "\u22121..5": {"low": -1, "high": 5},
 }
 
 
@@ -111,12 +144,26 @@ def test_what_begins_like_json_a_range_a_list_or_a_number_is_refused_and_what_th
         assert any(isinstance(value, str) for value in taken[-1])
 
 
-def test_a_range_in_a_grid_is_told_the_option_that_takes_it() -> None:
+@pytest.mark.parametrize("word", BOUNDS)
+def test_bounds_in_a_grid_or_in_another_form_are_told_the_option_and_the_spelling(word: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        parse_grid(["lr=log:1e-4..1e-1"])
+        parse_grid([f"x={word}"])
     found = re.search(r"--space (\S+)", str(raised.value))
     assert found is not None
-    assert parse_space([found[1]]) == {"lr": {"low": 0.0001, "high": 0.1, "log": True}}
+    assert parse_space([found[1]]) == {"x": BOUNDS[word]}
+    try:
+        space = parse_space([f"x={word}"])
+    except ConfigurationError as error:
+        space = parse_space(shlex.split(str(error).rpartition("; write ")[2].partition(", or ")[0]))
+    assert space == {"x": BOUNDS[word]}
+
+
+@pytest.mark.parametrize("values", ['"../data"', '["../data"]'])
+def test_a_text_with_two_points_is_a_choice_where_it_has_quotes_as_its_refusal_says(values: str) -> None:
+    assert parse_space([f"x={values}"]) == {"x": ["../data"]}
+    with pytest.raises(ConfigurationError) as raised:
+        parse_space(["x=../data"])
+    assert parse_space(shlex.split(str(raised.value).rpartition("; write ")[2])[:1]) == {"x": ["../data"]}
 
 
 def test_a_space_has_bounds_and_may_be_a_file_with_any_mark_of_its_encoding(tmp_path: Path) -> None:

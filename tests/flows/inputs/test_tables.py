@@ -41,6 +41,7 @@ CELLS: list[tuple[list[str], list[Any]]] = [
     (["1E5", "-1.5e-3", ""], [100000.0, -0.0015, None]),
     (["1.000000000000000056e-01", "0.30000000000000004", "5e-324"], [0.1, 0.30000000000000004, 5e-324]),
     (["1.7976931348623157e308", "0.0000000000000000000000", "-0.0"], [sys.float_info.max, 0.0, -0.0]),
+    (["0e5", "-0.000e-400", "0.5"], [0.0, -0.0, 0.5]),
     (["9007199254740992", "0.5"], [9007199254740992.0, 0.5]),
     (["true", "False", "", "TRUE"], [True, False, None, True]),
     (["", "", ""], [None, None, None]),
@@ -110,6 +111,8 @@ MISFITS: list[tuple[str | bytes, Any, list[str]]] = [
     ("n,x\n1,2\n3,4,5\n", None, ["line 3", "not as many cells as the header: 3, and there 2: n, x"]),
     ("n,x\n1,2\n3\n4,5,6\n", None, ["line 3"]),
     ("n,x\n1,2\n\n3,4\n5\n", None, ["line 5"]),
+    ("n,x\n1,nan\n3,12e4567\n", {"x": "float"}, ["line 3", "'12e4567' is no float"]),
+    ("n,x\n1,-inf\n3,-1e-4567\n", {"x": "float"}, ["line 3", "'-1e-4567' is no float"]),
     (b"n,x\n1,a\n2,b\n3,\xe9t\xe9\n", None, ["line 4", "is not UTF-8", "iconv"]),
     (b"n,\xe9\n1,a\n", None, ["line 1", "is not UTF-8"]),
     ('n,x\n1,"2\n3,4\n', None, ["no CSV that can be read", "unexpected end of data"]),
@@ -137,6 +140,25 @@ def test_marks_of_encodings_line_ends_blank_lines_and_quoted_lines_are_as_elsewh
         assert list(read_points(str(tmp_path / "in.jsonl"))) == [{"x": "é"}]
 
 
+def test_rows_without_values_below_a_table_are_no_executions_and_within_it_they_are(tmp_path: Path) -> None:
+    assert read(tmp_path, 'x,y\n1,2\n,\n3,4\n,\n" ",""\n') == [
+        {"x": 1, "y": 2},
+        {"x": None, "y": None},
+        {"x": 3, "y": 4},
+    ]
+    (tmp_path / "in.csv").write_text("x,y\n,\n")
+    with pytest.raises(ConfigurationError, match="is empty: there is nothing to run"):
+        read_inputs(str(tmp_path / "in.csv"))
+
+
+def test_names_in_a_list_are_checked_before_anything_runs_and_a_text_is_a_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"inputs: the variable '0' is no name .*: rename it"):
+        read_inputs([{"x": 1}, {"0": 1}])
+    for text in ('[{"x":0.5}]', "x=1,2", str(tmp_path / "data.txt")):
+        with pytest.raises(ConfigurationError, match="there is no such file, and a text is the path of one"):
+            read_inputs(text)
+
+
 def test_a_cell_may_be_long(tmp_path: Path) -> None:
     data = f'x\n{"a" * 200_000}\n"[NaN, 1]"\n{"[" * 100_000}\n'
     assert read(tmp_path, data) == [{"x": "a" * 200_000}, {"x": "[NaN, 1]"}, {"x": "[" * 100_000}]
@@ -156,6 +178,11 @@ LIKELY_CAUSES: list[tuple[str, bytes, str]] = [
     ("in.csv", b"SUBMIT\n1\n", "'SUBMIT' would hide a function"),
     ("in.jsonl", b'{"x": 1}\n{"VOLUME": 1}\n', "line 2 of .*'VOLUME' would hide"),
     ("in.csv", b"__name__\n1\n", "'__name__' would hide"),
+    ("in.csv", b"__index_level_0__,x\n0,1\n", r"pandas' index: save without it, to_parquet\(index=False\)"),
+    ("in.csv", b"sep=;\nx;y\n1;2\n", "line 1 of .*, sep=;, is for Excel alone: delete it"),
+    ("in.csv", b"sep=,\nx,y\n1,2\n", "line 1 of .*, sep=, is for Excel alone: delete it"),
+    ("in.jsonl", b'{"x": 1}\n{"x": 1e400}\n', "line 2 of .*1e400 is more than a number can be"),
+    ("in.jsonl", b'{"x": [1e-400]}\n', "line 1 of .*1e-400 is too small"),
     ("in.xlsx", b"PK\x03\x04", "it is a spreadsheet: save it as CSV UTF-8"),
     ("in.csv", b"PK\x03\x04\x14\0", "is a spreadsheet: save it as CSV UTF-8"),
     ("in.csv.gz", gzip.compress(b"x\n1\n"), "is compressed: unpack it with gunzip"),
@@ -181,6 +208,13 @@ REMEDIES: list[tuple[str, bytes, list[Any]]] = [
     ("in.csv", b'x;y\n1;"a;b"\n2;c,d\n', [{"x": 1, "y": "a;b"}, {"x": 2, "y": "c,d"}]),
     ("in.csv", codecs.BOM_UTF8 + b"x;y\n1;2\n", [{"x": 1, "y": 2}]),
     ("in.tsv", "x\ty\n1\té\n".encode(), [{"x": 1, "y": "é"}]),
+    ("in.tsv", 'x\ty\n1\t\'é\n2\t"a\tb"\n'.encode("utf-16"), [{"x": 1, "y": "'é"}, {"x": 2, "y": "a\tb"}]),
+    (
+        "in.csv",
+        b"lr;x;y\r\n0,001;-1,5E3;1,5,2\r\n;,5;a, 1,5\r\n",
+        [{"lr": 0.001, "x": -1500.0, "y": "1,5,2"}, {"lr": None, "x": 0.5, "y": "a, 1,5"}],
+    ),
+    ("in.csv", b"x,y\n1,a\0b\n", [{"x": 1, "y": "ab"}]),
     ("two words.csv", b"x|y\n1|2\n", [{"x": 1, "y": 2}]),
     ("in.json", b'[{"x": 1}, {"x": 2}]', [{"x": 1}, {"x": 2}]),
     ("in.json", b'[\n  {"x": 1}\n]\n', [{"x": 1}]),
@@ -194,7 +228,7 @@ def test_the_command_that_a_refusal_names_makes_a_file_that_is_read(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigurationError) as raised:
         read_inputs(str(tmp_path / name))
-    command = re.search(r"(?:iconv|python3) .*", str(raised.value))
+    command = re.search(r"(?:iconv|python3|tr) -.*", str(raised.value))
     assert command is not None
     before = set(os.listdir(tmp_path))
     subprocess.run(command[0], shell=True, check=True)
