@@ -149,7 +149,7 @@ def _split_values(values: str) -> list[str]:
                 end = len(values)
         depth = 0
         while end < len(values) and (depth or values[end] != ","):
-            if values[end] in "[({" and (depth or values[begin:end].rstrip()[-1:].isalnum()):
+            if values[end] in "[({" and (depth or values[begin:end].rstrip(" _")[-1:].isalnum()):
                 depth += 1
             elif values[end] in "])}" and depth:
                 depth -= 1
@@ -178,9 +178,8 @@ def _find_slip(option: str, name: str, text: str, *, is_alone: bool) -> tuple[st
         if option == "--grid":
             spelled = shlex.quote(f"{name}={bounds or 'LOW..HIGH'}")
             return f"a grid lists its values; --space {spelled} with --trials draws from bounds", None
-        return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, and stand alone", [
-            bounds
-        ] if bounds and is_alone else None
+        meant = [bounds] if bounds and is_alone else None
+        return "bounds are LOW..HIGH, LOW..HIGH:STEP or log:LOW..HIGH, and stand alone", meant
     parts = re.split(r"[\s;|,]+", plain)
     if len(parts) > 1 and all(isinstance(read_word(part), (int, float)) for part in parts):
         return f"{text} is like a list, and values have commas between them", parts
@@ -222,9 +221,12 @@ def _spell_json(text: str, *, is_alone: bool) -> list[str] | None:
             pass
     words: list[str] = []
     for item in _split_values(text[1:-1]) if is_list and text.endswith("]") else [""]:
-        slip = _find_slip("", "", item, is_alone=False) if read_word(item) == item else None
+        is_text = read_word(item) == item
+        if is_text and item.startswith(QUOTES_AND_BRACKETS):
+            return None
+        slip = _find_slip("", "", item, is_alone=False) if is_text else None
         spelled = slip[1] if slip else [item]
-        if not spelled or "]" in "".join(word for word in spelled if read_word(word) == word):
+        if not spelled:
             return None
         words += spelled
     return [json.dumps([read_word(word) for word in words])]
