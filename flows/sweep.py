@@ -20,7 +20,7 @@ from .inputs.readers import Grid, Inputs, TypesOfColumns, get_column_types, read
 from .inputs.spilling import read_text_reference
 from .inputs.text_files import Report
 from .parameters import Options, SharedParameters, Types
-from .reporting.best_trial import BestTrial
+from .reporting.best_trial import BestTrial, is_nonfinite, is_score
 from .reporting.data_frame import build_data_frame
 from .reporting.pareto_front import ParetoFront
 from .reporting.run_report import render_outcomes
@@ -31,6 +31,8 @@ from .search.study import check_sampler
 from .search.study_export import build_study
 
 DEFAULT_SAMPLER, DEFAULT_SEED = "tpe", 0
+# Of values that are no scores.
+KINDS = {str: "text", bool: "a bool", list: "a list", dict: "a dict", int: "an integer that no float holds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +179,14 @@ def report(
     first = objectives[0] if objectives else Objective("")
     best = BestTrial(first.name, first.direction) if len(objectives) == 1 else None
     front = ParetoFront(objectives) if len(objectives) > 1 else None
-    succeeded, fields = 0, dict[str, None]()
+    succeeded, fields, wrong = 0, dict[str, None](), dict[str, Any]()
     for trial in trials if objectives else ():  # one at a time: there may be more than fit in memory
         if isinstance(trial, Result) and not trial.meta.pruned:
             succeeded += 1
             fields.update(dict.fromkeys(trial.outputs))
+            for name in {item.name for item in objectives} & trial.outputs.keys():
+                if not is_score(trial.outputs[name]) and not is_nonfinite(trial.outputs[name]):
+                    wrong[name] = trial.outputs[name]
             if best is not None:
                 best.consider(trial)
             if front is not None:
@@ -189,23 +194,42 @@ def report(
     found = [] if best is None or best.result is None else [best.result]
     pareto_front = [] if front is None else front.results
     if not found and not pareto_front and succeeded:
-        _refuse_objective(objectives, fields, succeeded, results_path)
+        _refuse_objective(objectives, fields, wrong, succeeded, results_path)
     return SweepReport(
         trials, found[0] if found else None, objective, direction, results_path, tuple(pareto_front), space
     )
 
 
 def _refuse_objective(
-    objectives: Sequence[Objective], fields: dict[str, None], succeeded: int, results_path: str
+    objectives: Sequence[Objective],
+    fields: dict[str, None],
+    wrong: dict[str, Any],
+    succeeded: int,
+    results_path: str,
 ) -> None:
+    """Raise ConfigurationError that names the missing objective, or one of the `wrong` values, which are no numbers."""
     submitted = f"they submitted {', '.join(fields)}" if fields else "none of them called SUBMIT with any field"
     missing = next((item.name for item in objectives if item.name not in fields), None)
     name = missing or ", ".join(item.name for item in objectives)
     what = "submitted it as a number" if missing is None else "submitted it"
+    remedy = "Name"
+    if missing is None and wrong:
+        field, value = next(iter(wrong.items()))
+        submitted = f"{field} is {KINDS.get(type(value), 'None')}"
+        remedy = f"Submit {_find_number(field, value)}, or name"
     raise ConfigurationError(
-        f"the objective is {name!r}, and of {succeeded} trials none {what}: {submitted}. Name another "
+        f"the objective is {name!r}, and of {succeeded} trials none {what}: {submitted}. {remedy} another "
         f"objective; the results are in {results_path}"
     )
+
+
+def _find_number(field: str, value: Any) -> str:
+    """Return the expression that makes a number of a field's value, where there is one."""
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return "a number"
+    return f"float({field})"
 
 
 def choose_points(

@@ -16,14 +16,17 @@ def name_columns(
     A name that another column has gets its source before it: a field that is called as the variable `x` has the column
     `outputs.x`. `taken` are the names of columns beside these.
     """
-    columns: dict[str, tuple[str, str]] = {}
-    for source, names in ((VARIABLES, variables), (OUTPUTS, fields)):
-        for name in names:
-            column = name
-            while column in columns or column in taken:
-                column = f"{source}.{column}"
-            columns[column] = source, name
-    return columns
+    places = [(source, name) for source, names in ((VARIABLES, variables), (OUTPUTS, fields)) for name in names]
+    columns: dict[tuple[str, str], str] = {}
+    used = set(taken)
+    # The shortest come first, so that the field `x` gets `outputs.x` even where code has submitted that name before it.
+    for source, name in sorted(places, key=lambda place: (place[0] == OUTPUTS, len(place[1]))):
+        column = name
+        while column in used:
+            column = f"{source}.{column}"
+        columns[source, name] = column
+        used.add(column)
+    return {columns[place]: place for place in places}
 
 
 def list_new_fields(outcome: Outcome) -> list[str]:

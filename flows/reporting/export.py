@@ -120,15 +120,22 @@ def collect_columns(outcomes: Iterator[Outcome]) -> dict[str, Column]:
 
 
 def _merge_types(types: set[str]) -> str:
-    """One type for all of a column: what is neither number nor text nor bool is JSON, as text."""
+    """Return one type for all of a column: what is neither number nor text nor bool is JSON, as text.
+
+    So are integers that no float holds, beside floats.
+    """
+    if types and types <= {"int", "long"}:
+        return "int"
     if types <= {"int", "float"}:
-        return "int" if types == {"int"} else "float"
+        return "float"
     return next(iter(types)) if len(types) == 1 else "json"
 
 
 def _name_type(value: Any) -> str:
     if type(value) is int and not -(2**63) <= value < 2**63:
         return "json"
+    if type(value) is int and abs(value) > 2**53:
+        return "long"
     return {bool: "bool", int: "int", float: "float", str: "text"}.get(type(value), "json")
 
 

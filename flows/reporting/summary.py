@@ -15,7 +15,7 @@ from .pareto_front import ParetoFront
 from .text_table import format_cell
 
 MAX_ROWS = 1000  # of the table: Prefect's UI takes tables of that size at once
-MAX_COLUMNS = 16  # variables and as many fields that have a column
+MAX_COLUMNS = 16  # variables and as many fields that have a column, beside the objectives
 MAX_FAILURE_GROUPS = 100
 MAX_FULL_TEXTS = 20  # failures, or the fields of a single result, that are shown in full
 MAX_POINTS = 1000  # of a chart, at most twice as many
@@ -237,7 +237,8 @@ class RunSummary:
 
     def _add_columns(self, columns: dict[str, None], names: Iterable[str]) -> None:
         for name in names:
-            if name not in columns and len(columns) < MAX_COLUMNS:
+            is_objective = name == self.spec.objective or any(name == item.name for item in self.spec.objectives)
+            if name not in columns and (len(columns) < MAX_COLUMNS or is_objective):
                 columns[name] = None
             elif name not in columns:
                 self.has_hidden_columns = True

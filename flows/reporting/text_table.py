@@ -40,9 +40,11 @@ def format_rows(
     ]
     outcomes = [outcome for _, outcome in numbered]
     variables = dict.fromkeys(name for outcome in outcomes for name in get_values(outcome, VARIABLES))
-    columns = name_columns(variables, dict.fromkeys(name for outcome in outcomes for name in list_new_fields(outcome)))
+    fields = dict.fromkeys(name for outcome in outcomes for name in list_new_fields(outcome))
     shows_output = shows_output and any(outcome.meta.stdout.strip() for outcome in outcomes)
-    rows = [["", *columns, *(["printed last"] if shows_output else []), ""]]
+    more = ["printed last"] if shows_output else []
+    columns = name_columns(variables, fields, more)
+    rows = [["", *columns, *more, ""]]
     for number, outcome in numbered:
         values = [format_cell(get_values(outcome, source).get(name, "")) for source, name in columns.values()]
         if isinstance(outcome, Result):

@@ -12,6 +12,7 @@ MODULES = ("json", "dataclasses", "attrs", "msgspec")  # that expressions use
 MISSING = ("NAType", "NaTType", "MaskedConstant")  # pandas' and numpy's words for a value that is not there
 AS_TEXTS = "json.loads(json.dumps(?, default=str))"  # a text for each item that is not JSON
 LISTED = "[str(item) for item in ?]"
+BYTES_FUNCTIONS = ("bytes.decode", "bytes.hex")  # make text of bytes, of which `str` makes "b'...'"
 
 
 def find_remedy(value: Any, place: str, check: Callable[[Any], Any]) -> str | None:
@@ -30,8 +31,9 @@ def find_remedy(value: Any, place: str, check: Callable[[Any], Any]) -> str | No
             return AS_TEXTS.replace("?", f"{place}.collect().to_dict(as_series=False)")
         sample = _take_beginning(value)
         for template in _list_templates(value):
-            if _works(template, sample, check):
-                return template.replace("?", place)
+            for variant in dict.fromkeys(_replace_str(template, name) for name in ("str", *BYTES_FUNCTIONS)):
+                if _works(variant, sample, check):
+                    return variant.replace("?", place)
     except Exception:  # noqa: BLE001 - the value's own class may do anything when it is asked
         pass
     return None
@@ -44,13 +46,26 @@ def _take_beginning(value: Any) -> Any:
         return value
 
 
+def _replace_str(template: str, function: str) -> str:
+    """Return the template with another function that makes text of items."""
+    for use in ("{}(item)", "{}(key)", "default={}", "map({}, row)"):
+        template = template.replace(use.format("str"), use.format(function))
+    return template
+
+
+def _write_text(item: Any) -> str:
+    if isinstance(item, bytes):
+        raise TypeError("str() makes no text of bytes")
+    return str(item)
+
+
 def _works(template: str, value: Any, check: Callable[[Any], Any]) -> bool:
     try:
-        names = {"value": value}
+        names = {"value": value, "write_text": _write_text}
         for module in MODULES:
             if f"{module}." in template:
                 names[module] = __import__(module)
-        check(eval(template.replace("?", "value"), names))
+        check(eval(_replace_str(template, "write_text").replace("?", "value"), names))
     except Exception:  # noqa: BLE001 - this one does not work
         return False
     return True
@@ -62,8 +77,7 @@ def _list_templates(value: Any) -> Iterator[str]:
         return
     kind: Any = type(value)  # type: ignore[reportUnknownVariableType]
     if isinstance(value, dict):
-        are_distinct = len(set(map(str, value))) == len(value)  # type: ignore[reportUnknownArgumentType]
-        texts = "{str(key): item for key, item in ?.items()}" if are_distinct else "list(?.items())"
+        texts = "{str(key): item for key, item in ?.items()}" if _are_distinct(value) else "list(?.items())"  # type: ignore[reportUnknownArgumentType]
         yield texts
         yield AS_TEXTS.replace("?", texts)
     if kind.__name__ in MISSING:
@@ -72,6 +86,12 @@ def _list_templates(value: Any) -> Iterator[str]:
         yield from _list_table_templates(value)
     if hasattr(kind, "tolist"):
         yield from _list_array_templates(value)
+    names: Any = getattr(value, "column_names", ())  # type: ignore[reportUnknownArgumentType]
+    if hasattr(kind, "to_pydict") and not _are_distinct(names):  # A dict would have the last column of each name.
+        columns = "[[name, column.to_pylist()] for name, column in zip(?.column_names, ?.columns)]"
+        yield columns
+        yield AS_TEXTS.replace("?", columns)
+        return
     for attribute, template in _BY_ATTRIBUTE.items():
         if hasattr(kind, attribute):
             yield template
@@ -82,13 +102,17 @@ def _list_templates(value: Any) -> Iterator[str]:
         yield "sorted(?)"
     if hasattr(kind, "keys"):
         yield "dict(?)"
+        yield AS_TEXTS.replace("?", "dict(?)")
+        yield "list(?.items())"
     elif isinstance(value, str):
         yield "[?]"
     elif hasattr(kind, "__iter__") and hasattr(kind, "__len__"):
+        if _finds_by_items(value):
+            return
         yield "list(?)"
         yield LISTED
     if kind.__str__ is not object.__str__:
-        yield "str(?)"
+        yield "str(?) or float(?)" if hasattr(kind, "as_integer_ratio") else "str(?)"
     if getattr(value, "__dict__", None):  # type: ignore[reportUnknownArgumentType]
         yield "vars(?)"
     yield from _list_shape_templates(value)
@@ -118,8 +142,11 @@ _BY_ATTRIBUTE = {
 
 def _list_shape_templates(value: Any) -> Iterator[str]:
     """Yield those that make a number, a list, or a list of dicts, where JSON of another shape will not do."""
-    if getattr(getattr(value, "dtype", None), "names", None):
-        yield "[dict(zip(?.dtype.names, row)) for row in ?.tolist()]"
+    dtype: Any = getattr(value, "dtype", None)
+    if getattr(dtype, "names", None):
+        if not _has_dates(dtype):  # `tolist` makes numbers of some
+            yield "[dict(zip(?.dtype.names, row)) for row in ?.tolist()]"
+        yield "[dict(zip(?.dtype.names, map(str, row))) for row in ?]"
     elif hasattr(value, "as_integer_ratio"):
         yield "float(?)"
     if isinstance(value, dict):
@@ -145,7 +172,7 @@ def _list_table_templates(value: Any) -> Iterator[str]:
         if getattr(index, "is_unique", False):
             yield "?.to_dict()"
         tables = ["?.reset_index(name='value').to_dict('list')"]
-    elif not getattr(getattr(value, "columns", None), "is_unique", True):  # of equal names a dict has the last one
+    elif hasattr(value, "columns") and not _are_distinct(value.columns):
         tables = []
     elif hasattr(value, "columns"):
         table = "?" if is_plain else "?.reset_index()"
@@ -160,15 +187,21 @@ def _list_table_templates(value: Any) -> Iterator[str]:
 
 def _list_array_templates(value: Any) -> Iterator[str]:
     """Yield those for arrays and their items."""
-    dtype = getattr(value, "dtype", None)
+    dtype: Any = getattr(value, "dtype", None)
     letter = getattr(dtype, "kind", "")
     dimensions = getattr(value, "ndim", 1)
     is_pandas = hasattr(value, "isna")
-    texts = ("str(?)", LISTED)[dimensions] if dimensions < 2 else "?.astype(str).tolist()"
+    is_masked = hasattr(value, "filled")  # `astype` makes None of masked items, and `str` makes "--"
+    texts = ("str(?)", LISTED)[dimensions] if dimensions < 2 and not is_masked else "?.astype(str).tolist()"
+    unit = find_unit(value)
+    if unit is not None:
+        for number in ("?", "?.value", "?.magnitude"):
+            yield f"{{'value': {number}.tolist(), 'unit': str(?.{unit})}}"
     if getattr(dtype, "names", None):
         yield "{name: ?[name] for name in ?.dtype.names}"
-        dates = "?[name].astype(str) if ?[name].dtype.kind in 'mM' else ?[name]"
-        yield f"{{name: ({dates}).tolist() for name in ?.dtype.names}}"
+        texts_of_fields = "?[name].astype(str) if ?[name].dtype.kind in 'mMS' else ?[name]"
+        if not any(_has_dates(dtype[name]) for name in dtype.names if dtype[name].base.names):
+            yield f"{{name: ({texts_of_fields}).tolist() for name in ?.dtype.names}}"
         yield "{name: [str(item) for item in ?[name]] for name in ?.dtype.names}"
     elif letter in ("m", "M"):
         yield texts
@@ -187,7 +220,43 @@ def _list_array_templates(value: Any) -> Iterator[str]:
         if is_pandas and str(dtype) != "object":  # periods, intervals and their kind
             yield texts
         yield AS_TEXTS.replace("?", "?.tolist()")
+        if is_pandas:
+            yield AS_TEXTS.replace("?", "?.to_numpy(object, na_value=None).tolist()")
     yield texts
+
+
+def _has_dates(dtype: Any) -> bool:
+    """Return whether the type, or one of its fields at any depth, is of dates or durations."""
+    return dtype.base.kind in "mM" or any(_has_dates(dtype.base[name]) for name in dtype.base.names or ())
+
+
+def _are_distinct(names: Any) -> bool:
+    """Return whether the names stay distinct as text, as a dict of JSON has them."""
+    return len(set(map(str, names))) == len(names)
+
+
+def _finds_by_items(value: Any) -> bool:
+    """Return whether a container finds more by each of its items, such as a graph by its nodes: a list loses that."""
+    try:
+        first = next(iter(value))
+        value[first]
+    except Exception:  # noqa: BLE001 - it is empty, or finds nothing by its items
+        return False
+    try:
+        return bool(value[0] != first)
+    except Exception:  # noqa: BLE001 - it is no sequence
+        return True
+
+
+def find_unit(array: Any) -> str | None:
+    """Return the name of the attribute that has the array's unit, or None where it has no unit."""
+    for name in ("unit", "units"):
+        unit = getattr(array, name, None)
+        if unit is None or callable(unit) or str(unit) in ("", "dimensionless"):
+            continue
+        # The attribute may be an item of a Series, or a field of a structured array.
+        return None if hasattr(array, "isna") or getattr(getattr(array, "dtype", None), "names", None) else name
+    return None
 
 
 def is_default_index(index: Any) -> bool:

@@ -6,7 +6,7 @@ everything else that happens before its first answer.
 
 from __future__ import annotations
 
-from .remedies import find_remedy, is_default_index
+from .remedies import find_remedy, find_unit, is_default_index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -290,11 +290,14 @@ def find_loss(array: Any) -> str | None:
         return f"({dtype}), which is not JSON"
     if getattr(dtype, "names", None):
         return "with named fields, which a list would lose"
-    if getattr(dtype, "ordered", False):
+    arrow_type = getattr(dtype, "pyarrow_dtype", None) or getattr(array, "type", None)
+    if getattr(dtype, "ordered", False) or getattr(arrow_type, "ordered", False):
         return "whose categories have an order, which a list would lose"
     index = getattr(array, "index", None)
     if index is not None and not callable(index) and not is_default_index(index):
         return "with an index, which a list would lose"
+    if find_unit(array) is not None:
+        return "with a unit, which a list would lose"
     mask = getattr(array, "mask", False)
     if mask is not False and not callable(mask) and getattr(mask, "any", bool)():
         return "with masked items, which a list would lose"

@@ -9,16 +9,21 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlm_batch import CodeError, Failure, Result
+from rlm_batch.flows.reporting.data_frame import build_data_frame
 from rlm_batch.flows.reporting.ledger_reader import open_run_ledger
 from rlm_batch.flows.reporting.report import build_table_records
+from rlm_batch.flows.reporting.text_table import format_rows
 from rlm_batch.sandbox.meta import Meta, QuerySummary
 from rlm_batch.sandbox.result import Outcome
 from rlm_batch.tasks.ledger.ledger import Ledger
+from rlm_batch.tasks.ledger.run_record import Objective
 
 from .conftest import Run, write_run
 
@@ -133,6 +138,53 @@ def test_a_field_that_is_called_as_a_variable_has_a_column_of_its_own_in_every_t
     assert {name: first[name] for name in ("loss", "outputs.loss", "variables.seconds", "outcome")} == {
         "loss": 2, "outputs.loss": -2, "variables.seconds": 7, "outcome": "best"
     }  # fmt: skip
+
+
+def test_no_two_columns_have_one_name_in_whatever_order_code_submits_its_fields(root: Path, run: Run) -> None:
+    fields = {"outputs.x": 1, "x": 2, "printed last": 3, "number": 4, "outcome": 5}
+    write_run(root / "first", [Result(fields, Meta(index=0, variables={"x": 9}, stdout="text\n"))])
+    rows = format_rows(list(open_run_ledger(str(root / "first")).read_outcomes()), shows_output=True)
+    names = ["x", "outputs.outputs.x", "outputs.x", "outputs.printed last", "number", "outcome", "printed last"]
+    assert rows == [["", *names, ""], ["0", "9", "1", "2", "3", "4", "5", "text", ""]]
+    assert run("report", "quick-fox", "--csv", root / "t.csv").returncode == 0
+    (row,) = read_csv(root / "t.csv")
+    assert (row["x"], row["outputs.x"], row["outputs.outputs.x"]) == ("9", "2", "1")
+
+
+@pytest.mark.parametrize(
+    "record", [{"objective": "f20"}, {"objectives": [asdict(Objective("f20")), asdict(Objective("f19"))]}]
+)
+def test_an_objective_has_a_column_however_many_fields_stand_before_it(
+    root: Path, run: Run, record: dict[str, Any]
+) -> None:
+    fields = {f"f{number:02}": number for number in range(21)}
+    write_run(
+        root / "first",
+        [Result(fields, Meta(index=index)) for index in (0, 1)],
+        **{**SWEEP, "objective": None, **record},
+    )
+    assert "f20" in run("report", "quick-fox").stdout.splitlines()[0].split()
+    page = (root / "first" / "report.html").read_text()
+    assert "<th>f20</th>" in page
+    assert "<th>f16</th>" not in page
+    assert "Some variables or fields have no column here" in page
+
+
+def test_integers_stay_what_they_are_in_a_data_frame_and_in_parquet(root: Path, run: Run) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    large = 2**53 + 1
+    columns = {"missing": [None, large], "mixed": [0.5, large], "small": [0.5, 1], "whole": [1, large]}
+    outcomes: list[Outcome] = [
+        Result({name: values[index] for name, values in columns.items()}, Meta(index=index)) for index in (0, 1)
+    ]
+    frame = build_data_frame(outcomes)
+    assert {name: [None if pandas.isna(value) else value for value in frame[name]] for name in columns} == columns
+    assert [str(frame[name].dtype) for name in columns] == ["Int64", "object", "float64", "int64"]
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    write_run(root / "first", outcomes)
+    assert run("report", "quick-fox", "--parquet", root / "t.parquet").returncode == 0
+    read = parquet.read_table(root / "t.parquet").to_pydict()
+    assert {name: read[name] for name in columns} == {**columns, "mixed": ["0.5", str(large)]}
 
 
 def test_the_page_has_the_chart_the_failures_and_nothing_to_fetch(root: Path, run: Run) -> None:

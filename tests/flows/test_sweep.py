@@ -62,8 +62,14 @@ async def test_an_objective_that_no_trial_submitted_says_what_they_did_submit():
         await sweep(CODE, GRID, objective="los")
     with pytest.raises(ConfigurationError, match="none of them called SUBMIT"):
         await sweep("pass", {"x": [1]}, objective="loss")
-    with pytest.raises(ConfigurationError, match="submitted it as a number"):
-        await sweep("SUBMIT(loss='low')", {"x": [1]}, objective="loss")
+    for value, message in (
+        ("'0.5'", r"loss is text. Submit float\(loss\), or name another objective"),
+        ("'low'", "loss is text. Submit a number, or name another objective"),
+        ("(1, 2)", "loss is a list. Submit a number, or"),
+        ("True", r"loss is a bool. Submit float\(loss\), or"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"none submitted it as a number: {message}"):
+            await sweep(f"SUBMIT(loss={value})", {"x": [1]}, objective="loss")
 
 
 async def test_a_trial_that_diverged_is_a_result_after_every_other_and_is_not_run_again(tmp_path):

@@ -33,12 +33,13 @@ def _is_finite(number: float) -> bool:
 
 
 def _convert(name: str, value: Any) -> float:
-    # `float` makes a count of a date or a duration, and NaN of a masked number.
-    if isinstance(value, (str, bytes)) or find_loss(value) is not None:
+    # `float` makes a count of a date or a duration, NaN of a masked number, and drops a unit or an imaginary part.
+    is_complex = getattr(getattr(value, "dtype", None), "kind", None) == "c"
+    if isinstance(value, (str, bytes)) or is_complex or find_loss(value) is not None:
         raise TypeError(f"report: {name} is a {type(value).__name__}: it is a number")
     try:
         return float(value)
     except OverflowError:
         raise ValueError(f"report: {name} is larger than a float holds") from None
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"report: {name} is a {type(value).__name__}: it is a number") from None
+    except (TypeError, ValueError):
+        raise TypeError(f"report: {name} is a {type(value).__name__}: it is a number") from None

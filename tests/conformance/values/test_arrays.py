@@ -14,6 +14,9 @@ from rlm_batch.sandbox.interpreter import Interpreter
 # Tests import them where they need them: at the top they would cost each test process a second.
 IMPORTS = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\n"
 IMPORTS += "import decimal, json\nimport numpy as np, pandas as pd, pyarrow as pa\n"
+IMPORTS += "class Lengths:\n    def __init__(self, unit): self.units = unit\n    def tolist(self): return [1.0]\n"
+IMPORTS += "ordered = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array(['low', 'high']), ordered=True)\n"
+NESTED = "np.array([(1, ('2026-01-02', 2))], [('a', 'i4'), ('b', [('d', 'M8[ns]'), ('e', 'i4')])])"
 EXACT = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0]
 LARGE = [2**63 - 1, -(2**63), 2**53 + 1]
 
@@ -46,6 +49,8 @@ VALUES: list[tuple[str, Any]] = [
     ("pd.Categorical(['x', 'y'])", ["x", "y"]),
     ("np.ma.array([1, 2])", [1, 2]),
     ("pa.array([1, None])", [1, None]),
+    ("pa.array(['x']).dictionary_encode()", ["x"]),
+    ("Lengths('dimensionless')", [1.0]),
 ]
 # Values of which a list would lose something, and what SUBMIT hands back where the code follows the error's remedy.
 FOLLOWED: list[tuple[str, Any]] = [
@@ -64,24 +69,37 @@ FOLLOWED: list[tuple[str, Any]] = [
     ("pd.period_range('2026-01', periods=1, freq='M')", ["2026-01"]),
     ("pd.cut([1, 9], [0, 5, 10])", ["(0, 5]", "(5, 10]"]),
     ("pd.Series(pd.Categorical(['low'], ['low', 'high'], ordered=True))", ["low"]),
+    ("ordered", ["low"]),
+    ("pd.Series(pd.arrays.ArrowExtensionArray(ordered))", ["low"]),
+    ("Lengths('km')", {"value": [1.0], "unit": "km"}),
     ("pd.Series([1, None], dtype='Int64')", [1, None]),
     ("pd.NA", None),
     ("np.array([(1, 2.0)], [('a', 'i4'), ('b', 'f8')])", {"a": [1], "b": [2.0]}),
     ("np.array([(1, '2026-01-02')], [('a', 'i4'), ('b', 'M8[D]')])[0]", {"a": 1, "b": "2026-01-02"}),
     ("np.rec.array([(1, 'x')], names='a,b')", {"a": [1], "b": ["x"]}),
+    ("np.array([(1, b'x')], [('a', 'i4'), ('b', 'S1')])", {"a": [1], "b": ["x"]}),
+    (NESTED, {"a": ["1"], "b": ["('2026-01-02T00:00:00.000000000', 2)"]}),
     ("np.ma.array([1, 2], mask=[0, 1])", [1, None]),
+    ("np.ma.array(['2026-01-02', '2026-01-03'], 'M8[D]', mask=[0, 1])", ["2026-01-02", None]),
     ("np.ma.masked", None),
     ("np.longdouble(1)", 1.0),
     ("np.array([1], np.longdouble)", [1.0]),
     ("np.array([1 + 2j])", [[1.0], [2.0]]),
     ("np.array([b'x', b'y'])", ["x", "y"]),
+    ("np.bytes_(b'x')", "x"),
+    ("np.void(b'\\xff')", "ff"),
+    ("pd.Series([b'x', None])", ["x", None]),
+    ("pd.Series([b'x', None], dtype=pd.ArrowDtype(pa.binary()))", ["x", None]),
+    ("pd.DataFrame({'a': [b'x']})", {"a": ["x"]}),
     ("np.array([decimal.Decimal('1.10'), 3], object)", ["1.10", 3]),
     ("pd.DataFrame({'a': [1]})", {"a": [1]}),
     ("pd.DataFrame([[1, 2]])", {"0": [1], "1": [2]}),
     ("pd.DataFrame({'a': [1]}, index=['r'])", {"index": ["r"], "a": [1]}),
     ("pd.DataFrame({'a': pd.to_datetime(['2026-01-02'])})", {"a": ["2026-01-02 00:00:00"]}),
     ("pd.DataFrame([[1, 2]], columns=['a', 'a'])", ",a,a\n0,1,2\n"),
+    ("pd.DataFrame([[1, 2]], columns=[1, '1'])", ",1,1\n0,1,2\n"),
     ("pa.table({'a': [1]})", {"a": [1]}),
+    ("pa.table([[1], [2]], names=['a', 'a'])", [["a", [1]], ["a", [2]]]),
     ("pa.array([decimal.Decimal('1.10')])", ["1.10"]),
 ]
 REFUSED = [
@@ -128,8 +146,9 @@ def test_what_a_list_would_lose_is_refused_with_a_remedy_that_works(scientist: L
         assert repr(result.outputs) == repr({"output": value}), remedy
 
 
-def test_what_is_reported_is_no_date_and_not_masked(scientist: LocalInterpreter) -> None:
-    for value in ("np.timedelta64(5, 'ns')", "np.datetime64('2026-01-02', 'ns')", "np.ma.masked"):
+def test_what_is_reported_is_a_number_of_which_nothing_is_lost(scientist: LocalInterpreter) -> None:
+    lost = ("np.complex64(1 + 2j)", "np.complex128(1)", "Lengths('km')", "np.ma.masked")
+    for value in ("np.timedelta64(5, 'ns')", "np.datetime64('2026-01-02', 'ns')", *lost):
         with pytest.raises(CodeError, match=r"report: value is a .*: it is a number"):
             scientist.execute(f"report({value}, 0)")
     assert scientist.execute("report(np.float32(0.5), np.int64(3))").meta.reports == ((3, 0.5),)

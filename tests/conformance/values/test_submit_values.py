@@ -15,6 +15,10 @@ FOLLOWED: list[tuple[str, Any]] = [
     ("{1: 2}", {"1": 2}),
     ("{1: 2, '1': datetime.date(2026, 1, 2)}", [[1, 2], ["1", "2026-01-02"]]),
     ("{(1, 2): 3}", {"(1, 2)": 3}),
+    ("{b'a': 1}", {"a": 1}),
+    ("{b'a'}", ["a"]),
+    ("collections.deque([b'\\xff'])", ["ff"]),
+    ("collections.ChainMap({1: 2})", {"1": 2}),
     ("b'abc'", "abc"),
     ("b'\\xff'", "ff"),
     ("bytearray(b'a')", "a"),
@@ -42,10 +46,15 @@ FOLLOWED: list[tuple[str, Any]] = [
     ("type('Table', (), {'to_dict': lambda self, as_series: {'a': [1]}, 'columns': ['a']})()", {"a": [1]}),
     ("type('array', (), {'tolist': lambda self: [1, {2}]})()", [1, "{2}"]),
 ]
+# A list of it would have its nodes alone.
+GRAPH = "type('Graph', (), {'__iter__': lambda self: iter('ab'), '__len__': lambda self: 2, "
+GRAPH += "'__getitem__': lambda self, node: {'a': {'b': 1}, 'b': {'a': 1}}[node]})()"
 MODULES = "array, collections, dataclasses, datetime, decimal, enum, fractions, json, pathlib, types, uuid"
 # Values for which there is no such expression, and what the error says.
 REFUSED = [
     ("object()", "numbers, text, lists and dicts"),
+    (GRAPH, "numbers, text, lists and dicts"),
+    ("decimal.Decimal('0.5')", "hand over str(loss) or float(loss)"),
     ("print", "numbers, text, lists and dicts"),
     ("type('array', (), {'tolist': lambda self: 1 / 0})()", "raised ZeroDivisionError: division by zero: hand over"),
     ("type('array', (), {'shape': (1000, 1000), 'tolist': id})()", "save_to_volume"),
@@ -70,7 +79,7 @@ async def test_what_is_not_json_is_an_error_whose_remedy_works_when_it_is_follow
         remedy = text.partition("hand over ")[2].rpartition(" (")[0]
         assert (await interpreter.execute(f"{code}SUBMIT({remedy})")).outputs == {"output": expected}, text
     for value, message in REFUSED:
-        text = await refusal(interpreter, f"SUBMIT(loss={value})")
+        text = await refusal(interpreter, f"import decimal\nSUBMIT(loss={value})")
         assert message in text, value
 
 
