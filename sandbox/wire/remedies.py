@@ -252,7 +252,8 @@ def find_unit(array: Any) -> str | None:
     """Return the name of the attribute that has the array's unit, or None where it has no unit."""
     for name in ("unit", "units"):
         unit = getattr(array, name, None)
-        if unit is None or callable(unit) or str(unit) in ("", "dimensionless"):
+        # Some units can be called, such as magnitudes; only functions and methods have a `__name__`.
+        if unit is None or hasattr(unit, "__name__") or str(unit) in ("", "dimensionless"):
             continue
         # The attribute may be an item of a Series, or a field of a structured array.
         return None if hasattr(array, "isna") or getattr(getattr(array, "dtype", None), "names", None) else name
