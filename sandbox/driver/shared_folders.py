@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 
+from ..wire.names import OWN_FILE_PREFIX
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
 REPAIR_SECONDS = 10.0  # for a process to put the folders right, before the sandbox is given up
-REMOVER = 'rm -rf -- "$@" || { chmod -R u+rwX -- "$@"; rm -rf -- "$@"; }'  # also what is closed to its own user
+# It removes what is closed to its own user, too. Nothing reads what it writes, and a full pipe would stop it.
+REMOVER = 'exec >/dev/null 2>&1; rm -rf -- "$@" || { chmod -R u+rwX -- "$@"; rm -rf -- "$@"; }'
+REMOVED_AT_ONCE = 1000  # paths; the kernel limits the arguments of a program to 2 MiB, by default
 
 
 class SharedFolders:
@@ -23,6 +27,8 @@ class SharedFolders:
         self._folder = folder
         self._temporary = tuple(temporary)
         self._kept: dict[str, set[str]] = {}  # what was in those before an execution
+        self._starts: tuple[str, ...] = ()  # how the names of files begin that processes may have left
+        self._is_idle = False
         paths = dict.fromkeys((folder, os.environ.get("TMPDIR", "/tmp"), os.environ.get("HOME", folder)))
         self._states = {path: state for path in paths if (state := self._read_state(path)) is not None}
 
@@ -30,9 +36,19 @@ class SharedFolders:
         """Takes what is in the temporary folders now for what is to stay there."""
         self._kept = {path: set(_list_names(path)) for path in self._temporary}
 
+    def note_end(self, process_id: int, *, is_killed: bool) -> None:
+        """Note a process that may not have removed the files of its code (`child/main_module.py`), if this is one."""
+        if is_killed or self._list_changed():
+            start = f"{OWN_FILE_PREFIX}-code-{process_id}"
+            self._starts += f"{start}.", f"{start}-"
+
     def is_damaged(self, *, is_idle: bool) -> bool:
         """Whether there is something to undo. In a sandbox that `is_idle` nothing that runs needs temporary files."""
-        return bool(self._list_changed() or (is_idle and self._list_left()))
+        self._is_idle = is_idle
+        if self._list_changed() or self._list_left():
+            return True
+        self._starts = ()
+        return False
 
     def repair(self) -> None:
         """Undoes it, as the code's own user: for a process of its own, which ends with this."""
@@ -43,9 +59,10 @@ class SharedFolders:
                 os.chmod(path, self._states[path][0] & 0o7777)
             except OSError:
                 pass  # who has asked for this looks again
-        left = self._list_left()
-        if left:
-            os.execv("/bin/sh", ["sh", "-c", REMOVER, "rm", *left])
+        left = [path for path in self._list_left() if not _remove_file(path)]
+        for start in range(0, len(left), REMOVED_AT_ONCE):
+            paths = left[start : start + REMOVED_AT_ONCE]
+            os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", REMOVER, "rm", *paths], os.environ), 0)
 
     def describe_damage(self) -> str:
         """What could not be undone; empty where all is well."""
@@ -59,7 +76,11 @@ class SharedFolders:
         return [path for path, state in self._states.items() if self._read_state(path) != state]
 
     def _list_left(self) -> list[str]:
-        return [f"{path}/{name}" for path, kept in self._kept.items() for name in _list_names(path) if name not in kept]
+        all_kept = self._kept if self._is_idle else {}
+        left = [f"{path}/{name}" for path, kept in all_kept.items() for name in _list_names(path) if name not in kept]
+        if self._starts:
+            left += [f"{self._folder}/{name}" for name in _list_names(self._folder) if name.startswith(self._starts)]
+        return left
 
     def _read_state(self, path: str) -> tuple[Any, ...] | None:
         """The folder's mode and owner, and of the working folder which one it is; None where there is none."""
@@ -69,6 +90,14 @@ class SharedFolders:
             return None
         state = status.st_mode, status.st_uid, status.st_gid
         return (*state, status.st_dev, status.st_ino) if path == self._folder else state
+
+
+def _remove_file(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
 
 
 def _list_names(path: str) -> list[str]:

@@ -293,6 +293,7 @@ class Supervisor:
             if process.execution is not None:
                 process.execution.end_cause = process.execution.end_cause or "cancelled"
             kill_session(process.pid)
+            self._note_end(process, is_killed=True)
 
     # -- children
 
@@ -334,6 +335,11 @@ class Supervisor:
         os.waitpid(child.pid, 0)
         close_all(child.list_fds())
         return folders.describe_damage()
+
+    def _note_end(self, process: ChildProcess, *, is_killed: bool) -> None:
+        """Have the files of its code removed that a process may leave."""
+        if self._folders is not None and process.executions:
+            self._folders.note_end(process.pid, is_killed=is_killed)
 
     def _end_spare(self) -> None:
         """Ends the child that waits for the next execution, if there is one."""
@@ -509,6 +515,7 @@ class Supervisor:
             loss = f"the process that held the state {describe_end(code, number)}"
             self._losses[process.context] = loss
             del self._contexts[process.context]
+        self._note_end(process, is_killed=process.execution is None or not process.execution.status)
         if process.execution is not None:
             self._ended.append((process, process.execution, code, number))
         for waiting, _body in process.waiting:
@@ -541,7 +548,7 @@ class Supervisor:
         has_ended = code is not None or number is not None
         if process.context is not None and has_ended:
             header["state_lost"] = True
-        if process.context is None and (loss := self._put_folders_right()):
+        if (process.context is None or has_ended) and (loss := self._put_folders_right()):
             header["loss"] = loss
         if execution.collection is not None and execution.end_cause != "cancelled":
             header["collects"] = True

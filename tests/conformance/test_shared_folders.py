@@ -20,7 +20,7 @@ SPOILERS = {
     "without temporary files": "os.chmod(tempfile.gettempdir(), 0)",
     "all closed": "os.chmod(tempfile.gettempdir(), 0o100); os.chmod(os.path.expanduser('~'), 0o400)",
     "a failure": "os.chmod(os.getcwd(), 0); 1 / 0",
-    "a crash": "os.chmod(os.getcwd(), 0); os.chmod(tempfile.gettempdir(), 0); os._exit(3)",
+    "a crash": "open(__file__); os.chmod(os.getcwd(), 0); os.chmod(tempfile.gettempdir(), 0); os._exit(3)",
     "an umask": "os.umask(0o777); open('closed', 'w').close()",
 }
 USE = """
@@ -32,6 +32,7 @@ USE = """
         os.remove(os.path.join(path, "probe"))
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-c", "open('x', 'w').close()"], cwd=folder, check=True)
+    assert not (own := [name for name in os.listdir() if name.startswith(".rlm-batch")]), own
     SUBMIT(kept=open("kept").read())
     """
 
@@ -59,6 +60,8 @@ LEFT = """
         os.posix_fallocate(filled, 0, 100 << 20)
     SUBMIT(prepared=os.path.exists(os.path.join(tempfile.gettempdir(), "prepared")))
     """
+# Together longer than a program's arguments may be.
+MANY_NAMES = "for number in range(9000): os.mkdir(f'{tempfile.gettempdir()}/{number:0>250}')\n"
 
 
 async def test_temporary_files_are_an_executions_own_but_those_of_the_preparation(provider: SandboxProvider) -> None:
@@ -66,8 +69,11 @@ async def test_temporary_files_are_an_executions_own_but_those_of_the_preparatio
         pytest.skip("the temporary folder of a machine is not ours to empty")
     async with provider.interpreter(timeout=HANG_SECONDS) as interpreter:
         sandboxes = {(await interpreter.execute(dedent(LEFT))).meta.sandbox_id for _ in range(3)}
+        sandboxes.add((await interpreter.execute("import os, tempfile\n" + MANY_NAMES + dedent(LEFT))).meta.sandbox_id)
+        sandboxes.add((await interpreter.execute(dedent(LEFT))).meta.sandbox_id)
         assert len(sandboxes) == 1
         await interpreter.execute(dedent(LEFT), context="c")  # whose state goes on
+        await interpreter.execute("import os, tempfile; os.chmod(tempfile.gettempdir(), 0)")
         code = "import os; SUBMIT(found=os.path.isdir(folder))"
         assert (await interpreter.execute(code, context="c")).found is True
     prepare = "import os, tempfile; open(os.path.join(tempfile.gettempdir(), 'prepared'), 'w').close()"
