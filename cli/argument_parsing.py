@@ -18,9 +18,7 @@ from ..sandbox.requests.code_text import decode_code
 
 # Of a variable, as in log:1e-5..0.1 or 32..512:32.
 BOUNDS = re.compile(r"(?P<log>log:)?(?P<low>[^.,:]*(?:\.[^.,:]+)?)\.\.(?P<high>[^,:]+)(?::(?P<step>[^,:]+))?")
-LIKE_BOUNDS = re.compile(
-    r"log:|(?:log|int|float)?[:\s]*[-+]?\.?\d[\de.+-]*?\s*(?:\.\.|\u2026)|(?:\.\.|\u2026)\s*[-+]?\.?\d"
-)
+LIKE_BOUNDS = re.compile(r"log:|(?:log|[a-z]+:)?\s*[-+]?\.?\d[\de.+-]*?\s*(?:\.\.|\u2026)|(?:\.\.|\u2026)\s*[-+]?\.?\d")
 LIKE_SLICE = re.compile(r"[-+.\de]*\d(?::[-+.\de]*\d){1,2}")
 LIKE_CALL = re.compile(
     r"(?:np|numpy)\.\w+\(|(?:\w+\.)?(?:a?range|(?:lin|log|geom)space|choice|q?(?:log_?)?uniform|interval|randint)\("
@@ -198,7 +196,7 @@ def _replace_lookalikes(text: str) -> str:
 
 def _spell_bounds(text: str) -> str | None:
     """Return LOW..HIGH, with its step or log, as `parse_space` takes it, or None."""
-    found = re.fullmatch(r"(?:(log)|int|float)?:?(.*?\.\..*)", re.sub(r"\s", "", text))
+    found = re.fullmatch(r"(log)?(?:int)?:?(.*?\.\..*)", re.sub(r"\s", "", text))
     bounds = found and f"{'log:' if found[1] else ''}{found[2]}"
     match = BOUNDS.fullmatch(bounds or "")
     numbers = [read_word(match[word] or "0") for word in ("low", "high", "step")] if match else [""]
@@ -222,7 +220,7 @@ def _spell_json(text: str, *, is_alone: bool) -> list[str] | None:
     words: list[str] = []
     for item in _split_values(text[1:-1]) if is_list and text.endswith("]") else [""]:
         is_text = read_word(item) == item
-        if is_text and item.startswith(QUOTES_AND_BRACKETS):
+        if is_text and (item.startswith(QUOTES_AND_BRACKETS) or ".." in item):
             return None
         slip = _find_slip("", "", item, is_alone=False) if is_text else None
         spelled = slip[1] if slip else [item]

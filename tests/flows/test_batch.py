@@ -148,11 +148,10 @@ async def test_a_parameter_that_there_is_not_is_refused_with_the_flows_name():
         await batch(["1"], max_worker=3)  # type: ignore[reportCallIssue]
 
 
-async def test_a_variable_that_is_no_name_fails_its_own_execution_only():
-    good, bad = await batch("SUBMIT(x=1)", [{"x": 1}, {"not a name": 1}], on_failure="return")
-    assert good.x == 1
-    assert isinstance(bad.error, ConfigurationError)
-    assert "not a name" in str(bad.error)
+async def test_a_variable_that_is_no_name_is_refused_before_anything_runs_as_it_is_of_a_file(tmp_path):
+    with pytest.raises(ConfigurationError, match="rename it, as to not_a_name"):
+        await batch("SUBMIT(x=1)", [{"x": 1}, {"not a name": 1}], results_path=str(tmp_path), on_failure="return")
+    assert not list(tmp_path.glob("part-*"))
 
 
 async def test_the_ledger_has_a_line_for_each_execution_and_one_whose_line_is_damaged_runs_again(tmp_path):
