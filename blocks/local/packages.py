@@ -25,10 +25,11 @@ from ..host_files.cache import make_once, resolve_cache_root
 from ..host_files.wheels import check_wheel_requirements
 from ..subprocess_runner import run_command
 from ..worker_consent import check_path
+from .launch.driver_process import find_python
 from .scripts import write_scripts
 
 INSTALL_TIMEOUT_SECONDS = 900.0
-SCRIPTS = ".scripts"  # beside installed packages: their programs
+SCRIPTS = ".bin"  # beside installed packages: Python and their programs
 # What an installer has of this process's environment: its own settings (where the index is, and how one signs in), the
 # way to the network, and where its user's files are. What it would build with is not among them.
 INSTALLER_VARIABLES = re.compile(
@@ -89,7 +90,7 @@ async def install_packages(requirements: list[str]) -> Path:
         await asyncio.to_thread(_make_readable, folder)
         await asyncio.to_thread(write_scripts, folder / "bin", folder / SCRIPTS)
 
-    parts = [sys.version, platform.machine(), SCRIPTS, *sorted(requirements)]
+    parts = [sys.version, platform.machine(), SCRIPTS, find_python(), *sorted(requirements)]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     return await make_once(resolve_cache_root() / "packages" / name, install)
 
@@ -131,9 +132,9 @@ async def find_environment_scripts(packages: list[Path]) -> Path | None:
     async def write(folder: Path) -> None:
         await asyncio.to_thread(write_scripts, own, folder)
 
-    name = hashlib.sha256(f"{own}\0{digest}".encode()).hexdigest()[:24]
+    name = hashlib.sha256(f"{own}\0{find_python()}\0{digest}".encode()).hexdigest()[:24]
     with suppress(ConfigurationError):
-        return await make_once(resolve_cache_root() / "scripts" / name, write)
+        return await make_once(resolve_cache_root() / "bin" / name, write)
     return None
 
 

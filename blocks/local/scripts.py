@@ -5,10 +5,12 @@ import re
 import shutil
 from pathlib import Path
 
-# The script is `scripts/NAME` beside the Python's `bin`, which the text alone says: `scripts` may be a link. To Python
-# these lines are a text.
+from ...sandbox.wire.python_directory import link_python
+from .launch.driver_process import find_python
+
+# The sandbox's Python is beside the script, in a `bin` that may be a link. To Python these lines are a text.
 HEAD = b"""#!/bin/sh
-'''exec' "${0%/*/*}/bin/python" "$0" "$@"
+'''exec' "${0%/*}/python" "$0" "$@"
 ' '''
 """
 # What installers begin a script with: the path of a Python, or a shell's way to one whose path is long or has blanks.
@@ -20,12 +22,13 @@ MAX_HEAD_BYTES = 4096
 
 
 def write_scripts(source: Path, folder: Path) -> None:
-    """Write the programs of `source` to `folder`, open to every user; make `folder` where it is missing.
+    """Write Python and the programs of `source` to `folder`, open to every user; make `folder` where it is missing.
 
     Other programs than Python scripts are linked, or copied where they cannot be linked. Raises OSError.
     """
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
+    link_python(str(folder), find_python())
     for path in sorted(source.iterdir()) if source.is_dir() else ():
         if not path.is_file() or path.is_symlink() or not os.access(path, os.X_OK) or OWN_NAMES.fullmatch(path.name):
             continue

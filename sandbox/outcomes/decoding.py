@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
@@ -47,6 +48,8 @@ HIT_LIMITS = {  # the options, of which the lowest holds, and what code can do, 
     "disk": (("disk_mib",), "remove files that are not needed"),
     "shm": (("memory_mib",), "keep less in /dev/shm"),
 }
+# Python writes this where it ends before it runs any code: a variable of its environment has a wrong value.
+FAILED_START = re.compile(r"(?m)^Fatal Python error: (.{1,200}).*\nPython runtime state: (?:pre|core )initializ")
 MAX_TEXT_CHARACTERS = 21_000  # of an error: the driver cuts a text at 20,000 and says so in it
 NUMBERS_AT_ONCE = 200  # that are put back into a submission, which takes no 10 ms
 MAX_SECONDS = 1e9  # that code may have run, thirty years: what says more is no clock of ours
@@ -133,7 +136,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             stdout=meta.stdout,
         )
     if status == "crashed":
-        text = describe_crash(header)
+        text = describe_crash(header, meta.stderr)
         return CodeCrashed(
             f"{text}.{state_note}" if state_note else text,
             exit_code=read_integer(header, "exit_code"),
@@ -211,8 +214,8 @@ def read_integer(values: dict[str, Any], name: str) -> int | None:
     return value if type(value) is int and abs(value) < 1 << 63 else None
 
 
-def describe_crash(header: dict[str, Any], subject: str = "the code") -> str:
-    """How the process that ran code ended, and what to do about it; `subject` is what the code is called."""
+def describe_crash(header: dict[str, Any], stderr: str, subject: str = "the code") -> str:
+    """Say how the process that ran code ended, and what to do about it; `subject` is what the code is called."""
     if option := header.get("limit"):  # the host's own word
         return (
             f"the sandbox as a whole {LIMITS[option]} than its {option} allows, and {subject} was killed: do less at a "
@@ -233,6 +236,8 @@ def describe_crash(header: dict[str, Any], subject: str = "the code") -> str:
     if signal is not None:
         name = SIGNALS.get(signal, f"signal {signal}")
         return f"{subject}'s process was killed by {name}: look for native code, or for what sends that signal"
+    if failed_start := FAILED_START.search(stderr):
+        return f"Python could not start with this environment: {failed_start[1]}. Correct `environment`"
     return f"{subject}'s process exited with status {exit_code} before {subject} had ended: look for os._exit"
 
 

@@ -49,7 +49,7 @@ def _build_error(header: dict[str, Any], outcome: dict[str, Any], meta: Meta, ti
             "to do"
         )
     elif status == "crashed":
-        text = describe_crash(header, "prepare")
+        text = describe_crash(header, meta.stderr, "prepare")
     elif status == "unconfined":
         text = f"prepare was not run: {message}. Ask rlm-batch doctor"
     elif status == "commit":

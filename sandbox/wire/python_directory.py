@@ -38,7 +38,7 @@ def write_python_directory(
         first: directories that Python imports from ahead of the standard library.
         last: directories that it imports from behind the standard library.
         sites: the same, with the .pth files in them.
-        scripts: a directory of programs, which `folder` has as `scripts`.
+        scripts: a directory with the executables (`link_python`) and more programs, which becomes the `bin`.
         files: more files of `folder`, by their names.
 
     Raises:
@@ -46,9 +46,12 @@ def write_python_directory(
     """
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     thread = "t" if "t" in getattr(sys, "abiflags", "") else ""
-    _make_directories(folder, "bin")
-    for name in ("python", "python3", version):
-        os.symlink(python, f"{folder}/bin/{name}")
+    if scripts is None:
+        _make_directories(folder, "bin")
+        link_python(f"{folder}/bin", python)
+    else:
+        _make_directories(folder)
+        os.symlink(scripts, f"{folder}/bin")
     configuration = CONFIGURATION.format(home=os.path.dirname(python), python=python)
     _write(f"{folder}/pyvenv.cfg", configuration.encode("utf-8", "surrogateescape"))
     for name, data in (files or {}).items():
@@ -57,8 +60,12 @@ def write_python_directory(
         _make_directories(folder, "lib", version + thread, "site-packages")
         line = IMPORT_LINE.format(first=ascii(list(first)), last=ascii(list(last)), sites=ascii(list(sites)))
         _write(f"{folder}/lib/{version}{thread}/site-packages/rlm-batch.pth", line.encode())
-    if scripts is not None:
-        os.symlink(scripts, f"{folder}/scripts")
+
+
+def link_python(folder: str, python: str) -> None:
+    """Link `python` in the directory `folder` by the names of the Python version that calls this. Raises OSError."""
+    for name in ("python", "python3", f"python{sys.version_info[0]}.{sys.version_info[1]}"):
+        os.symlink(python, f"{folder}/{name}")
 
 
 def _make_directories(path: str, *names: str) -> None:

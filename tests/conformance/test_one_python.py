@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from rlm_batch import CodeCrashed, PrepareError
 from rlm_batch.blocks.provider import SandboxProvider
 from rlm_batch.sandbox.driver_settings import Preparation
 
@@ -129,6 +130,17 @@ SUBMIT(different={{name: [own[name], child[name]] for name in own if own[name] !
                 result = await interpreter.execute(code)
                 assert result.different == {}
                 assert result.own["time zone"][0] == ["JST", "JST"]
+
+
+async def test_an_environment_that_python_cannot_start_with_is_named(provider: SandboxProvider) -> None:
+    given = provider.model_copy(update={"environment": {"PYTHONHASHSEED": SecretStr("banana")}})
+    reason = "could not start with this environment: .*PYTHONHASHSEED"
+    async with given.interpreter(timeout=HANG_SECONDS) as interpreter:
+        with pytest.raises(CodeCrashed, match=reason):
+            await interpreter.execute("SUBMIT()")
+    with pytest.raises(PrepareError, match=reason):
+        async with given.interpreter(timeout=HANG_SECONDS, prepare=Preparation("import json")):
+            pass
 
 
 async def test_a_time_zone_takes_effect_without_a_new_python(provider: SandboxProvider) -> None:

@@ -131,11 +131,12 @@ def test_code_cannot_change_it_nor_see_anything_beside_it_unless_nothing_is_isol
 @pytest.mark.usefixtures("environment")
 def test_programs_of_packages_run_on_the_sandboxes_python_however_they_are_started(level: Any) -> None:
     code = """
-import shutil, subprocess, sys
+import os, shutil, subprocess, sys, sysconfig
 def start(*words, **options):
     return subprocess.run(words, capture_output=True, text=True, **options)
 found = {name: start(name, "a b").stdout for name in ("short", "long")}
 found |= {name + " alone": start(shutil.which(name), "a b", env={}).stdout for name in ("short", "long")}
+found["by its path"] = start(os.path.join(sysconfig.get_path("scripts"), "short"), "a b").stdout
 SUBMIT(found=found, expected=f"42 {sys.prefix} ['a b']\\n", compiled=start("compiled").returncode,
        pip=start(sys.executable, "-m", "pip", "--version").stderr)
 """
