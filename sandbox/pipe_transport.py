@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, SandboxLost
@@ -215,10 +216,9 @@ class PipeTransport:
 
     def _call_tool(self, pending: PendingExecution, call: Call, limit: CallLimit) -> None:
         """Calls a tool for the code, and sends what it returned or raised."""
-        has_room = threading.Event()
-        while not limit.has_ended and not limit.begin(call, has_room.set):
-            has_room.wait()
-            has_room.clear()
+        has_room: SimpleQueue[None] = SimpleQueue()
+        while not limit.has_ended and not limit.begin(call, partial(has_room.put, None)):
+            has_room.get()
         if limit.has_ended or pending.end is not None or pending.refusal or self._protocol.closed_reason:
             limit.release(call)
             return  # it has waited for its turn until nobody waited for it any more

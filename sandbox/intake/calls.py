@@ -153,7 +153,7 @@ class HostMemory:
         self._wake_first()
 
     def _wake_first(self) -> None:
-        while True:
+        while self._line:
             with self._lock:
                 call, wake = next(iter(self._line.items()), (None, None))
             if call is None or wake is None or _try_to_wake(wake):
@@ -219,8 +219,8 @@ class CallLimit:
         return True
 
     def measure(self, call: Call, arguments: Any) -> None:
-        """Counts arguments that were read with the size that they have, unless they are many values."""
-        size = _measure(arguments)
+        """Counts arguments that were read with the size that they have, unless they are small or many values."""
+        size = None if call.argument_bytes <= SMALL_BYTES else _measure(arguments)
         if size is not None:
             host_memory.resize(call, size)
 
