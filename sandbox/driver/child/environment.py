@@ -59,7 +59,7 @@ def _use_python(executable: str, python_path: list[str]) -> None:
     sys.executable, sys.prefix, sys.exec_prefix = executable, prefix, prefix
     sys.orig_argv = [executable, *sys.argv]
     os.environ["VIRTUAL_ENV"] = prefix
-    os.environ["PATH"] = f"{prefix}/bin:{prefix}/scripts:{os.environ.get('PATH', os.defpath)}"
+    os.environ["PATH"] = f"{prefix}/bin:{os.environ.get('PATH', os.defpath)}"
     hide_missing_site()
 
 
